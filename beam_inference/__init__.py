@@ -1,0 +1,81 @@
+"""Run a trained 3-D ConvNet over a volume of any size, as an Apache Beam job.
+
+The names below are the public API; they are loaded when first used, so importing the package is cheap.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from beam_inference.bounding_box import BoundingBox
+    from beam_inference.config import JobConfig
+    from beam_inference.errors import BeamInferenceError, UserError
+    from beam_inference.job_file import load_job, parse_job
+    from beam_inference.launch import Place, prepare, survey
+    from beam_inference.plan import InferencePlan, make_plan
+    from beam_inference.runner import run_job
+    from beam_inference.state import State
+    from beam_inference.transforms import GenerateRuns, InferChunks, InferVolume
+    from beam_inference.verification import verify
+    from beam_inference.volumes import Volume, open_volume
+    from beam_inference.worker import Launch, Record, Worker
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BoundingBox": "bounding_box",
+    "JobConfig": "config",
+    "load_job": "job_file",
+    "parse_job": "job_file",
+    "BeamInferenceError": "errors",
+    "UserError": "errors",
+    "Place": "launch",
+    "prepare": "launch",
+    "survey": "launch",
+    "InferencePlan": "plan",
+    "make_plan": "plan",
+    "run_job": "runner",
+    "State": "state",
+    "GenerateRuns": "transforms",
+    "InferChunks": "transforms",
+    "InferVolume": "transforms",
+    "verify": "verification",
+    "Volume": "volumes",
+    "open_volume": "volumes",
+    "Launch": "worker",
+    "Record": "worker",
+    "Worker": "worker",
+}
+
+__all__ = [
+    "BeamInferenceError",
+    "BoundingBox",
+    "GenerateRuns",
+    "InferChunks",
+    "InferVolume",
+    "InferencePlan",
+    "JobConfig",
+    "Launch",
+    "Place",
+    "Record",
+    "State",
+    "UserError",
+    "Volume",
+    "Worker",
+    "load_job",
+    "make_plan",
+    "open_volume",
+    "parse_job",
+    "prepare",
+    "run_job",
+    "survey",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'beam_inference' has no attribute '{name}'")
+    return getattr(import_module(f"beam_inference.{_HOMES[name]}"), name)

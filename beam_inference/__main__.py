@@ -1,0 +1,8 @@
+"""``python -m beam_inference``."""
+
+import sys
+
+from beam_inference.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

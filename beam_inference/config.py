@@ -1,0 +1,265 @@
+"""The job as frozen, strict models: what may stand in a job file, and what contradicts itself.
+
+How a file becomes such a model is in :mod:`beam_inference.job_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
+"""Integer dtypes that an output can have; float32 holds each of their values exactly."""
+
+
+def _three(value: object) -> object:
+    """Accept ``64x64x64`` for a shape, which needs no quoting where flags are passed on by other tools."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d+x-?\d+x-?\d+", value):
+        return [int(n) for n in value.split("x")]
+    return value
+
+
+def _as_path(value: object) -> object:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("an empty path")
+    return value
+
+
+Point = Annotated[tuple[int, int, int], BeforeValidator(_three)]
+Shape = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], BeforeValidator(_three)]
+Margin = Annotated[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], BeforeValidator(_three)]
+VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+Range = tuple[FiniteFloat, FiniteFloat]
+Url = Annotated[str, BeforeValidator(_as_path)]
+
+
+class Model(BaseModel):
+    """Frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Input(Model):
+    """The volume to read."""
+
+    path: Url | None = Field(None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume")
+    spec: dict[str, Any] | None = Field(None, description="a full TensorStore spec, instead of path")
+    scale: NonNegativeInt = Field(0, description="which scale of a multiscale precomputed volume, 0 the finest")
+    channel: NonNegativeInt | list[NonNegativeInt] | None = Field(
+        None, description="channel or channels to read; default all"
+    )
+    fill: Literal["reflect", "constant"] = Field("reflect", description="what lies outside the volume")
+    fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.path is None) == (self.spec is None):
+            raise ValueError("give either path or spec")
+        if self.spec is not None and "driver" not in self.spec:
+            raise ValueError("spec is no TensorStore spec: it has no 'driver'")
+        if self.spec is not None and self.scale:
+            raise ValueError("scale has no effect beside spec: put scale_index into the spec")
+        if self.fill == "reflect" and self.fill_value:
+            raise ValueError("fill_value has no effect with fill: reflect; write fill: constant, or remove it")
+        return self
+
+
+class Bounds(Model):
+    """A box, ZYX."""
+
+    start: Point
+    stop: Point
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
+            raise ValueError(f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis (z, y, x)")
+        return self
+
+
+class Roi(Bounds):
+    """The box to produce."""
+
+    context: Margin = Field((0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI")
+
+
+class Output(Model):
+    """The volume to write."""
+
+    path: Url = Field(description="URL or path; created at launch if absent")
+    format: Literal["precomputed", "zarr3", "zarr2"] = "precomputed"
+    dtype: Literal["float32", "uint8", "uint16", "int8", "int16"] = "float32"
+    block_shape: Shape = Field((64, 64, 64), description="voxels of a storage block, ZYX")
+    value_range: Range | None = Field(
+        None, description="what maps onto an integer dtype's full range; 0 to 1 after sigmoid or softmax"
+    )
+    bounds: Bounds | None = Field(None, description="extent of a new output, when the ROI is only a part of it")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.value_range is not None:
+            if self.dtype == "float32":
+                raise ValueError("value_range has no effect with dtype: float32, which is written as it is; remove it")
+            if self.value_range[0] >= self.value_range[1]:
+                raise ValueError(f"value_range {list(self.value_range)} must be [low, high] with low < high")
+        if self.format == "precomputed" and self.dtype in ("int8", "int16"):
+            raise ValueError(f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or zarr2")
+        return self
+
+
+class Affine(Model):
+    """The network's input is ``clip(value * scale + offset)``."""
+
+    scale: FiniteFloat
+    offset: FiniteFloat = 0.0
+    clip: Range | None = Field(None, description="lowest and highest value, after scale and offset")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"clip {list(self.clip)} must be [low, high] with low < high")
+        return self
+
+
+def _normalize(value: object) -> object:
+    if isinstance(value, str) and value not in ("none", "unit"):
+        raise ValueError(f"{value!r} is not one of none, unit, or {{scale: …, offset: …, clip: [low, high]}}")
+    return value
+
+
+class Network(Model):
+    """The trained network."""
+
+    path: Url = Field(
+        description="identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), package.module:factory or "
+        "file.py:factory"
+    )
+    weights: Url | None = Field(None, description="state dict or safetensors, for a factory")
+    sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
+    input_channels: PositiveInt = 1
+    output_channels: PositiveInt = 1
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    normalize: Annotated[Literal["none", "unit"] | Affine, BeforeValidator(_normalize)] = Field(
+        "none", description="unit: the stored dtype's maximum becomes 1"
+    )
+    batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
+    crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
+    dims: Literal[2, 3] = 3
+    voxel_size_nm: VoxelSize | None = Field(None, description="voxel size the network was trained at, ZYX, nanometres")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
+        is_factory = self.path != "identity" and _FACTORY.fullmatch(self.path) is not None
+        if self.weights is not None and not is_factory:
+            raise ValueError(f"weights go with a factory (package.module:factory), not with path: {self.path}")
+        if self.path == "identity":
+            if self.sha256 is not None or self.activation == "softmax":
+                raise ValueError("identity takes no sha256 and no softmax")
+            if self.input_channels != self.output_channels:
+                raise ValueError("identity needs as many output_channels as input_channels")
+        if self.dims == 2 and self.crop_margin[0]:
+            raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
+        return self
+
+
+_FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
+
+
+def factory_parts(path: str) -> tuple[str, str] | None:
+    """Module (dotted, or a .py file) and name of a factory path such as ``package.module:factory``, else None."""
+    match = _FACTORY.fullmatch(path)
+    return (match["module"], match["name"]) if match else None
+
+
+class Inference(Model):
+    """How the network is applied."""
+
+    patch_shape: Shape
+    patch_overlap: Margin = (0, 0, 0)
+    chunk_shape: Shape
+    seams: Literal["recompute", "crop"] = "recompute"
+    chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
+    batch_size: PositiveInt = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(o >= p for o, p in zip(self.patch_overlap, self.patch_shape, strict=True)):
+            raise ValueError(
+                f"patch_overlap {list(self.patch_overlap)} must be smaller than patch_shape {list(self.patch_shape)} "
+                "on every axis (z, y, x)"
+            )
+        if self.chunk_crop_margin is not None and self.seams != "crop":
+            raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
+        if self.device == "cpu" and self.precision == "tf32":
+            raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
+        return self
+
+
+class Job(Model):
+    """How the job is run; nothing here changes the output's bytes."""
+
+    max_failed_chunks: NonNegativeInt | None = Field(
+        None, description="above this many quarantined chunks the job fails; default no bound"
+    )
+    attempts: PositiveInt = Field(3, description="attempts per chunk and stage, inside the worker")
+    resume: bool = Field(True, description="skip chunks that have a receipt")
+    state_path: Url | None = Field(None, description="default <output>/_beam_inference")
+    run_length: PositiveInt | None = Field(None, description="chunks per Beam element; default from their number")
+
+
+class JobConfig(Model):
+    """A job file.
+
+    Example:
+        >>> job = JobConfig.model_validate({
+        ...     "input": {"path": "file:///data/em"},
+        ...     "output": {"path": "file:///data/affinities"},
+        ...     "model": {"path": "affinity.pt", "output_channels": 3},
+        ...     "inference": {"patch_shape": "20x256x256", "patch_overlap": "4x64x64", "chunk_shape": "64x512x512"},
+        ... })
+        >>> job.inference.patch_shape
+        (20, 256, 256)
+    """
+
+    input: Input
+    output: Output
+    model: Network
+    inference: Inference
+    roi: Roi | None = Field(None, description="default: the whole input")
+    job: Job = Job()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        inference, model = self.inference, self.model
+        if model.dims == 2 and inference.patch_shape[0] != 1:
+            raise ValueError(
+                f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
+                f"{list(inference.patch_shape)}: its first number must be 1"
+            )
+        if model.batch_norm == "batch" and inference.batch_size != 1:
+            raise ValueError(
+                "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "
+                f"statistics; found {inference.batch_size}"
+            )
+        if self.output.dtype in INTEGER_DTYPES and self.output.value_range is None and model.activation == "none":
+            raise ValueError(
+                f"output.value_range is needed to write {self.output.dtype} without an activation: "
+                "[low, high] of the network's values"
+            )
+        return self

@@ -1,0 +1,70 @@
+"""What can go wrong, as types.
+
+The type of an error decides what happens: a :class:`UserError` stops the launch before the first chunk (exit code 2), a
+:class:`ChunkFault` quarantines one chunk and the job goes on, a :class:`WorkerFault` is raised to the runner, which
+retries the work elsewhere. Messages say what was expected, what was found, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class BeamInferenceError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class UserError(BeamInferenceError):
+    """Something that the user can mend: reported as one message, exit code 2."""
+
+
+class ConfigError(UserError):
+    """The job file, an override or a flag is wrong."""
+
+
+class AlignmentError(UserError):
+    """Chunks, ROI and storage blocks do not fit each other."""
+
+
+class VolumeError(UserError):
+    """A volume is absent, unreadable, or not what the job says it is."""
+
+
+class ModelContractError(UserError):
+    """The network cannot be loaded or does not answer as the job says it does."""
+
+
+class StateError(UserError):
+    """The state folder belongs to another job, or is damaged."""
+
+
+class ChunkFault(BeamInferenceError):
+    """A chunk cannot be done, by a fault of its own (an unreadable block, a NaN): it is quarantined.
+
+    Attributes:
+        stage: "read" or "infer".
+        attempts: how often it was tried.
+    """
+
+    def __init__(self, message: str, stage: str, attempts: int) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.attempts = attempts
+
+
+class WorkerFault(BeamInferenceError):
+    """This process cannot go on (device lost, destination not writable): the runner must retry elsewhere."""
+
+
+class TransientReadError(BeamInferenceError):
+    """A read failed in a way that may pass: worth another attempt."""
+
+
+class PermanentReadError(BeamInferenceError):
+    """A read failed in a way that will not pass, such as a corrupt block."""
+
+
+class NonFiniteError(BeamInferenceError):
+    """The network's result has NaN or infinite voxels."""
+
+
+class DeviceOutOfMemory(BeamInferenceError):
+    """The device has too little memory for what was asked of it."""

@@ -1,0 +1,157 @@
+"""Reading a job file: YAML, overrides, and errors that name the key and what was meant.
+
+Unknown keys are refused with the nearest known one; paths are taken relative to the job file's folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from beam_inference.config import Affine, JobConfig, factory_parts
+from beam_inference.errors import ConfigError
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, where YAML libraries keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if str(key) in seen:
+                raise ConfigError(f"the key '{key}' is given twice (line {key_node.start_mark.line + 1})")
+            seen.add(str(key))
+        return super().construct_mapping(node, deep)
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Read a job file and apply ``key.key=value`` overrides (values are YAML).
+
+    Paths without a scheme, in the file as in overrides, are relative to the job file's folder.
+
+    Raises:
+        ConfigError: the file is absent or no YAML, or the job is not valid; the message names every fault.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the job file {path}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        values = yaml.load(text, _UniqueKeyLoader)
+        for override in overrides:
+            _override(values, override)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return parse_job(values, folder=path.absolute().parent, source=str(path))
+
+
+def parse_job(values: object, folder: Path, source: str = "the job") -> JobConfig:
+    """Validate a job given as nested dicts; relative paths are taken relative to ``folder``.
+
+    Raises:
+        ConfigError: the job is not valid.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(JobConfig.model_fields)}")
+    try:
+        job = JobConfig.model_validate(values)
+    except ValidationError as error:
+        faults = "\n".join(f"  {_explain(e)}" for e in _without_union_noise(error))
+        raise ConfigError(f"{source} is not a valid job:\n{faults}") from None
+    return _with_absolute_paths(job, folder)
+
+
+def _override(values: Any, override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set takes key.key=value, such as inference.device=cpu; found '{override}'")
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.setdefault(parent, {}) if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--set {override}: '{key}' does not lead to a key of the job")
+    values[last] = yaml.safe_load(text)
+
+
+def _without_union_noise(error: ValidationError) -> list[Any]:
+    """One message per key: a union reports a fault for each of its members, of which the last is the most telling."""
+    by_key: dict[tuple[str, ...], Any] = {}
+    for e in error.errors():
+        by_key[_key(e["loc"])] = e
+    return list(by_key.values())
+
+
+def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The job file's key of a pydantic location, without the names of union members that pydantic inserts."""
+    key: list[str] = []
+    model: Any = JobConfig
+    for part in map(str, location):
+        fields = getattr(model, "model_fields", {})
+        if not key or part in fields or part.isdigit():
+            key.append(part)
+            model = _model_in(fields[part].annotation) if part in fields else None
+        elif model is not None and part == location[-1]:
+            key.append(part)  # an unknown key
+        elif part in Affine.model_fields:
+            key.append(part)
+    return tuple(key)
+
+
+def _model_in(annotation: Any) -> Any:
+    """The pydantic model in an annotation such as ``Roi | None``, else None."""
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+
+
+def _explain(error: Any) -> str:
+    key = _key(error["loc"])
+    name = ".".join(key)
+    if error["type"] == "extra_forbidden":
+        model: Any = JobConfig
+        for part in key[:-1]:
+            model = _model_in(model.model_fields[part].annotation) if part in model.model_fields else Affine
+        close = difflib.get_close_matches(key[-1], model.model_fields, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(model.model_fields)}"
+        return f"{name}: unknown key; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{name}: {message}" if name else message
+    if error["type"] == "missing":
+        return f"{name}: missing"
+    return f"{name}: {message[0].lower()}{message[1:]}; found {error['input']!r}"
+
+
+def _with_absolute_paths(job: JobConfig, folder: Path) -> JobConfig:
+    def absolute(path: str | None) -> str | None:
+        if path is None or "://" in path:
+            return path
+        return str((folder / Path(path).expanduser()).absolute())
+
+    def url(path: str | None) -> str | None:
+        path = absolute(path)
+        return path if path is None or "://" in path else f"file://{path}"
+
+    def model(path: str) -> str:
+        factory = factory_parts(path)
+        if path == "identity" or (factory and not factory[0].endswith(".py")):
+            return path
+        return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
+
+    network = job.model.model_copy(update={"path": model(job.model.path), "weights": absolute(job.model.weights)})
+    return job.model_copy(
+        update={
+            "input": job.input.model_copy(update={"path": url(job.input.path)}),
+            "output": job.output.model_copy(update={"path": url(job.output.path)}),
+            "model": network,
+            "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
+        }
+    )

@@ -1,0 +1,55 @@
+"""Projected memory of a worker process, as a pure function of the plan's numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from beam_inference.bounding_box import Zyx
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryProjection:
+    """Bytes that chunks occupy in one worker process, beyond the interpreter, its libraries and the model's weights.
+
+    Attributes:
+        host_bytes: in the machine's memory; on the CPU it includes what the device would hold.
+        device_bytes: where the network runs.
+    """
+
+    host_bytes: int
+    device_bytes: int
+
+
+def projected_memory(
+    *,
+    input_shape: Zyx,
+    core_shape: Zyx,
+    patch_input_shape: Zyx,
+    input_channels: int,
+    output_channels: int,
+    input_itemsize: int,
+    output_itemsize: int,
+    batch_size: int,
+    working_set_bytes: int,
+    threads: int,
+    look_ahead: int,
+    trailing_writes: int,
+    device_is_host: bool,
+) -> MemoryProjection:
+    """Peak bytes of the largest chunk of a job, all threads of a process at once.
+
+    Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
+    device, so there is one accumulator, one batch and one working set (what the network itself allocates for a batch,
+    ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, and one more
+    while voxels outside the volume are filled in) and its results (one new, ``trailing_writes`` being written).
+    """
+    cutout = input_channels * math.prod(input_shape) * input_itemsize
+    result = output_channels * math.prod(core_shape) * output_itemsize
+    accumulator = output_channels * math.prod(core_shape) * 4
+    batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
+    device = cutout + accumulator + batch + working_set_bytes
+    host = threads * ((2 + look_ahead) * cutout + (1 + trailing_writes) * result)
+    # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back once.
+    host += device - cutout if device_is_host else accumulator
+    return MemoryProjection(host_bytes=host, device_bytes=device)

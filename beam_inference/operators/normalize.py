@@ -1,0 +1,46 @@
+"""From stored values to what the network expects: an affine map and a clip, per voxel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beam_inference.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """``clip(value * scale + offset)`` in float32, on NumPy arrays and torch tensors alike.
+
+    Attributes:
+        scale, offset: of the affine map.
+        clip: lowest and highest value afterwards, or None.
+    """
+
+    scale: float = 1.0
+    offset: float = 0.0
+    clip: tuple[float, float] | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        """Normalise a float32 batch, in place where it can be."""
+        if self.scale != 1.0:
+            batch *= np.float32(self.scale).item()
+        if self.offset != 0.0:
+            batch += np.float32(self.offset).item()
+        return batch if self.clip is None else batch.clip(*self.clip)
+
+
+def unit(dtype: np.dtype[Any]) -> Normalization:
+    """The normalisation by which the maximum of a stored integer dtype becomes 1.
+
+    Raises:
+        ConfigError: the dtype is not an integer type.
+    """
+    if dtype.kind not in "iu":
+        raise ConfigError(
+            f"model.normalize: unit needs an integer input, whose maximum becomes 1; the input is {dtype}. "
+            "Write {scale: …, offset: …} or none."
+        )
+    return Normalization(scale=1.0 / float(np.iinfo(dtype).max))

@@ -1,0 +1,29 @@
+"""From the blended float32 result to the output's dtype: clipped and rounded, never wrapped around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def quantize(core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple[float, float] | None) -> NDArray[Any]:
+    """``core`` in the output's dtype; float32 is returned as it is.
+
+    For an integer dtype, ``value_range`` (low, high) maps onto the dtype's full range; values beyond are clipped, the
+    rest rounded to the nearest integer, halves to even. ``core`` may be overwritten.
+    """
+    if dtype == np.float32:
+        return core
+    if value_range is None:
+        raise ValueError(f"a value range is needed to write {dtype}")
+    low, high = value_range
+    info = np.iinfo(dtype)
+    step = (float(info.max) - float(info.min)) / (high - low)
+    core -= np.float32(low)
+    core *= np.float32(step)
+    np.rint(core, out=core)
+    np.clip(core, 0, info.max - info.min, out=core)
+    core += info.min
+    return core.astype(dtype)

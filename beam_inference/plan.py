@@ -1,0 +1,228 @@
+"""The inference plan: all geometry of a job, decided once from a few boxes and shapes, with nothing opened.
+
+A plan is a small value. It answers for one chunk in O(1) (its core box, its input box, its patches), and for the whole
+job by summing per axis, so a job of 10^9 chunks is planned in milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.errors import AlignmentError
+from beam_inference.grids import ChunkGrid, PatchLattice
+
+AXES = "zyx"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWork:
+    """What is to be done for one chunk.
+
+    Attributes:
+        index: the chunk's number in the grid.
+        core_box: the voxels it writes.
+        input_box: the voxels its patches see; may reach beyond the volume.
+        lattice: the patch lattice its patches belong to.
+        patches: per axis ZYX, the indices of the patches to compute; their product, in lexicographic order.
+        crop_margin: voxels by which the network's input exceeds its patch, ZYX.
+    """
+
+    index: int
+    core_box: BoundingBox
+    input_box: BoundingBox
+    lattice: PatchLattice
+    patches: tuple[range, range, range]
+    crop_margin: Zyx
+
+    @property
+    def patch_count(self) -> int:
+        """Number of patches to compute."""
+        return math.prod(map(len, self.patches))
+
+
+@dataclass(frozen=True, slots=True)
+class InferencePlan:
+    """All geometry of a job. Build it with :func:`make_plan`, which checks it.
+
+    Attributes:
+        volume: the input's bounds.
+        lattice: the patch lattice over the domain.
+        chunks: the chunk grid over the ROI.
+        crop_margin: voxels by which the network's input exceeds its patch, ZYX.
+        seams: "recompute" or "crop".
+        chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
+    """
+
+    volume: BoundingBox
+    lattice: PatchLattice
+    chunks: ChunkGrid
+    crop_margin: Zyx
+    seams: str
+    chunk_crop_margin: Zyx
+
+    def work(self, index: int) -> ChunkWork:
+        """What is to be done for chunk ``index``.
+
+        Raises:
+            IndexError: there is no such chunk.
+        """
+        core = self.chunks.core_box(index)
+        lattice = self.lattice
+        if self.seams == "crop":
+            box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
+            lattice = replace(lattice, domain=grown_to(lattice.patch_shape, box, within=lattice.domain))
+        patches = lattice.touching(core)
+        first = lattice.patch_box((patches[0][0], patches[1][0], patches[2][0]))
+        last = lattice.patch_box((patches[0][-1], patches[1][-1], patches[2][-1]))
+        input_box = BoundingBox(first.start, last.stop).grow(self.crop_margin)
+        return ChunkWork(index, core, input_box, lattice, patches, self.crop_margin)
+
+    @property
+    def patch_count(self) -> int:
+        """Network calls of the whole job, for batches of one patch."""
+        return math.prod(axis.patches for axis in _axis_totals(self))
+
+    @property
+    def input_voxels(self) -> int:
+        """Voxels inside the volume that are read, halo re-reads included (before rounding to storage blocks)."""
+        return math.prod(axis.voxels_read for axis in _axis_totals(self))
+
+    @property
+    def patch_voxels_per_voxel(self) -> float:
+        """Patch voxels computed per output voxel, the job's redundancy."""
+        return self.patch_count * math.prod(self.lattice.patch_shape) / self.chunks.roi.size
+
+    @property
+    def largest_input_shape(self) -> Zyx:
+        """The largest extent of any chunk's input box on each axis, in voxels."""
+        z, y, x = (axis.largest_input for axis in _axis_totals(self))
+        return (z, y, x)
+
+    @property
+    def largest_core_shape(self) -> Zyx:
+        """The extent of the largest core box, in voxels."""
+        return self.chunks.core_box(0).shape
+
+
+@dataclass(frozen=True, slots=True)
+class _AxisTotals:
+    """Sums over the chunk positions of one axis, and the largest extent of an input box on it."""
+
+    patches: int
+    voxels_read: int
+    largest_input: int
+
+
+@lru_cache(maxsize=16)
+def _axis_totals(plan: InferencePlan) -> tuple[_AxisTotals, ...]:
+    """Totals per axis. All about a chunk is a product over axes, so sums over all chunks are products of these."""
+    totals = []
+    for axis in range(3):
+        patches = voxels_read = largest_input = 0
+        for position in range(plan.chunks.shape[axis]):
+            work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
+            low, high = work.input_box.start[axis], work.input_box.stop[axis]
+            patches += len(work.patches[axis])
+            voxels_read += min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis])
+            largest_input = max(largest_input, high - low)
+        totals.append(_AxisTotals(patches, voxels_read, largest_input))
+    return tuple(totals)
+
+
+def make_plan(
+    *,
+    volume: BoundingBox,
+    roi: BoundingBox,
+    context: Zyx,
+    patch_shape: Zyx,
+    patch_overlap: Zyx,
+    chunk_shape: Zyx,
+    crop_margin: Zyx,
+    seams: str,
+    chunk_crop_margin: Zyx,
+) -> InferencePlan:
+    """Derive a job's geometry.
+
+    The lattice tiles the domain: the ROI grown by ``context`` and clipped to the volume. Where an axis of it is shorter
+    than a patch it grows at its stop, then at its start, within the volume, and only then beyond.
+
+    Raises:
+        AlignmentError: the ROI is not inside the volume.
+    """
+    if not volume.contains(roi):
+        raise AlignmentError(
+            f"roi {roi} is not inside the input volume {volume} (z, y, x; stop exclusive). "
+            f"The part inside is {roi.intersection(volume)}."
+        )
+    domain = grown_to(patch_shape, roi.grow(context).intersection(volume), within=volume)
+    return InferencePlan(
+        volume=volume,
+        lattice=PatchLattice(domain, patch_shape, patch_overlap),
+        chunks=ChunkGrid(roi, chunk_shape),
+        crop_margin=crop_margin,
+        seams=seams,
+        chunk_crop_margin=chunk_crop_margin,
+    )
+
+
+def grown_to(shape: Zyx, box: BoundingBox, within: BoundingBox) -> BoundingBox:
+    """Grow a box to ``shape`` at least: at its stop, then its start, inside ``within``, and then beyond its stop."""
+    starts, stops = [], []
+    for axis in range(3):
+        start, stop = box.start[axis], box.stop[axis]
+        stop = max(stop, min(start + shape[axis], within.stop[axis]))
+        start = min(start, max(stop - shape[axis], within.start[axis]))
+        starts.append(start)
+        stops.append(max(stop, start + shape[axis]))
+    return BoundingBox((starts[0], starts[1], starts[2]), (stops[0], stops[1], stops[2]))
+
+
+def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox) -> None:
+    """Check that every storage block of the output is written, whole, by exactly one chunk.
+
+    ``bounds`` is the output's extent; its blocks start at ``bounds.start``.
+
+    Raises:
+        AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple of the block shape;
+            the message names the nearest values that fit.
+    """
+    roi, chunk_shape = chunks.roi, chunks.chunk_shape
+    if not bounds.contains(roi):
+        raise AlignmentError(f"roi {roi} is not inside the output's bounds {bounds} (z, y, x; stop exclusive).")
+    for axis, name in enumerate(AXES):
+        block, chunk, origin = block_shape[axis], chunk_shape[axis], bounds.start[axis]
+        if chunk % block:
+            lower, upper = chunk // block * block, -(-chunk // block) * block
+            fits = " or ".join(str(n) for n in (lower, upper) if n)
+            raise AlignmentError(
+                f"inference.chunk_shape {list(chunk_shape)} is not a multiple of the output's block_shape "
+                f"{list(block_shape)} on {name}: two chunks would write into one block. Nearest on {name}: {fits}."
+            )
+        lower = origin + (roi.start[axis] - origin) // block * block
+        if lower != roi.start[axis]:
+            raise AlignmentError(
+                f"roi.start {list(roi.start)} is not on the output's block grid on {name} (blocks of {block} from "
+                f"{origin}): a block would be written in part. Nearest starts on {name}: {lower} or {lower + block}."
+            )
+        if (roi.stop[axis] - origin) % block and roi.stop[axis] != bounds.stop[axis]:
+            lower = origin + (roi.stop[axis] - origin) // block * block
+            upper = min(lower + block, bounds.stop[axis])
+            fits = " or ".join(str(n) for n in (lower, upper) if n > roi.start[axis])
+            raise AlignmentError(
+                f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of {block} from "
+                f"{origin}, output ends at {bounds.stop[axis]}). Nearest stops on {name}: {fits}."
+            )
+
+
+def index_ranges(count: int, parts: int = 512) -> list[tuple[int, int]]:
+    """At most ``parts`` half-open ranges that cover ``0 … count`` evenly: what a pipeline's graph holds of a job."""
+    parts = min(count, parts)
+    return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]
+
+
+def default_run_length(chunks: int, workers: int) -> int:
+    """Chunks per Beam element: enough to overlap reading and computing, few enough to balance the load at the end."""
+    return max(1, min(8, chunks // (16 * workers)))

@@ -1,0 +1,71 @@
+"""Networks that predict batches of patches: the protocol, and the choice of an implementation."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Protocol
+
+from beam_inference.chunk_inference import Network
+from beam_inference.config import Inference
+from beam_inference.config import Network as NetworkConfig
+from beam_inference.errors import ModelContractError
+
+
+class Predictor(Network, Protocol):
+    """A loaded network on its device."""
+
+    def describe(self) -> dict[str, str]:
+        """What of the engine determines the output's bits: engine, engine_version, device, precision."""
+
+
+def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
+    """Load a job's network on its device; ``inference.device`` must be resolved ("cpu" or "cuda", not "auto").
+
+    Unless ``allow_pickle``, no file is loaded in a way that can execute code it carries.
+
+    Raises:
+        ModelContractError: the model cannot be loaded, or contradicts the job.
+        ConfigError: the device is absent.
+    """
+    if model.path == "identity":
+        from beam_inference.predictors.identity import IdentityPredictor
+
+        return IdentityPredictor(model.activation)
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        raise ModelContractError(f"model.path {model.path} needs PyTorch, which cannot be imported: {error}") from None
+    from beam_inference.predictors.torch_predictor import load_torch_predictor
+
+    return load_torch_predictor(model, inference, allow_pickle=allow_pickle)
+
+
+def resolved_device(device: str) -> str:
+    """Make "auto" definite: "cuda" where torch sees a CUDA device, else "cpu"."""
+    if device != "auto":
+        return device
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
+    """What :meth:`Predictor.describe` will say on a worker that has this process's libraries; nothing is loaded."""
+    engine, version = ("identity", "1") if model.path == "identity" else ("torch", metadata.version("torch"))
+    return {
+        "engine": engine,
+        "engine_version": version,
+        "device": "cpu" if engine == "identity" else inference.device,
+        "precision": "float32" if engine == "identity" else inference.precision,
+    }
+
+
+def model_sha256(model: NetworkConfig) -> str:
+    """Hash of what defines the network; "identity" for identity. Raises ModelContractError for absent files."""
+    if model.path == "identity":
+        return "identity"
+    from beam_inference.predictors.model_files import files_sha256
+
+    return files_sha256(model)

@@ -1,0 +1,101 @@
+"""Does the network answer as the job says it does? One batch is run before the job, and measured."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.chunk_inference import cropped_to_patch
+from beam_inference.errors import BeamInferenceError, ModelContractError
+from beam_inference.predictors import Predictor
+
+
+@dataclass(frozen=True, slots=True)
+class ContractReport:
+    """What one batch showed.
+
+    Attributes:
+        working_set_bytes: memory the network allocated beyond its weights, input and output; 0 where not measurable.
+        low, high: range of the predicted values, after the activation.
+    """
+
+    working_set_bytes: int
+    low: float
+    high: float
+
+
+def check_contract(
+    predictor: Predictor,
+    patch: NDArray[Any],
+    normalize: Callable[[Any], Any],
+    *,
+    batch_size: int,
+    patch_shape: Zyx,
+    crop_margin: Zyx,
+    output_channels: int,
+) -> ContractReport:
+    """Run one batch made of ``patch`` (channels, Z, Y, X; the patch grown by the crop margin, stored values).
+
+    Raises:
+        ModelContractError: the network fails on it, or returns another shape or values that are not finite.
+    """
+    try:
+        with predictor.session():
+            batch = predictor.zeros((batch_size, *patch.shape))
+            batch[:] = predictor.upload(patch)
+            batch = normalize(batch)
+            before = _start_peak(predictor)
+            predictions = predictor.predict(batch)
+            working_set = max(0, _peak(predictor) - before)
+            predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
+            low, high = float(predictions.min()), float(predictions.max())
+    except BeamInferenceError:
+        raise
+    except Exception as error:
+        reason = str(error).strip() or type(error).__name__
+        raise ModelContractError(
+            f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
+            f"{reason.splitlines()[-1][:400]}. Check model.input_channels, model.dims and inference.patch_shape."
+        ) from error
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ModelContractError(
+            "the network returns NaN or infinite values for a patch of the input. Check model.normalize, "
+            "model.weights and inference.precision."
+        )
+    return ContractReport(working_set, low, high)
+
+
+def _start_peak(predictor: Predictor) -> int:
+    """Bytes in use now, from which :func:`_peak` counts."""
+    if predictor.describe()["device"] == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.memory_allocated())
+    if sys.platform != "linux":
+        return sys.maxsize
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak that the kernel keeps
+    return _status_bytes("VmRSS")
+
+
+def _peak(predictor: Predictor) -> int:
+    """The most bytes in use since :func:`_start_peak`."""
+    if predictor.describe()["device"] == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_allocated())
+    return _status_bytes("VmHWM") if sys.platform == "linux" else 0
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) * 1024
+    return 0

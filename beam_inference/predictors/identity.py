@@ -1,0 +1,42 @@
+"""The network that returns its input: for trying a job's geometry, and for copying a volume through it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class IdentityPredictor:
+    """Returns each batch unchanged (after the activation), with NumPy on the host."""
+
+    def __init__(self, activation: str = "none") -> None:
+        self._activation = activation
+
+    def session(self) -> nullcontext[None]:
+        """Nothing to enter."""
+        return nullcontext()
+
+    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+        """The array itself."""
+        return array
+
+    def zeros(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """A float32 array of zeros."""
+        return np.zeros(shape, np.float32)
+
+    def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The batch (N, C, Z, Y, X) itself, or its sigmoid."""
+        if self._activation == "sigmoid":
+            return np.asarray(1 / (1 + np.exp(-batch)), np.float32)
+        return batch
+
+    def download(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The array itself."""
+        return array
+
+    def describe(self) -> dict[str, str]:
+        """Engine "identity", which has no version."""
+        return {"engine": "identity", "engine_version": "1", "device": "cpu", "precision": "float32"}

@@ -1,0 +1,198 @@
+"""Torch modules from files: TorchScript, torch.export, and factories with weights. Also what identifies them."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import pickle
+import sys
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beam_inference.config import Network, factory_parts
+from beam_inference.errors import ModelContractError
+
+
+def load_module(model: Network, *, allow_pickle: bool) -> tuple[Callable[..., Any], str]:
+    """The network of a job as a callable on the CPU, and its kind: "module", "torchscript" or "export".
+
+    Raises:
+        ModelContractError: a file is absent or not what its name says, needs pickled code while ``allow_pickle`` is
+            not given, or weights and network do not fit each other.
+    """
+    factory = factory_parts(model.path)
+    if factory:
+        module = _from_factory(model.path, *factory)
+        if model.weights is not None:
+            _load_weights(module, Path(model.weights), allow_pickle)
+        return module, "module"
+    path = _existing(model.path, "model.path")
+    if path.suffix == ".pt2":
+        return _exported(path), "export"
+    if path.suffix not in (".pt", ".ts", ".pth"):
+        raise ModelContractError(
+            f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), "
+            "package.module:factory or file.py:factory"
+        )
+    if _is_torchscript(path):
+        return _torchscript(path), "torchscript"
+    if not allow_pickle:
+        raise ModelContractError(
+            f"{path} is not TorchScript but pickled Python, which could run any code when loaded. If it is a state "
+            "dict, name the network as model.path (package.module:factory) and this file as model.weights. If it is a whole "
+            "pickled network that you trust, pass --allow_pickle."
+        )
+    module = _unpickled(path)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelContractError(
+            f"{path} holds a {type(module).__name__}, not a network. Name the network as model.path "
+            "(package.module:factory) and this file as model.weights."
+        )
+    return module, "module"
+
+
+def files_sha256(model: Network) -> str:
+    """Hash of what defines the network: its weights file, or the model file; a factory's source file is hashed too.
+
+    Raises:
+        ModelContractError: a file is absent, or ``model.sha256`` is given and differs.
+    """
+    factory = factory_parts(model.path)
+    files = [_factory_file(*factory)] if factory else [_existing(model.path, "model.path")]
+    if model.weights is not None:
+        files.append(_existing(model.weights, "model.weights"))
+    digests = [_file_sha256(path) for path in files]
+    if model.sha256 is not None and digests[-1] != model.sha256:
+        raise ModelContractError(
+            f"{files[-1]} has the sha256 {digests[-1]}, the job says model.sha256: {model.sha256}. "
+            "It is another file, or was changed or damaged."
+        )
+    return "+".join(digests)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _existing(path: str, key: str) -> Path:
+    file = Path(path.removeprefix("file://"))
+    if not file.is_file():
+        raise ModelContractError(f"{key}: there is no file {file}")
+    return file
+
+
+def _factory_file(module: str, name: str) -> Path:
+    if module.endswith(".py"):
+        return _existing(module, "model.path")
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None or not Path(spec.origin).is_file():
+        raise ModelContractError(f"model.path: there is no Python module {module} (looked for its function {name})")
+    return Path(spec.origin)
+
+
+def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
+    file = _factory_file(module_name, name)
+    try:
+        if module_name.endswith(".py"):
+            # Not registered under a fixed name: two jobs in one process may have files of the same name.
+            unique = f"beam_inference_model_{_file_sha256(file)[:16]}"
+            spec = importlib.util.spec_from_file_location(unique, file)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{file} is no Python source")
+            python_module = importlib.util.module_from_spec(spec)
+            sys.modules[unique] = python_module
+            spec.loader.exec_module(python_module)
+        else:
+            python_module = importlib.import_module(module_name)
+        module = getattr(python_module, name)()
+    except AttributeError as error:
+        raise ModelContractError(f"model.path {path}: {error}") from None
+    except Exception as error:
+        raise ModelContractError(f"model.path {path}: the factory failed: {type(error).__name__}: {error}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise ModelContractError(
+            f"model.path {path}: the factory returned a {type(module).__name__}, not a torch module"
+        )
+    return module
+
+
+def _load_weights(module: torch.nn.Module, path: Path, allow_pickle: bool) -> None:
+    _existing(str(path), "model.weights")
+    state = _state_dict(path, allow_pickle)
+    if all(key.startswith("module.") for key in state):  # as DataParallel saves them
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    try:
+        module.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ModelContractError(
+            f"the weights {path} do not fit the network: {' '.join(str(error).split())[:600]}"
+        ) from None
+
+
+def _state_dict(path: Path, allow_pickle: bool) -> dict[str, Any]:
+    with path.open("rb") as file:
+        head = file.read(9)
+    if len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not allow_pickle:
+            raise ModelContractError(
+                f"{path} holds more than tensors, and loading it could run any code. Save the state dict alone (or as "
+                f"safetensors), or pass --allow_pickle if you trust it. ({str(error).splitlines()[0]})"
+            ) from None
+        state = _unpickled(path)
+    except Exception as error:
+        raise ModelContractError(f"cannot read the weights {path}: {' '.join(str(error).split())[:300]}") from None
+    if isinstance(state, torch.nn.Module):
+        state = state.state_dict()
+    for key in ("state_dict", "model_state_dict"):  # as training frameworks nest it
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+        raise ModelContractError(f"{path} is no state dict: expected names with tensors, found {type(state).__name__}")
+    return dict(state)
+
+
+def _unpickled(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise ModelContractError(f"cannot unpickle {path}: {type(error).__name__}: {error}") from None
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _torchscript(path: Path) -> torch.nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*torch.jit.load", category=DeprecationWarning)
+            module: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError) as error:
+        raise ModelContractError(f"cannot load the TorchScript file {path}: {str(error).splitlines()[0]}") from None
+    return module
+
+
+def _exported(path: Path) -> Any:
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        raise ModelContractError(f"cannot load the torch.export file {path}: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,221 @@
+"""PyTorch networks on the CPU or a CUDA device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from beam_inference.config import Inference, Network
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
+from beam_inference.predictors.model_files import load_module
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchPredictor:
+    """A torch network on one device, its accumulators beside it.
+
+    ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of as many axes.
+    """
+
+    def __init__(
+        self, forward: Callable[..., Any], device: torch.device, precision: str, activation: str, dims: int
+    ) -> None:
+        self._forward = forward
+        self._device = device
+        self._precision = precision
+        self._activation = activation
+        self._dims = dims
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
+        torch.set_float32_matmul_precision("high" if self._precision == "tf32" else "highest")
+        with torch.inference_mode():
+            yield
+
+    def upload(self, array: NDArray[Any]) -> torch.Tensor:
+        """A tensor on the device, in the array's dtype."""
+        with _device_errors():
+            return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
+
+    def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A float32 tensor of zeros on the device."""
+        with _device_errors():
+            return torch.zeros(shape, dtype=torch.float32, device=self._device)
+
+    def predict(self, batch: torch.Tensor) -> torch.Tensor:
+        """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
+        with _device_errors():
+            result = self._run(batch[:, :, 0] if self._dims == 2 else batch)
+            if not isinstance(result, torch.Tensor):
+                raise ModelContractError(
+                    f"the network returns a {type(result).__name__}; expected one tensor (batch, channels, z, y, x). "
+                    "Wrap it in a module that returns the one to write."
+                )
+            if self._dims == 2 and result.ndim == 4:
+                result = result[:, :, None]
+            result = result.float()
+            if self._activation == "sigmoid":
+                return result.sigmoid()
+            # A network may return its input, which the next batch overwrites: never more than one batch is alive.
+            return result.softmax(dim=1) if self._activation == "softmax" else result
+
+    def download(self, array: torch.Tensor) -> NDArray[np.float32]:
+        """The tensor as a NumPy array; on the CPU without a copy."""
+        with _device_errors():
+            result: NDArray[np.float32] = array.cpu().numpy()
+        return result
+
+    def describe(self) -> dict[str, str]:
+        """Engine "torch" with its version, the type of the device, and the precision."""
+        return {
+            "engine": "torch",
+            "engine_version": torch.__version__,
+            "device": self._device.type,
+            "precision": self._precision,
+        }
+
+    def _run(self, batch: torch.Tensor) -> Any:
+        dtype = _AUTOCAST.get(self._precision)
+        if dtype is None:
+            return self._forward(batch)
+        with torch.autocast(self._device.type, dtype):
+            return self._forward(batch)
+
+
+def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: bool) -> TorchPredictor:
+    """Load a job's network; errors as :func:`beam_inference.predictors.load_predictor` says."""
+    if inference.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "inference.device: cuda, but PyTorch sees no CUDA device on this machine "
+            f"(torch {torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of PyTorch."
+        )
+    device = torch.device(
+        f"cuda:{_claim_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
+    )
+    forward, kind = load_module(model, allow_pickle=allow_pickle)
+    if kind == "export":
+        _check_exported(forward, model, inference)
+        program: Any = forward
+        forward = program.module()
+        if device.type != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            forward = move_to_device_pass(program, device).module()
+    else:
+        module: Any = forward
+        module.eval()
+        _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
+        forward = module.to(device)
+    return TorchPredictor(forward, device, inference.precision, model.activation, model.dims)
+
+
+def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:
+    """Let BatchNorm layers use batch statistics, without touching the running ones, while all else is in eval mode."""
+    if scripted:
+        fixed = _traced_batch_norm(module)
+        if fixed is not None and fixed != statistics:
+            raise ModelContractError(
+                f"the TorchScript file was traced with BatchNorm using {fixed} statistics, which cannot be changed; "
+                f"the job says model.batch_norm: {statistics}. Write batch_norm: {fixed}, or use a scripted file or "
+                "a factory."
+            )
+    if statistics == "running":
+        return
+    for layer in module.modules():
+        if scripted and "BatchNorm" in getattr(layer, "original_name", ""):
+            layer.train()
+        elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+            layer.track_running_stats = False
+            layer.running_mean = layer.running_var = None
+
+
+def _traced_batch_norm(module: Any) -> str | None:
+    """Either "running" or "batch" if a TorchScript file has that fixed for all its BatchNorm layers, else None."""
+    fixed = set()
+    for node in module.inlined_graph.findAllNodes("aten::batch_norm", recurse=True):
+        training = list(node.inputs())[5]
+        if training.node().kind() == "prim::Constant":
+            fixed.add("batch" if training.toIValue() else "running")
+    return fixed.pop() if len(fixed) == 1 else None
+
+
+def _check_exported(program: Any, model: Network, inference: Inference) -> None:
+    """Refuse job keys that contradict what a torch.export file has fixed: its batch size and its BatchNorm mode."""
+    inputs = [
+        node.meta["val"].shape
+        for node in program.graph.nodes
+        if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
+    ]
+    batch = inputs[0][0] if inputs else None
+    if isinstance(batch, int) and batch != inference.batch_size:
+        raise ModelContractError(
+            f"the torch.export file {model.path} takes batches of exactly {batch}; the job says inference.batch_size: "
+            f"{inference.batch_size}. Write batch_size: {batch}, or export it with a dynamic batch dimension."
+        )
+    modes = {_exported_batch_norm(node) for node in program.graph.nodes} - {None}
+    if modes and modes != {model.batch_norm}:
+        raise ModelContractError(
+            f"the torch.export file {model.path} has BatchNorm using {' and '.join(sorted(map(str, modes)))} "
+            f"statistics, which cannot be changed; the job says model.batch_norm: {model.batch_norm}."
+        )
+
+
+def _exported_batch_norm(node: Any) -> str | None:
+    name = str(node.target) if node.op == "call_function" else ""
+    if "batch_norm" not in name or "instance" in name:
+        return None
+    if "no_training" in name:
+        return "running"
+    return "batch" if any(argument is True for argument in node.args[5:6]) else "running"
+
+
+@contextmanager
+def _device_errors() -> Iterator[None]:
+    """Translate torch's device errors into this package's."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
+    except torch.AcceleratorError as error:
+        raise WorkerFault(f"the device is lost: {str(error).splitlines()[0]}") from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # the CPU's allocator has no exception of its own
+            raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
+        raise
+
+
+_CLAIMS: list[int] = []
+
+
+def _claim_cuda_device(count: int) -> int:
+    """This process's device: process k of the machine uses device k mod count.
+
+    Processes count themselves by locking the first free one of a row of files, which the system unlocks at their end.
+    """
+    import fcntl
+
+    folder = os.path.join(tempfile.gettempdir(), f"beam_inference_devices_{os.getuid()}")
+    os.makedirs(folder, exist_ok=True)
+    for k in range(4096):
+        descriptor = os.open(os.path.join(folder, str(k)), os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(descriptor)
+            continue
+        _CLAIMS.append(descriptor)  # held open, and so locked, as long as the process lives
+        return k % count
+    return 0

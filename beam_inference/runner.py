@@ -1,0 +1,271 @@
+"""Run a job from start to exit code: pipeline options, progress, signals, and the judgement at the end.
+
+What a job came to is judged from its receipts and quarantine records, never from what a runner says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+
+from beam_inference import pipeline as job_pipeline
+from beam_inference.config import JobConfig
+from beam_inference.errors import BeamInferenceError, ConfigError
+from beam_inference.launch import Place, prepare
+from beam_inference.progress import Progress
+from beam_inference.runs import chunks_of_file
+from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, ResolvedJob, State
+from beam_inference.worker import Launch
+
+logger = logging.getLogger(__name__)
+
+COMPLETE, FAILED, BAD_INPUT, COMPLETE_BUT_QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes."""
+
+_LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
+_LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """What a launch came to.
+
+    Attributes:
+        exit_code: 0 complete, 1 failed, 3 finished with quarantined chunks within the bound, 130 interrupted.
+        chunks: how many were to be done: all of the job's, or those of the chunks file.
+        done: how many of them have a receipt.
+        quarantined: those that could not be done.
+        summary: what this launch's workers did; None if it did not reach its end.
+        seconds: wall time of the pipeline.
+        error: what ended the launch early, if anything did.
+    """
+
+    exit_code: int
+    chunks: int
+    done: int
+    quarantined: list[QuarantineRecord]
+    summary: LaunchSummary | None
+    seconds: float
+    error: str | None
+
+    @property
+    def missing(self) -> int:
+        """Chunks with neither receipt nor quarantine record."""
+        return self.chunks - self.done - len(self.quarantined)
+
+
+def beam_options(flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
+
+    Raises:
+        ConfigError: a flag is not one of Beam's, which Beam itself would only log.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
+    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
+        kind._add_argparse_args(parser)  # type: ignore[arg-type]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}") from None
+    if unknown:
+        name = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
+        hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
+        raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
+    options = PipelineOptions(list(flags))
+    standard = options.view_as(StandardOptions)
+    if (standard.runner or "DirectRunner").lower() in ("directrunner", "fnapirunner"):
+        # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
+        given = {flag.split("=")[0] for flag in flags}
+        extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
+        options = PipelineOptions([*flags, *extra])
+        options.view_as(StandardOptions).runner = "FnApiRunner"
+    return options
+
+
+_OWN_FLAGS = ("--set", "--chunks", "--overwrite", "--allow_pickle", "--debug", "--job")
+
+
+def place_of(options: PipelineOptions) -> Place:
+    """Where the workers of a runner are."""
+    name = str(options.view_as(StandardOptions).runner).rsplit(".")[-1].lower()
+    direct = options.view_as(DirectOptions)
+    if name in _LOCAL:
+        workers = direct.direct_num_workers or os.cpu_count() or 1
+        mode = direct.direct_running_mode if name == "fnapirunner" else "in_memory"
+        return Place(
+            processes_per_host=workers if mode == "multi_processing" else 1,
+            threads_per_process=workers if mode == "multi_threading" else 1,
+        )
+    if name == "portablerunner":
+        endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+        return Place(is_this_machine=endpoint.startswith("localhost"))
+    return Place(is_this_machine=False, shares_files=name not in ("dataflowrunner", "testdataflowrunner"))
+
+
+def _workers(options: PipelineOptions) -> int:
+    """Workers that will share the job, as far as the flags say."""
+    place, scale = place_of(options), options.view_as(WorkerOptions)
+    if place.is_this_machine:
+        return place.processes_per_host * place.threads_per_process
+    return int(scale.max_num_workers or scale.num_workers or 1)
+
+
+def run_job(
+    config: JobConfig,
+    flags: Sequence[str] = (),
+    *,
+    chunks_file: str | None = None,
+    overwrite: bool = False,
+    allow_pickle: bool = False,
+) -> JobOutcome:
+    """Check a job, run it to its end, and judge it.
+
+    ``flags`` are Beam's command-line flags; ``chunks_file`` is a path or URL of a quarantine file or of chunk indices,
+    one a line, to do these only; ``overwrite`` deletes an earlier launch's state first.
+
+    From the main thread, SIGINT and SIGTERM stop the launch after the chunks under way.
+
+    Raises:
+        UserError: something is wrong with the job; nothing was created.
+    """
+    options = beam_options(flags)
+    if chunks_file is not None and "://" not in chunks_file:
+        chunks_file = f"file://{Path(chunks_file).absolute()}"
+    if chunks_file is not None and overwrite:
+        raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
+    launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle)
+    job = ResolvedJob.model_validate_json(launch.job)
+    # Read here only to fail before the launch; the workers read the file themselves.
+    chosen = chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count) if chunks_file else None
+    state = State(launch.state_url)
+    start = time.monotonic()
+    interrupted, error = _execute(options, launch, job, state, chunks_file, chosen)
+    return _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
+
+
+def _execute(
+    options: PipelineOptions,
+    launch: Launch,
+    job: ResolvedJob,
+    state: State,
+    chunks_file: str | None,
+    chosen: list[int] | None,
+) -> tuple[bool, BaseException | None]:
+    """Run the pipeline on a thread of its own, while this one shows progress and listens for signals."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            pipeline = beam.Pipeline(options=options)
+            job_pipeline.build(pipeline, launch, _workers(options), chunks_file)
+            pipeline.run().wait_until_finish()
+        except BaseException as failure:  # whatever it is, it is told of in the main thread
+            failures.append(failure)
+
+    thread = threading.Thread(target=run, name="pipeline", daemon=True)
+    stop = threading.Event()
+    asked = False
+    with _signals(stop), Progress(job, lambda: _done(state, job, chosen), len(chosen) if chosen else None) as progress:
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.2)
+            if stop.is_set() and not asked:
+                asked = True
+                progress.say("stopping: no further chunk is started, writes under way are finished …")
+                state.request_stop(launch.id)
+            progress.update()
+    return asked, failures[0] if failures else None
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM set ``stop``; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
+    """How many of the chunks to do have a receipt."""
+    if chosen is not None:
+        return sum(bool(state.receipt_indices(index, index + 1)) for index in chosen)
+    return sum(len(state.receipt_indices(a, b)) for a, b in _folders(job))
+
+
+def _folders(job: ResolvedJob) -> Iterator[tuple[int, int]]:
+    count = job.plan.chunks.count
+    return ((a, min(count, a + CHUNKS_PER_FOLDER)) for a in range(0, count, CHUNKS_PER_FOLDER))
+
+
+def _judge(
+    job: ResolvedJob,
+    state: State,
+    launch: Launch,
+    chosen: list[int] | None,
+    interrupted: bool,
+    error: BaseException | None,
+    seconds: float,
+) -> JobOutcome:
+    everywhere = [record for a, b in _folders(job) for record in state.quarantined(a, b)]
+    state.write_quarantine_file(everywhere)
+    quarantined = everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
+    chunks = job.plan.chunks.count if chosen is None else len(chosen)
+    done = _done(state, job, chosen)
+    bound = job.config.job.max_failed_chunks
+    if done == chunks:
+        code = COMPLETE
+    elif interrupted:
+        code = INTERRUPTED
+    elif error is not None or done + len(quarantined) < chunks or (bound is not None and len(quarantined) > bound):
+        code = FAILED
+    else:
+        code = COMPLETE_BUT_QUARANTINED
+    told = None if error is None or code == COMPLETE else explain(error)
+    return JobOutcome(code, chunks, done, quarantined, state.read_summary(launch.id), seconds, told)
+
+
+def explain(error: BaseException) -> str:
+    """The message of our own error inside what a runner made of it; else the last line of that."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, BeamInferenceError):
+            break
+        seen = seen.__cause__ or seen.__context__
+    text = str(seen if seen is not None else error).strip()
+    own = re.findall(r"beam_inference\.\w+\.\w+: (.+)", text)
+    lines = (own[-1:] or text.splitlines() or [type(error).__name__])[-1:]
+    return re.sub(r"\s*\[?while running '[^']*'\]?", "", lines[0] if own else text if seen is not None else lines[0])

@@ -1,0 +1,77 @@
+"""Which chunks are to be done, as runs: those of an index range without a receipt, or those that a file names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.state import CHUNKS_PER_FOLDER, State
+from beam_inference.volumes import open_kvstore, read_key
+
+
+def missing_runs(index_range: tuple[int, int], state: State | None, length: int) -> Iterator[tuple[int, ...]]:
+    """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt."""
+    yield from _in_runs(_missing(index_range, state), length)
+
+
+def runs_of_file(url: str, fingerprint: str, count: int, length: int) -> Iterator[tuple[int, ...]]:
+    """Runs of the chunks that a file names; see :func:`chunks_of_file`."""
+    yield from _in_runs(chunks_of_file(url, fingerprint, count), length)
+
+
+def chunks_of_file(url: str, fingerprint: str, count: int) -> list[int]:
+    """The chunks that a file names, in order, each once: a quarantine file, or chunk indices, one a line.
+
+    Raises:
+        ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk that is not one of
+            the ``count`` chunks of the job.
+    """
+    folder, _, name = url.rpartition("/")
+    try:
+        text = read_key(open_kvstore(folder), name, folder)
+    except VolumeError as error:
+        raise ConfigError(f"cannot read the chunks file: {error}") from None
+    if text is None:
+        raise ConfigError(f"the chunks file {url} does not exist")
+    chunks = set()
+    for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            index = entry["chunk"] if isinstance(entry, dict) else entry
+        except (ValueError, KeyError):
+            index = None
+        if type(index) is not int:
+            raise ConfigError(
+                f"line {number} of the chunks file {url} is neither a chunk index nor a quarantine record: {line[:80]}"
+            )
+        if isinstance(entry, dict) and entry.get("fingerprint") != fingerprint:
+            raise ConfigError(
+                f"the chunks file {url} belongs to another job (fingerprint {str(entry.get('fingerprint'))[:12]}, this "
+                f"one is {fingerprint[:12]}): its chunks are other boxes"
+            )
+        if not 0 <= index < count:
+            raise ConfigError(
+                f"line {number} of the chunks file {url}: there is no chunk {index}, only 0 … {count - 1}"
+            )
+        chunks.add(index)
+    if not chunks:
+        raise ConfigError(f"the chunks file {url} names no chunk")
+    return sorted(chunks)
+
+
+def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]:
+    start, stop = index_range
+    for first in range(start, stop, CHUNKS_PER_FOLDER):  # one listing at a time: bounded memory
+        last = min(stop, first + CHUNKS_PER_FOLDER)
+        done = set(state.receipt_indices(first, last)) if state else set()
+        yield from (index for index in range(first, last) if index not in done)
+
+
+def _in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:
+    iterator = iter(indices)
+    while run := tuple(islice(iterator, length)):
+        yield run

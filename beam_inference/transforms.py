@@ -1,0 +1,122 @@
+"""The Beam transforms: wiring only. Each has a plain function or method, without Beam, that does the same.
+
+Elements are runs, tuples of a few chunk indices: arrays never enter a PCollection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import apache_beam as beam
+from apache_beam.metrics.metric import Metrics
+from apache_beam.pvalue import PBegin, PCollection
+from apache_beam.utils import shared
+
+from beam_inference.plan import default_run_length, index_ranges
+from beam_inference.runs import missing_runs, runs_of_file
+from beam_inference.state import ResolvedJob, State
+from beam_inference.worker import Launch, Record, Worker
+
+Run = tuple[int, ...]
+
+
+class GenerateRuns(beam.PTransform):
+    """Runs of the chunks that are to be done, spread over the workers.
+
+    The graph holds a few hundred index ranges at most, whatever the number of chunks: they are expanded on the workers,
+    which list their own range's receipts and emit what is missing.
+
+    Plain functions: :func:`beam_inference.runs.missing_runs`, :func:`beam_inference.runs.runs_of_file`.
+
+    Args:
+        launch: the launch.
+        workers: how many work at a time, as far as known; the more, the shorter the runs.
+        chunks_file: URL of a quarantine file or a list of indices, to do these chunks only.
+    """
+
+    def __init__(self, launch: Launch, workers: int = 1, chunks_file: str | None = None) -> None:
+        super().__init__()
+        self._launch = launch
+        self._workers = workers
+        self._chunks_file = chunks_file
+
+    def expand(self, begin: PBegin) -> PCollection[Run]:
+        """From the pipeline's begin to runs."""
+        job = ResolvedJob.model_validate_json(self._launch.job)
+        count = job.plan.chunks.count
+        length = job.config.job.run_length or default_run_length(count, self._workers)
+        if self._chunks_file is None:
+            runs = (
+                begin
+                | "IndexRanges" >> beam.Create(index_ranges(count))
+                | "MissingRuns" >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
+            )
+        else:
+            runs = (
+                begin
+                | "ChunksFile" >> beam.Create([self._chunks_file])
+                | "RunsOfFile" >> beam.FlatMap(runs_of_file, job.fingerprint, count, length).with_output_types(Run)
+            )
+        return runs | beam.Reshuffle()
+
+
+def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
+    state = State(launch.state_url) if launch.honour_receipts else None
+    return missing_runs(index_range, state, length)
+
+
+class InferChunks(beam.DoFn):
+    """Do runs: element a run, output one :class:`~beam_inference.worker.Record` per chunk.
+
+    Plain method: :meth:`beam_inference.worker.Worker.do`. Only a sick worker raises to the runner.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        # One handle holds model, stores and lock together: Shared keeps a single object alive per process.
+        self._shared = shared.Shared()
+        self._worker: Worker | None = None
+
+    def setup(self) -> None:
+        """Open stores and network, once per process."""
+        self._worker = self._shared.acquire(lambda: Worker(self._launch), tag=self._launch.id)
+
+    def process(self, run: Run) -> Iterator[Record]:
+        """Do a run's chunks; a record is emitted once its chunk is durable."""
+        assert self._worker is not None
+        for record in self._worker.do(run):
+            _count(record)
+            yield record
+
+
+def _count(record: Record) -> None:
+    """Beam's metrics: a view, which a runner may not keep. The truth is in the receipts."""
+    Metrics.counter("beam_inference", f"chunks_{record.outcome}").inc()
+    Metrics.counter("beam_inference", "read_bytes").inc(record.read_bytes)
+    Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
+    for stage in ("read", "infer", "write"):
+        msec = round(1000 * getattr(record, f"{stage}_seconds"))
+        Metrics.distribution("beam_inference", f"{stage}_msec").update(msec)
+
+
+class InferVolume(beam.PTransform):
+    """A whole job: from the pipeline's begin to one :class:`~beam_inference.worker.Record` per chunk.
+
+    Args:
+        launch: from :func:`beam_inference.prepare`.
+        workers, chunks_file: see :class:`GenerateRuns`.
+    """
+
+    def __init__(self, launch: Launch, workers: int = 1, chunks_file: str | None = None) -> None:
+        super().__init__()
+        self._launch = launch
+        self._workers = workers
+        self._chunks_file = chunks_file
+
+    def expand(self, begin: PBegin) -> PCollection[Record]:
+        """From the pipeline's begin to records."""
+        return (
+            begin
+            | GenerateRuns(self._launch, self._workers, self._chunks_file)
+            | "InferChunks" >> beam.ParDo(InferChunks(self._launch))
+        )

@@ -1,0 +1,89 @@
+"""Is the job complete, and is it still there? Receipts held against the plan, and blocks against receipts."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.errors import BeamInferenceError
+from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, ResolvedJob, State
+from beam_inference.volumes import Volume
+
+_NAMED = 20
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What verification found.
+
+    Attributes:
+        chunks: planned. receipts: found.
+        missing: chunks with neither receipt nor quarantine record (the first few of ``missing_count``).
+        quarantined: chunks that could not be done.
+        wrong: what is wrong with receipts, or with the blocks they speak of, one line each.
+    """
+
+    chunks: int
+    receipts: int = 0
+    missing_count: int = 0
+    missing: list[int] = field(default_factory=list)
+    quarantined: list[QuarantineRecord] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has a receipt and all that was checked is right."""
+        return self.receipts == self.chunks and not self.wrong
+
+
+def crc32(array: NDArray[np.generic]) -> int:
+    """CRC-32 of an array's bytes, in C order and little-endian."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
+
+
+def verify(
+    job: ResolvedJob, state: State, output: Volume | None = None, progress: Callable[[int], None] | None = None
+) -> VerifyReport:
+    """Hold the receipts against the plan; with ``output``, re-read every chunk and compare its CRC (deep).
+
+    ``progress`` is called with the number of chunks looked at so far.
+    """
+    grid = job.plan.chunks
+    report = VerifyReport(grid.count)
+    for start in range(0, grid.count, CHUNKS_PER_FOLDER):
+        stop = min(start + CHUNKS_PER_FOLDER, grid.count)
+        present = set()
+        for receipt in state.receipts(start, stop):
+            present.add(receipt.chunk)
+            report.receipts += 1
+            wrong = _fault(receipt, job, output)
+            if wrong:
+                report.wrong.append(f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}")
+        quarantined = [record for record in state.quarantined(start, stop) if record.chunk not in present]
+        report.quarantined += quarantined
+        absent = sorted(set(range(start, stop)) - present - {record.chunk for record in quarantined})
+        report.missing_count += len(absent)
+        report.missing += absent[: _NAMED - len(report.missing)]
+        if progress:
+            progress(stop)
+    return report
+
+
+def _fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
+    box = job.plan.chunks.core_box(receipt.chunk)
+    if receipt.fingerprint != job.fingerprint:
+        return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
+    if receipt.box.box() != box:
+        return f"its receipt speaks of the box {receipt.box.box()}"
+    if output is None:
+        return None
+    try:
+        found = crc32(output.read(box))
+    except BeamInferenceError as error:
+        return str(error)
+    return None if found == receipt.crc32 else f"its blocks have CRC {found:08x}, the receipt says {receipt.crc32:08x}"

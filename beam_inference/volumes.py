@@ -1,0 +1,336 @@
+"""Volumes on disk or in object stores, through TensorStore: open, cutout, aligned write, and what their errors mean.
+
+Whatever a store's own axis order is, a :class:`Volume` is (channel, z, y, x): the transpose is a TensorStore index
+transform, made once, here. Creating outputs is in :mod:`beam_inference.outputs`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
+from beam_inference.fill import fill_outside, source_box
+
+VoxelSizeNm = tuple[float, float, float]
+
+_MARKERS = {"info": "neuroglancer_precomputed", "zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
+_GROUP_MARKERS = (".zgroup",)
+_CHANNEL_LABELS = ("c", "channel", "channels")
+_NM_PER_UNIT = {"nm": 1.0, "um": 1e3, "µm": 1e3, "mm": 1e6, "m": 1e9, "angstrom": 0.1, "pm": 1e-3}
+_COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
+
+_TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
+_NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An open volume, axes (channel, z, y, x).
+
+    Attributes:
+        url: where it lies, for messages.
+        store: the TensorStore, transposed.
+        bounds: its extent, in voxels, ZYX.
+        channels: number of channels.
+        dtype: of the stored values.
+        block_shape: the storage's write unit, ZYX; blocks start at ``bounds.start``.
+        voxel_size_nm: ZYX, or None where the volume does not say.
+    """
+
+    url: str
+    store: Any
+    bounds: BoundingBox
+    channels: int
+    dtype: np.dtype[Any]
+    block_shape: Zyx
+    voxel_size_nm: VoxelSizeNm | None
+
+    def read(self, box: BoundingBox) -> NDArray[Any]:
+        """The voxels of a box inside the bounds: shape (channels, *box.shape), in the stored dtype.
+
+        Raises:
+            TransientReadError: another attempt may succeed.
+            PermanentReadError: a block is corrupt or cannot be decoded.
+            WorkerFault: this process may not read the volume at all.
+        """
+        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        try:
+            array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result()
+        except (ValueError, OSError) as error:
+            message = f"cannot read {box} of {self.url}: {_one_line(error)}"
+            status = _status(error)
+            if status in _NOT_THE_CHUNKS_FAULT:
+                raise WorkerFault(message) from error
+            raise (TransientReadError if status in _TRANSIENT else PermanentReadError)(message) from error
+        return array
+
+    def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
+        """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""
+        source = source_box(box, self.bounds, fill)
+        return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)
+
+    def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
+        """Write the voxels of a box of whole blocks, shape (channels, *box.shape); durable when this returns.
+
+        Raises:
+            TransientWriteError: another attempt may succeed.
+            WorkerFault: the destination cannot be written (disk full, no permission, …).
+        """
+        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        try:
+            self.store[:, z0:z1, y0:y1, x0:x1].write(array).result()
+        except (ValueError, OSError) as error:
+            message = f"cannot write {box} of {self.url}: {_one_line(error)}"
+            # A full disk is RESOURCE_EXHAUSTED: retrying here would only fill the log.
+            if _status(error) in _TRANSIENT and _status(error) != "RESOURCE_EXHAUSTED":
+                raise TransientWriteError(message) from error
+            raise WorkerFault(message) from error
+
+
+class TransientWriteError(WorkerFault):
+    """A write failed in a way that may pass; when attempts are used up it is a fault of the worker."""
+
+
+def open_volume(
+    path: str | None,
+    spec: dict[str, Any] | None = None,
+    scale: int = 0,
+    channel: int | list[int] | None = None,
+) -> Volume:
+    """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
+
+    Raises:
+        VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale or channel is absent;
+            also if its block files are compressed in a way TensorStore would silently read as zeros.
+    """
+    if spec is None:
+        if path is None:
+            raise ValueError("give a path or a spec")
+        driver = detect_driver(path)
+        if driver is None:
+            raise VolumeError(
+                f"no volume at {path}: expected one of the files {', '.join(_MARKERS)} there. Check input.path"
+                f"{_neighbours(path)}."
+            )
+        spec = {"driver": driver, "kvstore": _folder(path)}
+        if driver == "neuroglancer_precomputed":
+            scales = precomputed_scales(path)
+            if scale >= len(scales):
+                raise VolumeError(f"{path} has the scales 0 … {len(scales) - 1}; input.scale is {scale}")
+            spec["scale_index"] = scale
+            _refuse_compressed_blocks(path, str(scales[scale]["key"]))
+        elif scale:
+            raise VolumeError(
+                f"input.scale is {scale}, but {path} is a single {driver} array: give the scale's own path"
+            )
+    name = path or json.dumps(spec)
+    try:
+        store = ts.open(spec, open=True, read=True).result()
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot open the volume {name}: {_one_line(error)}") from None
+    volume = as_volume(name, store)
+    return volume if channel is None else _select(volume, channel)
+
+
+def as_volume(url: str, store: ts.TensorStore) -> Volume:
+    """Wrap an open TensorStore, in whatever axis order it is, as a (channel, z, y, x) volume.
+
+    Raises:
+        VolumeError: its axes are not z, y, x and perhaps one of channels, or it does not hold numbers.
+    """
+    driver = str(store.spec().to_json()["driver"])
+    order = _axis_order(url, driver, [d.label for d in store.domain])
+    units = _voxel_sizes(url, driver, store)
+    if len(order) == 3:
+        czyx = store[ts.d[order].transpose[0, 1, 2]][ts.newaxis]
+    else:
+        czyx = store[ts.d[order].transpose[0, 1, 2, 3]]
+    dtype = czyx.dtype.numpy_dtype
+    if dtype.kind not in "iufV" or czyx.dtype.name in ("json", "string", "ustring"):
+        raise VolumeError(f"{url} holds {czyx.dtype.name}; expected integers or floating-point numbers")
+    if not dtype.isbuiltin:  # bfloat16 and the like, which not every array library knows
+        czyx = ts.cast(czyx, ts.float32)
+        dtype = np.dtype(np.float32)
+    domain = czyx.domain
+    block = czyx.chunk_layout.write_chunk.shape
+    z, y, x = order[-3:]
+    sizes = (units[z], units[y], units[x])
+    return Volume(
+        url=url,
+        store=czyx,
+        bounds=BoundingBox(_last_three(domain.inclusive_min), _last_three(domain.exclusive_max)),
+        channels=domain.shape[0],
+        dtype=dtype,
+        block_shape=_last_three(block),
+        voxel_size_nm=None if None in sizes else sizes,  # type: ignore[arg-type]
+    )
+
+
+def detect_driver(url: str) -> str | None:
+    """The TensorStore driver of the volume at a URL, by the files that lie there; None if there is no volume.
+
+    Raises:
+        VolumeError: the place cannot be read, or it is a group of arrays.
+    """
+    store = open_kvstore(url)
+    for marker, driver in _MARKERS.items():
+        text = read_key(store, marker, url)
+        if text is None:
+            continue
+        try:
+            metadata = json.loads(text)
+        except ValueError:
+            raise VolumeError(f"{url}/{marker} is not valid JSON: the volume's metadata are damaged") from None
+        is_group = (driver == "zarr3" and metadata.get("node_type") != "array") or (
+            driver == "n5" and "dimensions" not in metadata
+        )
+        if is_group:
+            raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{_neighbours(url)}")
+        return driver
+    if any(read_key(store, marker, url) is not None for marker in _GROUP_MARKERS):
+        raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{_neighbours(url)}")
+    return None
+
+
+def precomputed_scales(url: str) -> list[dict[str, Any]]:
+    """The scales of a precomputed volume's info file: dicts with key, resolution (xyz, nm), size and voxel_offset."""
+    scales = json.loads(read_key(open_kvstore(url), "info", url) or b"{}").get("scales")
+    if not scales:
+        raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
+    return list(scales)
+
+
+def open_kvstore(url: str) -> Any:
+    """The key-value store under a URL.
+
+    Raises:
+        VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
+    """
+    try:
+        return ts.KvStore.open(_folder(url)).result()
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot open {url}: {_one_line(error)}") from None
+
+
+def read_key(store: Any, key: str, url: str) -> bytes | None:
+    """The value of a key, or None if it is absent.
+
+    Raises:
+        VolumeError: the store does not answer.
+    """
+    try:
+        result = store.read(key).result()
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot read {url}/{key}: {_one_line(error)}") from None
+    return bytes(result.value) if result.state == "value" else None
+
+
+def local_folder(url: str) -> Path | None:
+    """The local folder of a file:// URL, else None."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _folder(url: str) -> str:
+    return url if url.endswith("/") else url + "/"
+
+
+def _last_three(values: Any) -> Zyx:
+    z, y, x = values[-3:]
+    return (int(z), int(y), int(x))
+
+
+def _select(volume: Volume, channel: int | list[int]) -> Volume:
+    wanted = [channel] if isinstance(channel, int) else channel
+    if not wanted or max(wanted) >= volume.channels:
+        raise VolumeError(
+            f"input.channel is {channel}, but {volume.url} has the channels 0 … {volume.channels - 1}"
+        )
+    store = volume.store[ts.d[0][wanted]]
+    return Volume(volume.url, store, volume.bounds, len(wanted), volume.dtype, volume.block_shape, volume.voxel_size_nm)
+
+
+def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
+    """Positions of (channel,) z, y, x among a store's axes."""
+    names = ["c" if label.lower() in _CHANNEL_LABELS else label.lower() for label in labels]
+    if not any(names):
+        fortran = driver == "n5"  # N5 lists its axes x first
+        known: dict[int, list[str]] = {3: ["z", "y", "x"], 4: ["c", "z", "y", "x"]}
+        names = known.get(len(labels), [])[:: -1 if fortran else 1]
+    wanted = ["c", "z", "y", "x"] if "c" in names else ["z", "y", "x"]
+    if sorted(names) != sorted(wanted):
+        raise VolumeError(
+            f"{url} has the axes {labels}; expected z, y, x and at most one of channels. "
+            "Select the rest away with input.spec, a TensorStore spec with a transform."
+        )
+    return [names.index(name) for name in wanted]
+
+
+def _voxel_sizes(url: str, driver: str, store: ts.TensorStore) -> list[float | None]:
+    """Voxel size of each of the store's own axes in nm, None where it is not known."""
+    units: list[ts.Unit | None] = list(store.dimension_units)
+    if driver == "zarr" and "://" in url:  # zarr v2 has no place for units but its attributes
+        attributes = json.loads(read_key(open_kvstore(url), ".zattrs", url) or b"{}")
+        stated = attributes.get("dimension_units", [])
+        if len(stated) == len(units):
+            units = [None if unit is None else ts.Unit(unit) for unit in stated]
+    return [
+        None if unit is None or unit.base_unit not in _NM_PER_UNIT else unit.multiplier * _NM_PER_UNIT[unit.base_unit]
+        for unit in units
+    ]
+
+
+def _refuse_compressed_blocks(url: str, key: str) -> None:
+    """Refuse local precomputed volumes whose block files carry a compression suffix, or that have no blocks at all."""
+    folder = local_folder(url)
+    if folder is None:
+        return
+    if not (folder / key).is_dir():
+        raise VolumeError(
+            f"{url}/info names the scale {key}, but there is no such folder: every voxel would read as zero"
+        )
+    with os.scandir(folder / key) as entries:
+        for entry in islice(entries, 100_000):
+            if entry.name.endswith(_COMPRESSED_SUFFIXES):
+                suffix = Path(entry.name).suffix
+                raise VolumeError(
+                    f"{url}/{key} holds compressed block files such as {entry.name} (as cloud-volume writes them). "
+                    f"TensorStore looks for names without {suffix} and would read every voxel as zero. Decompress them "
+                    "in place (gunzip -r, for .gz), or serve the folder over HTTP with Content-Encoding set."
+                )
+
+
+def _neighbours(url: str) -> str:
+    """A hint at what lies at a local path."""
+    folder = local_folder(url)
+    if folder is None:
+        return ""
+    if not folder.exists():
+        return f"; the folder {folder} does not exist"
+    if not folder.is_dir():
+        return f"; {folder} is a file, not a folder"
+    names = sorted(entry.name for entry in islice(os.scandir(folder), 1000))[:8]
+    return f"; found there: {', '.join(names) if names else 'nothing'}"
+
+
+def _status(error: Exception) -> str:
+    """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
+    match = re.match(r"([A-Z_]{4,})\b", str(error))
+    return match[1] if match else ""
+
+
+def _one_line(error: Exception) -> str:
+    """The error's text without TensorStore's source locations."""
+    return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", " ".join(str(error).split()))

@@ -1,0 +1,372 @@
+"""What one process holds to do chunks: the stores, the network, the device's lock. No Beam in here.
+
+:meth:`Worker.do` is what the ``InferChunks`` transform does to an element, as a plain method.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import tenacity
+from numpy.typing import NDArray
+
+from beam_inference.chunk_inference import infer_chunk
+from beam_inference.chunk_run import run_chunks
+from beam_inference.config import Affine, JobConfig
+from beam_inference.errors import (
+    BeamInferenceError,
+    ChunkFault,
+    DeviceOutOfMemory,
+    NonFiniteError,
+    PermanentReadError,
+    StateError,
+    TransientReadError,
+    WorkerFault,
+)
+from beam_inference.operators.normalize import Normalization, unit
+from beam_inference.operators.quantize import quantize
+from beam_inference.outputs import OutputSpec, open_output
+from beam_inference.plan import InferencePlan
+from beam_inference.predictors import Predictor, load_predictor
+from beam_inference.predictors.contract import ContractReport, check_contract
+from beam_inference.state import Box, ChannelStatistics, QuarantineRecord, Receipt, ResolvedJob, State
+from beam_inference.verification import crc32
+from beam_inference.volumes import TransientWriteError, Volume, open_volume
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+SICK_AFTER = 3
+"""A process whose first chunks, this many of them, all fail in the network is taken to be at fault itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One launch of a job, as its workers need to know it: small, and picklable.
+
+    Attributes:
+        job: the resolved job, as JSON.
+        state_url: the state folder.
+        id: of this launch.
+        honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
+        allow_pickle: load models that can execute code.
+        contract_checked: whether the launcher has run the network; if not, each worker does first.
+        processes_per_host: worker processes that share a machine's cores.
+    """
+
+    job: str
+    state_url: str
+    id: str
+    honour_receipts: bool
+    allow_pickle: bool
+    contract_checked: bool
+    processes_per_host: int
+
+
+class Record(NamedTuple):
+    """What became of a chunk: ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"."""
+
+    chunk: int
+    outcome: str
+    read_bytes: int = 0
+    written_bytes: int = 0
+    read_seconds: float = 0.0
+    infer_seconds: float = 0.0
+    write_seconds: float = 0.0
+
+
+class _Cutout(NamedTuple):
+    array: NDArray[Any]
+    seconds: float
+    attempts: int
+
+
+class _Core(NamedTuple):
+    array: NDArray[Any]
+    batch_size: int
+    read: _Cutout  # its array dropped
+    read_bytes: int
+    seconds: float
+    attempts: int
+
+
+class Worker:
+    """Opens all that a job needs, once per process; harness threads share it and take turns on the device."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.job = ResolvedJob.model_validate_json(launch.job)
+        self.state = State(launch.state_url)
+        self._input = open_input(self.job.config)
+        output = open_output(output_spec(self.job))
+        if output is None:
+            raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")
+        self._output = output
+        self._normalize = normalization(self.job.config, self._input.dtype)
+        _share_cores(launch.processes_per_host)
+        self._predictor = load_predictor(
+            self.job.config.model, self.job.config.inference, allow_pickle=launch.allow_pickle
+        )
+        found = {**self._predictor.describe()}
+        if found != self.job.engine:
+            raise WorkerFault(
+                f"this worker's engine is {found}, the job was launched with {self.job.engine}: its output would "
+                "differ. Use one image for launcher and workers."
+            )
+        if not launch.contract_checked:
+            try_network(self._predictor, self.job.config, self._input, self.job.plan)
+        self._device_lock = threading.Lock()
+        self._batch_size = self.job.config.inference.batch_size
+        self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
+
+    def do(self, indices: Sequence[int]) -> Iterator[Record]:
+        """Do a run of chunks; one record per chunk, each when it is durable.
+
+        Raises:
+            WorkerFault: this process cannot go on; chunks done so far have their receipts.
+        """
+        done = {index: self._done_before(index) for index in indices} if self.launch.honour_receipts else {}
+        yield from (record for record in done.values() if record is not None)
+        yield from run_chunks(
+            [index for index in indices if done.get(index) is None],
+            self._read,
+            self._infer,
+            self._write,
+            self._quarantine,
+            lambda: self.state.stop_requested(self.launch.id),
+        )
+
+    def _done_before(self, index: int) -> Record | None:
+        receipt = self.state.read_receipt(index)
+        if receipt is None:
+            return None
+        if receipt.fingerprint != self.job.fingerprint:
+            raise StateError(
+                f"{self.state.url} holds a receipt of another job for chunk {index} (fingerprint "
+                f"{receipt.fingerprint[:12]}, expected {self.job.fingerprint[:12]}). Give this job its own state_path."
+            )
+        # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
+        return Record(index, "done" if receipt.launch == self.launch.id else "skipped")
+
+    def _read(self, index: int) -> _Cutout:
+        work, config = self.job.plan.work(index), self.job.config
+        start = time.perf_counter()
+
+        def cutout() -> NDArray[Any]:
+            return self._input.cutout(work.input_box, config.input.fill, config.input.fill_value)
+
+        array, attempts = self._attempt(cutout, index, "read", lambda e: isinstance(e, TransientReadError))
+        return _Cutout(array, time.perf_counter() - start, attempts)
+
+    def _infer(self, index: int, cutout: _Cutout) -> _Core:
+        work, config = self.job.plan.work(index), self.job.config
+        start = time.perf_counter()
+
+        def core() -> NDArray[Any]:
+            result = infer_chunk(
+                cutout.array,
+                work,
+                self._predictor,
+                self._normalize,
+                config.model.output_channels,
+                self._batch_size,
+            )
+            self._batch_size = result.batch_size  # what was too much for the device once is not tried again
+            if not (np.isfinite(result.core.min()) and np.isfinite(result.core.max())):
+                raise NonFiniteError(_explain_non_finite(cutout.array))
+            return quantize(result.core, np.dtype(config.output.dtype), config.output.value_range)
+
+        with self._device_lock:
+            try:
+                array, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
+            except DeviceOutOfMemory as error:
+                raise WorkerFault(str(error)) from error
+            except ChunkFault as fault:
+                self._judge_own_health(fault, cutout.array)
+                raise
+            self._failed_at_start = None
+        return _Core(
+            array,
+            self._batch_size,
+            cutout._replace(array=np.empty(0)),
+            cutout.array.nbytes,
+            time.perf_counter() - start,
+            attempts,
+        )
+
+    def _write(self, index: int, core: _Core) -> Record:
+        box = self.job.plan.chunks.core_box(index)
+        start = time.perf_counter()
+        statistics = [_statistics(channel) for channel in core.array]
+        checksum = crc32(core.array)
+        _, attempts = self._attempt(
+            lambda: self._output.write(box, core.array), index, "write", lambda e: isinstance(e, TransientWriteError)
+        )
+        seconds = time.perf_counter() - start
+        self.state.write_receipt(
+            Receipt(
+                chunk=index,
+                box=Box.of(box),
+                crc32=checksum,
+                channels=statistics,
+                batch_size=core.batch_size,
+                seconds={"read": core.read.seconds, "infer": core.seconds, "write": seconds},
+                attempts={"read": core.read.attempts, "infer": core.attempts, "write": attempts},
+                launch=self.launch.id,
+                fingerprint=self.job.fingerprint,
+            )
+        )
+        return Record(index, "done", core.read_bytes, core.array.nbytes, core.read.seconds, core.seconds, seconds)
+
+    def _quarantine(self, index: int, fault: ChunkFault) -> Record:
+        work = self.job.plan.work(index)
+        logger.warning("chunk %d %s quarantined: %s", index, work.core_box, fault)
+        self.state.write_quarantine(
+            QuarantineRecord(
+                chunk=index,
+                box=Box.of(work.core_box),
+                input_box=Box.of(work.input_box),
+                stage=fault.stage,
+                cause=str(fault),
+                attempts=fault.attempts,
+                launch=self.launch.id,
+                fingerprint=self.job.fingerprint,
+            )
+        )
+        return Record(index, "quarantined")
+
+    def _attempt(
+        self, action: Callable[[], Value], index: int, stage: str, is_transient: Callable[[BaseException], bool]
+    ) -> tuple[Value, int]:
+        """The action's value and the number of attempts; transient trouble is tried again, with backoff and jitter.
+
+        Raises:
+            ChunkFault: reading or inferring failed for good.
+            WorkerFault, DeviceOutOfMemory: as the action raises them; not the chunk's fault.
+        """
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(self.job.config.job.attempts),
+            wait=tenacity.wait_exponential_jitter(initial=0.1, max=20, jitter=0.2),
+            retry=tenacity.retry_if_exception(is_transient),
+            before_sleep=lambda state: logger.warning(
+                "chunk %d: %s failed, attempt %d: %s",
+                index,
+                stage,
+                state.attempt_number,
+                _first_line(state.outcome.exception() if state.outcome else None),
+            ),
+            reraise=True,
+        )
+        try:
+            value = retrying(action)
+        except (WorkerFault, DeviceOutOfMemory, StateError):
+            raise
+        except Exception as error:
+            attempts = int(retrying.statistics["attempt_number"])
+            expected = isinstance(error, (PermanentReadError, TransientReadError, BeamInferenceError))
+            cause = str(error) if expected else f"{type(error).__name__}: {_first_line(error)}"
+            raise ChunkFault(cause, stage, attempts) from error
+        return value, int(retrying.statistics["attempt_number"])
+
+    def _judge_own_health(self, fault: ChunkFault, cutout: NDArray[Any]) -> None:
+        """Raise if it is likelier that this process is sick than that all its first chunks are bad."""
+        if self._failed_at_start is None or not _all_finite(cutout):
+            return
+        self._failed_at_start.append(str(fault))
+        if len(self._failed_at_start) >= SICK_AFTER:
+            raise WorkerFault(
+                f"the first {SICK_AFTER} chunks of this process all failed in the network, the last with: {fault}. "
+                "The network or the device is at fault, not the chunks."
+            ) from fault
+
+
+def open_input(config: JobConfig) -> Volume:
+    """The job's input volume. Raises as :func:`beam_inference.volumes.open_volume`."""
+    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel)
+
+
+def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
+    """What ``model.normalize`` does to stored values of a dtype. Raises ConfigError for unit with floats."""
+    normalize = config.model.normalize
+    if isinstance(normalize, Affine):
+        return Normalization(normalize.scale, normalize.offset, normalize.clip)
+    return unit(dtype) if normalize == "unit" else Normalization()
+
+
+def output_spec(job: ResolvedJob) -> OutputSpec:
+    """What the job's output is."""
+    output = job.config.output
+    return OutputSpec(
+        url=output.path,
+        format=output.format,
+        dtype=output.dtype,
+        channels=job.config.model.output_channels,
+        bounds=job.output_bounds.box(),
+        block_shape=output.block_shape,
+        voxel_size_nm=job.voxel_size_nm,
+    )
+
+
+def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan) -> ContractReport:
+    """Run the network once, on the patch in the middle of the ROI.
+
+    Raises:
+        ModelContractError: it does not answer as the job says.
+    """
+    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
+    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
+    try:
+        patch = volume.cutout(box, config.input.fill, config.input.fill_value)
+    except (TransientReadError, PermanentReadError) as error:
+        logger.warning("trying the network on zeros, because %s", error)
+        patch = np.zeros((volume.channels, *box.shape), volume.dtype)
+    return check_contract(
+        predictor,
+        patch,
+        normalization(config, volume.dtype),
+        batch_size=config.inference.batch_size,
+        patch_shape=plan.lattice.patch_shape,
+        crop_margin=plan.crop_margin,
+        output_channels=config.model.output_channels,
+    )
+
+
+def _share_cores(processes: int) -> None:
+    """Give torch this process's share of the machine's cores, so that workers do not fight over them."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
+
+
+def _statistics(channel: NDArray[Any]) -> ChannelStatistics:
+    return ChannelStatistics(
+        min=float(channel.min()),
+        max=float(channel.max()),
+        mean=float(channel.mean(dtype=np.float64)),
+        zeros=int(channel.size - np.count_nonzero(channel)),
+        nans=int(np.isnan(channel).sum()) if channel.dtype.kind == "f" else 0,
+    )
+
+
+def _all_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _explain_non_finite(cutout: NDArray[Any]) -> str:
+    if _all_finite(cutout):
+        return "the network returned NaN or infinite values for finite input"
+    return f"the input holds {int((~np.isfinite(cutout)).sum())} NaN or infinite voxels, and so does the result"
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

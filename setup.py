@@ -1,0 +1,56 @@
+"""Package of beam-inference. Dependencies stand here literally: a source distribution must carry them."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (HERE / "beam_inference" / "__init__.py").read_text())
+assert VERSION is not None
+
+setup(
+    name="beam-inference",
+    version=VERSION[1],
+    description="Run a trained 3-D ConvNet over a volume of any size, as an Apache Beam job",
+    long_description=(HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=find_packages(include=["beam_inference", "beam_inference.*"]),
+    package_data={"beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml"]},
+    python_requires=">=3.11",
+    install_requires=[
+        "apache-beam[gcp]>=2.77,<3",
+        "google-cloud-storage>=2.18",
+        "numpy>=2.0",
+        "pydantic>=2.8",
+        "pyyaml>=6.0",
+        "rich>=13.7",
+        "safetensors>=0.4",
+        "tenacity>=8.3",
+        "tensorstore>=0.1.80",
+        "torch>=2.8",
+    ],
+    extras_require={
+        "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
+        "dev": [
+            "cloud-volume>=12.0",
+            "h5py>=3.11",
+            "hypothesis>=6.100",
+            "mypy>=1.13",
+            "pre-commit>=4.0",
+            "pytest>=8.3",
+            "pytest-timeout>=2.3",
+            "ruff>=0.8",
+            "types-PyYAML>=6.0",
+            "zarr>=3.0",
+        ],
+    },
+    entry_points={"console_scripts": ["beam-inference=beam_inference.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Topic :: Scientific/Engineering :: Image Processing",
+    ],
+)

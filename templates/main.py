@@ -1,0 +1,8 @@
+"""Flags-only entry, for launchers that know no sub-commands: ``main.py --job=job.yaml [flags of run]``."""
+
+import sys
+
+from beam_inference.cli import run_with_flags
+
+if __name__ == "__main__":
+    sys.exit(run_with_flags())

@@ -1,0 +1,46 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their helpers by name
+
+from helpers import SHARED_DATA, write_volume
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_google_credentials():
+    """Beam would look for Google credentials for twenty seconds at the first gs:// path it meets."""
+    from apache_beam.internal.gcp import auth
+
+    auth._Credentials._credentials_init = True
+
+
+@pytest.fixture
+def volume_in(tmp_path: Path) -> Path:
+    """A volume of 40×70×50 random uint8 voxels at offset (3, -5, 2)."""
+    array = np.random.default_rng(0).integers(0, 256, (40, 70, 50), dtype=np.uint8)
+    write_volume(tmp_path / "in", array, (3, -5, 2))
+    return tmp_path / "in"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data; tests that need it are skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip(f"real test data are not there: {SHARED_DATA}")
+    return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def fib25(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The FIB-25 volume, 250³ uint8 voxels of 10 nm, as precomputed with blocks of 64³."""
+    folder = tmp_path_factory.mktemp("fib25") / "image"
+    array = np.load(shared_data / "fib25_medulla_train2_image.npy")
+    write_volume(folder, array, block_shape=(64, 64, 64))
+    return folder

@@ -1,0 +1,108 @@
+"""What tests share: volumes written for them, job files, and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.grids import PatchLattice
+from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.volumes import open_volume
+
+SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def write_volume(
+    folder: Path,
+    array: np.ndarray,
+    start: tuple[int, int, int] = (0, 0, 0),
+    *,
+    block_shape: tuple[int, int, int] = (32, 32, 32),
+    voxel_size_nm: tuple[float, float, float] = (10.0, 10.0, 10.0),
+    format: str = "precomputed",
+) -> str:
+    """Write an array (z, y, x) or (channels, z, y, x) as a volume; its URL."""
+    array = array if array.ndim == 4 else array[None]
+    box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape[1:], strict=True)))
+    spec = OutputSpec(
+        url=f"file://{folder}",
+        format=format,
+        dtype=array.dtype.name,
+        channels=array.shape[0],
+        bounds=box,
+        block_shape=block_shape,
+        voxel_size_nm=voxel_size_nm,
+    )
+    create_output(spec).write(box, array)
+    return spec.url
+
+
+def read_volume(path: Path | str) -> np.ndarray:
+    """All voxels of a volume: (channels, z, y, x)."""
+    volume = open_volume(path if "://" in str(path) else f"file://{path}")
+    return volume.read(volume.bounds)
+
+
+def job_values(source: Path | str, output: Path | str, **sections: dict[str, Any]) -> dict[str, Any]:
+    """A small job as nested dicts: identity over small patches, unless ``sections`` say otherwise, key by key."""
+    values: dict[str, Any] = {
+        "input": {"path": str(source)},
+        "output": {"path": str(output), "dtype": "float32", "block_shape": [16, 16, 16]},
+        "model": {"path": "identity"},
+        "inference": {
+            "patch_shape": [8, 16, 16],
+            "patch_overlap": [2, 8, 8],
+            "chunk_shape": [16, 32, 32],
+            "batch_size": 2,
+            "device": "cpu",
+        },
+    }
+    for section, keys in sections.items():
+        if keys is None:
+            values.pop(section, None)
+        else:
+            values.setdefault(section, {}).update(keys)
+    return values
+
+
+def write_job(path: Path, values: dict[str, Any]) -> Path:
+    """Write a job file."""
+    path.write_text(yaml.safe_dump(values))
+    return path
+
+
+def bump(length: int) -> np.ndarray:
+    """The bump of one patch on one axis, in the form of the paper; underflows for long patches."""
+    d = 2 * (np.arange(length) + 0.5) / length - 1
+    return np.exp(-1 / (1 - d**2))
+
+
+def oracle(
+    lattice: PatchLattice, predict: Callable[[BoundingBox], np.ndarray], channels: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The blended prediction over the whole domain and the sum of bumps, in float64: no chunks, no lattice algebra.
+
+    ``predict`` gives the float32 prediction (channels, *patch) of a patch's box.
+    """
+    domain = lattice.domain
+    total = np.zeros((channels, *domain.shape))
+    weights = np.zeros(domain.shape)
+    window = np.einsum("i,j,k->ijk", *(bump(n) for n in lattice.patch_shape))
+    starts = [
+        sorted({min(a, stop - patch) for a in range(start, max(start + 1, stop - overlap), patch - overlap)})
+        for start, stop, patch, overlap in zip(
+            domain.start, domain.stop, lattice.patch_shape, lattice.patch_overlap, strict=True
+        )
+    ]
+    for start in product(*starts):
+        box = BoundingBox(start, tuple(a + p for a, p in zip(start, lattice.patch_shape, strict=True)))
+        where = box.slices_in(domain)
+        total[(slice(None), *where)] += predict(box).astype(np.float64) * window
+        weights[where] += window
+    return total / weights, weights
