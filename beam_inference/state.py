@@ -234,8 +234,9 @@ class State:
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
         """Write job.json if absent; the one that is there in the end, which a racing launch may have written."""
-        absent = self._store.read("job.json").result().stamp.generation
-        self._write("job.json", job.model_dump_json(indent=1), if_equal=absent)
+        there = self._store.read("job.json").result()
+        if there.state != "value":
+            self._write("job.json", job.model_dump_json(indent=1), if_equal=there.stamp.generation)
         return self.load_job() or job
 
     def write_receipt(self, receipt: Receipt) -> None:

@@ -160,7 +160,7 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
     dtype = czyx.dtype.numpy_dtype
     if dtype.kind not in "iufV" or czyx.dtype.name in ("json", "string", "ustring"):
         raise VolumeError(f"{url} holds {czyx.dtype.name}; expected integers or floating-point numbers")
-    if not dtype.isbuiltin:  # bfloat16 and the like, which not every array library knows
+    if dtype.isbuiltin != 1:  # bfloat16 and the like, which not every array library knows
         czyx = ts.cast(czyx, ts.float32)
         dtype = np.dtype(np.float32)
     domain = czyx.domain
@@ -281,8 +281,8 @@ def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
 def _voxel_sizes(url: str, driver: str, store: ts.TensorStore) -> list[float | None]:
     """Voxel size of each of the store's own axes in nm, None where it is not known."""
     units: list[ts.Unit | None] = list(store.dimension_units)
-    if driver == "zarr" and "://" in url:  # zarr v2 has no place for units but its attributes
-        attributes = json.loads(read_key(open_kvstore(url), ".zattrs", url) or b"{}")
+    if driver == "zarr":  # zarr v2 has no place for units but its attributes
+        attributes = json.loads(read_key(store.kvstore, ".zattrs", url) or b"{}")
         stated = attributes.get("dimension_units", [])
         if len(stated) == len(units):
             units = [None if unit is None else ts.Unit(unit) for unit in stated]

@@ -49,7 +49,7 @@ def read_volume(path: Path | str) -> np.ndarray:
     return volume.read(volume.bounds)
 
 
-def job_values(source: Path | str, output: Path | str, **sections: dict[str, Any]) -> dict[str, Any]:
+def job_values(source: Path | str, output: Path | str, /, **sections: dict[str, Any]) -> dict[str, Any]:
     """A small job as nested dicts: identity over small patches, unless ``sections`` say otherwise, key by key."""
     values: dict[str, Any] = {
         "input": {"path": str(source)},

@@ -144,7 +144,8 @@ def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool)
 def _traced_batch_norm(module: Any) -> str | None:
     """Either "running" or "batch" if a TorchScript file has that fixed for all its BatchNorm layers, else None."""
     fixed = set()
-    for node in module.inlined_graph.findAllNodes("aten::batch_norm", recurse=True):
+    graph = module.inlined_graph  # must outlive its nodes
+    for node in graph.findAllNodes("aten::batch_norm", recurse=True):
         training = list(node.inputs())[5]
         if training.node().kind() == "prim::Constant":
             fixed.add("batch" if training.toIValue() else "running")

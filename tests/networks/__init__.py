@@ -1,0 +1,1 @@
+"""Networks that the tests run: two published ones and one trained for this project."""

@@ -1,0 +1,212 @@
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+from helpers import oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import infer_chunk
+from beam_inference.errors import DeviceOutOfMemory, ModelContractError
+from beam_inference.fill import fill_outside, source_box
+from beam_inference.operators.quantize import quantize
+from beam_inference.plan import make_plan
+from beam_inference.predictors.identity import IdentityPredictor
+
+
+class NumpyNetwork(IdentityPredictor):
+    """A network on the host, given as a function; counts its calls and the sizes of their batches."""
+
+    def __init__(self, function=lambda batch: batch, largest_batch=10**9):
+        super().__init__()
+        self._function = function
+        self._largest_batch = largest_batch
+        self.batches = []
+
+    def session(self):
+        return nullcontext()
+
+    def predict(self, batch):
+        if len(batch) > self._largest_batch:
+            raise DeviceOutOfMemory("no room")
+        self.batches.append(len(batch))
+        return self._function(batch)
+
+
+def unchanged(batch):
+    return batch
+
+
+def position_dependent(batch):
+    """A network whose answer depends on where a voxel is in its patch, and is asymmetric: geometry errors show."""
+    z, y, x = (np.linspace(1, 2, n, dtype=np.float32) for n in batch.shape[2:])
+    ramp = z[:, None, None] * y[:, None] ** 2 * x**3
+    return np.concatenate([batch * ramp, batch - ramp], axis=1)
+
+
+def make(shape=(17, 23, 29), patch=(6, 8, 10), overlap=(2, 4, 3), chunk=(5, 9, 13), start=(3, -2, 7), **other):
+    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+    settings = {"context": (0, 0, 0), "crop_margin": (0, 0, 0), "seams": "recompute", "chunk_crop_margin": (0, 0, 0)}
+    roi = other.pop("roi", volume)
+    return make_plan(
+        volume=volume, roi=roi, patch_shape=patch, patch_overlap=overlap, chunk_shape=chunk, **settings | other
+    )
+
+
+def cutout(array, plan, box, fill="reflect"):
+    source = source_box(box, plan.volume, fill)
+    return fill_outside(array[source.slices_in(plan.volume)][None], source, box, plan.volume, fill, 0)
+
+
+def infer_all(array, plan, network, channels=1, batch_size=1):
+    roi = plan.chunks.roi
+    result = np.full((channels, *roi.shape), np.nan, np.float32)
+    for index in range(plan.chunks.count):
+        work = plan.work(index)
+        core = infer_chunk(cutout(array, plan, work.input_box), work, network, unchanged, channels, batch_size).core
+        result[(slice(None), *work.core_box.slices_in(roi))] = core
+    return result
+
+
+def random_volume(shape, dtype=np.float32):
+    return np.random.default_rng(1).random(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_all_chunk_shapes_give_the_same_bits_and_the_oracles_values(batch_size):
+    array = random_volume((17, 23, 29))
+    results = [
+        infer_all(array, make(chunk=chunk), NumpyNetwork(position_dependent), 2, batch_size)
+        for chunk in [(17, 23, 29), (5, 9, 13), (7, 11, 3), (1, 23, 4)]
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+    plan = make()
+    expected, _ = oracle(
+        plan.lattice, lambda box: position_dependent(cutout(array, plan, box)[None].astype(np.float32))[0], 2
+    )
+    assert np.abs(results[0] - expected).max() <= 1e-6 * np.ptp(expected)
+
+
+def test_crop_differs_at_chunk_borders_and_only_with_a_network_that_sees_its_patch():
+    array = random_volume((17, 23, 29))
+    exact = infer_all(array, make(), NumpyNetwork(position_dependent), 2)
+    crop = make(seams="crop", chunk_crop_margin=(1, 2, 2))
+    assert np.abs(infer_all(array, crop, NumpyNetwork(position_dependent), 2) - exact).max() > 0.1
+    np.testing.assert_allclose(infer_all(array, crop, NumpyNetwork(), 1)[0], array, atol=1e-6)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_identity_gives_the_input_back_for_any_geometry(data):
+    patch = data.draw(st.tuples(*[st.integers(1, 7)] * 3))
+    overlap = tuple(data.draw(st.integers(0, p - 1)) for p in patch)
+    plan = make(
+        shape=data.draw(st.tuples(*[st.integers(1, 12)] * 3)),
+        patch=patch,
+        overlap=overlap,
+        chunk=data.draw(st.tuples(*[st.integers(1, 13)] * 3)),
+        crop_margin=data.draw(st.tuples(*[st.integers(0, 3)] * 3)),
+        seams=data.draw(st.sampled_from(["recompute", "crop"])),
+        chunk_crop_margin=data.draw(st.tuples(*[st.integers(0, 4)] * 3)),
+    )
+    array = np.random.default_rng(2).integers(0, 256, plan.volume.shape, dtype=np.uint8)
+    result = infer_all(array / np.float32(255), plan, NumpyNetwork(), batch_size=data.draw(st.integers(1, 3)))[0]
+    most = max((o / p for o, p in zip(overlap, patch, strict=True)), default=0)
+    assert np.abs(result - array / 255).max() <= (1e-6 if most <= 0.75 else 2e-5)
+    np.testing.assert_array_equal(quantize(result, np.dtype("uint8"), (0, 1)), array)
+
+
+@pytest.mark.parametrize(
+    ("length", "patch", "overlap"),
+    [(700, 256, 0), (700, 256, 64), (700, 256, 192), (300, 256, 255), (4500, 2048, 512), (4500, 2048, 1536)],
+)
+def test_identity_with_long_patches(length, patch, overlap):
+    plan = make((2, 3, length), (2, 3, patch), (0, 0, overlap), (2, 3, 301))
+    array = np.random.default_rng(3).integers(0, 256, plan.volume.shape, dtype=np.uint8)
+    result = infer_all(array / np.float32(255), plan, NumpyNetwork())[0]
+    assert np.abs(result - array / 255).max() <= (1e-6 if overlap <= 0.75 * patch else 2e-5)
+    np.testing.assert_array_equal(quantize(result, np.dtype("uint8"), (0, 1)), array)
+
+
+def test_every_call_has_exactly_the_batch_size_and_every_patch_is_computed_once():
+    plan = make(chunk=(17, 23, 29))
+    network = NumpyNetwork()
+    infer_all(random_volume((17, 23, 29)), plan, network, batch_size=3)
+    assert plan.lattice.count % 3 == 2
+    assert network.batches == [3] * -(-plan.lattice.count // 3)
+
+
+def test_a_network_may_return_the_grown_patch_or_the_cropped_one():
+    array = random_volume((17, 23, 29))
+    plan = make(crop_margin=(1, 2, 3))
+    grown = infer_all(array, plan, NumpyNetwork())
+    cropped = infer_all(array, plan, NumpyNetwork(lambda batch: batch[:, :, 1:-1, 2:-2, 3:-3]))
+    np.testing.assert_array_equal(grown, cropped)
+
+
+def test_the_patch_input_is_grown_by_real_voxels_also_outside_the_roi():
+    """A network that looks two voxels ahead sees them: across chunk borders, and beyond the ROI."""
+    array = random_volume((17, 23, 29))
+    volume = make().volume
+    roi = BoundingBox((volume.start[0],) + volume.start[1:], (volume.stop[0], volume.stop[1], volume.stop[2] - 5))
+    plan = make(roi=roi, crop_margin=(0, 0, 2))
+    result = infer_all(array, plan, NumpyNetwork(lambda batch: batch[:, :, :, :, 4:]))
+    np.testing.assert_allclose(result[0], array[:, :, 2:-3], atol=1e-6)
+
+
+def test_several_input_channels():
+    array = np.stack([random_volume((17, 23, 29)), 2 + random_volume((17, 23, 29))])
+    plan = make(chunk=(20, 30, 30))
+    work = plan.work(0)
+    network = NumpyNetwork(lambda batch: batch[:, 1:] - batch[:, :1])
+    core = infer_chunk(array, work, network, unchanged, 1, 2).core
+    np.testing.assert_allclose(core[0], array[1] - array[0], atol=1e-6)
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on():
+    array = random_volume((17, 23, 29))
+    plan = make(chunk=(17, 23, 29))
+    network = NumpyNetwork(position_dependent, largest_batch=3)
+    work = plan.work(0)
+    result = infer_chunk(cutout(array, plan, work.input_box), work, network, unchanged, 2, 8)
+    assert result.batch_size == 2
+    assert set(network.batches) == {2}
+    expected = infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size=2)
+    np.testing.assert_allclose(result.core, expected, atol=1e-5)
+
+
+def test_out_of_memory_at_one_patch_names_the_numbers():
+    plan = make(chunk=(17, 23, 29))
+    work = plan.work(0)
+    array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
+    with pytest.raises(DeviceOutOfMemory, match=r"batch of one patch of \[6, 8, 10\] .* chunk of \[17, 23, 29\]"):
+        infer_chunk(array, work, NumpyNetwork(largest_batch=0), unchanged, 1, 4)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda b: b[:, :, 1:], lambda b: np.concatenate([b, b], 1), lambda b: b[0], lambda b: b[:, :, :, :, :0]]
+)
+def test_a_wrong_output_shape_is_named(function):
+    plan = make()
+    work = plan.work(0)
+    array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
+    with pytest.raises(ModelContractError, match=r"returns an array of shape .* expected \[1, 1, 6, 8, 10\]"):
+        infer_chunk(array, work, NumpyNetwork(function), unchanged, 1, 1)
+
+
+def test_normalisation_sees_stored_values_as_float32():
+    plan = make(chunk=(17, 23, 29))
+    array = np.random.default_rng(4).integers(0, 60000, (17, 23, 29)).astype(np.uint16)
+    work = plan.work(0)
+    core = infer_chunk(
+        cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1
+    ).core
+    np.testing.assert_allclose(core[0], array / 2, rtol=1e-6)
+
+
+def test_a_cutout_of_another_box_is_refused():
+    work = make().work(0)
+    with pytest.raises(ValueError, match="the cutout has shape"):
+        infer_chunk(np.zeros((1, 2, 2, 2)), work, NumpyNetwork(), unchanged, 1, 1)

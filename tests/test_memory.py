@@ -1,0 +1,36 @@
+from beam_inference.memory import projected_memory
+
+BASE = {
+    "input_shape": (20, 100, 100),
+    "core_shape": (16, 96, 96),
+    "patch_input_shape": (10, 50, 50),
+    "input_channels": 1,
+    "output_channels": 3,
+    "input_itemsize": 1,
+    "output_itemsize": 1,
+    "batch_size": 2,
+    "working_set_bytes": 10**6,
+    "threads": 2,
+    "look_ahead": 1,
+    "trailing_writes": 1,
+    "device_is_host": True,
+}
+
+
+def test_the_sum_by_hand():
+    cutout, core, batch = 20 * 100 * 100, 16 * 96 * 96, 2 * (1 + 3) * 10 * 50 * 50 * 4
+    projection = projected_memory(**BASE)
+    assert projection.device_bytes == cutout + 3 * core * 4 + batch + 10**6
+    assert projection.host_bytes == 2 * (3 * cutout + 2 * 3 * core) + 3 * core * 4 + batch + 10**6
+
+
+def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
+    on_gpu = projected_memory(**BASE | {"device_is_host": False})
+    assert on_gpu.host_bytes < projected_memory(**BASE).host_bytes
+    assert on_gpu.device_bytes == projected_memory(**BASE).device_bytes
+
+
+def test_more_threads_share_one_accumulator():
+    four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
+    assert four.device_bytes == two.device_bytes
+    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 2 * 3 * 16 * 96 * 96)

@@ -1,0 +1,300 @@
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import toy_networks
+from helpers import job_values
+
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
+from beam_inference.job_file import parse_job
+from beam_inference.operators.normalize import Normalization
+from beam_inference.predictors import describe_engine, load_predictor, model_sha256, resolved_device
+from beam_inference.predictors.contract import check_contract
+from beam_inference.predictors.torch_predictor import TorchPredictor
+
+TOYS = Path(toy_networks.__file__)
+BATCH = np.random.default_rng(0).random((2, 1, 4, 6, 8), np.float32)
+
+
+def config(model, inference=None, folder="/"):
+    return parse_job(job_values("in", "out", model=model, inference=inference or {}), Path(folder))
+
+
+def predict(model, inference=None, batch=BATCH, **options):
+    job = config(model, inference)
+    predictor = load_predictor(job.model, job.inference, **options)
+    with predictor.session():
+        return predictor.download(predictor.predict(predictor.upload(batch)))
+
+
+def toy(name, **keys):
+    return {"path": f"{TOYS}:{name}", "output_channels": 2, **keys}
+
+
+def expected(module, batch=BATCH):
+    with torch.inference_mode():
+        return module.eval()(torch.from_numpy(batch)).numpy()
+
+
+def test_identity():
+    np.testing.assert_array_equal(predict({"path": "identity"}), BATCH)
+    sigmoid = predict({"path": "identity", "activation": "sigmoid"})
+    np.testing.assert_allclose(sigmoid, 1 / (1 + np.exp(-BATCH)), rtol=1e-6)
+
+
+def test_a_factory_in_a_file_or_a_module(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOYS.parent))
+    for path in (f"{TOYS}:conv", "toy_networks:conv"):
+        np.testing.assert_array_equal(predict({"path": path, "output_channels": 2}), expected(toy_networks.conv()))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_activations(activation):
+    logits = torch.from_numpy(expected(toy_networks.conv()))
+    wanted = logits.sigmoid() if activation == "sigmoid" else logits.softmax(1)
+    np.testing.assert_array_equal(predict(toy("conv", activation=activation)), wanted.numpy())
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(5)
+    return torch.nn.Conv3d(1, 2, 3, padding=1)
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "nested", "data_parallel", "safetensors", "safetensors named .pth"])
+def test_weights_in_every_form(tmp_path, trained, kind):
+    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
+    state = trained.state_dict()
+    if kind.startswith("safetensors"):
+        safetensors.torch.save_file(state, path)
+    elif kind == "nested":
+        torch.save({"state_dict": state, "epoch": 3}, path)
+    elif kind == "data_parallel":
+        torch.save({f"module.{key}": value for key, value in state.items()}, path)
+    else:
+        torch.save(state, path)
+    np.testing.assert_array_equal(predict(toy("conv", weights=str(path))), expected(trained))
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    torch.save(toy_networks.flat().state_dict(), tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="do not fit the network"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_pickled_code_is_never_run_unless_allowed(tmp_path):
+    torch.save({"weight": Bomb(tmp_path / "boom")}, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="--allow_pickle"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+    with pytest.raises(ModelContractError, match="not TorchScript but pickled Python"):
+        predict({"path": str(tmp_path / "w.pt")})
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_pickled_network_is_loaded_if_allowed(tmp_path, trained):
+    torch.save(trained, tmp_path / "net.pt")
+    found = predict({"path": str(tmp_path / "net.pt"), "output_channels": 2}, allow_pickle=True)
+    np.testing.assert_array_equal(found, expected(trained))
+    torch.save(trained.state_dict(), tmp_path / "state.pt")
+    with pytest.raises(ModelContractError, match="not a network"):
+        predict({"path": str(tmp_path / "state.pt")}, allow_pickle=True)
+
+
+def quiet(make):
+    """torch.jit is deprecated but its files are everywhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return make()
+
+
+def test_torchscript(tmp_path, trained):
+    quiet(lambda: torch.jit.script(trained).save(str(tmp_path / "net.ts")))
+    found = predict({"path": str(tmp_path / "net.ts"), "output_channels": 2})
+    np.testing.assert_array_equal(found, expected(trained))
+
+
+def test_batch_norm_modes_of_a_module():
+    module = toy_networks.batch_norm()
+    np.testing.assert_array_equal(predict(toy("batch_norm")), expected(module))
+    found = predict(toy("batch_norm", batch_norm="batch"), {"batch_size": 1}, BATCH[:1])
+    module[1].train()  # batch statistics; dropout stays off
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, module(torch.from_numpy(BATCH[:1])).numpy(), atol=1e-6)
+
+
+def test_batch_norm_modes_of_a_scripted_network(tmp_path):
+    module = toy_networks.batch_norm().eval()
+    quiet(lambda: torch.jit.script(module).save(str(tmp_path / "net.ts")))
+    for mode in ("running", "batch"):
+        model = {"path": str(tmp_path / "net.ts"), "output_channels": 2, "batch_norm": mode}
+        found = predict(model, {"batch_size": 1}, BATCH[:1])
+        np.testing.assert_allclose(found, predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]), atol=1e-6)
+
+
+def test_a_traced_network_has_its_batch_norm_mode_fixed(tmp_path):
+    quiet(lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(str(tmp_path / "n.ts")))
+    model = {"path": str(tmp_path / "n.ts"), "output_channels": 2}
+    np.testing.assert_allclose(predict(model), predict(toy("batch_norm")), atol=1e-6)
+    with pytest.raises(ModelContractError, match="traced with BatchNorm using running statistics"):
+        predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
+
+
+@pytest.fixture
+def exported(tmp_path):
+    def export(module, batch=2, dynamic=False):
+        path = tmp_path / "net.pt2"
+        shapes = ({0: torch.export.Dim("batch", min=1, max=64)},) if dynamic else None
+        example = torch.from_numpy(BATCH[:1]).repeat(batch, 1, 1, 1, 1)
+        torch.export.save(torch.export.export(module, (example,), dynamic_shapes=shapes), path)
+        return {"path": str(path), "output_channels": 2}
+
+    return export
+
+
+def test_an_exported_network(exported):
+    np.testing.assert_array_equal(predict(exported(toy_networks.conv().eval())), expected(toy_networks.conv()))
+
+
+def test_an_exported_network_has_its_batch_fixed_unless_dynamic(exported):
+    with pytest.raises(ModelContractError, match="takes batches of exactly 2; the job says inference.batch_size: 3"):
+        predict(exported(toy_networks.conv().eval()), {"batch_size": 3})
+    model = exported(toy_networks.conv().eval(), dynamic=True)
+    np.testing.assert_array_equal(predict(model, {"batch_size": 3}, BATCH[[0, 1, 0]]).shape, (3, 2, 4, 6, 8))
+
+
+def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
+    model = exported(toy_networks.batch_norm().eval(), batch=1)
+    np.testing.assert_allclose(predict(model, {"batch_size": 1}, BATCH[:1]), predict(toy("batch_norm"), {"batch_size": 1}, BATCH[:1]), atol=1e-6)
+    with pytest.raises(ModelContractError, match="using running statistics, which cannot be changed"):
+        predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
+
+
+def test_two_dimensional_networks_see_no_z_axis():
+    batch = BATCH[:, :, :1]
+    found = predict(toy("flat", dims=2), {"patch_shape": [1, 6, 8], "patch_overlap": [0, 0, 0]}, batch)
+    np.testing.assert_array_equal(found[:, :, 0], expected(toy_networks.flat(), batch[:, :, 0]))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_runs_the_network_in_it_and_returns_float32(precision):
+    found = predict(toy("conv"), {"precision": precision})
+    exact = predict(toy("conv"))
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - exact).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"path": "/nope/net.pt"}, "there is no file /nope/net.pt"),
+        ({"path": "/nope/net.onnx"}, "there is no file"),
+        ({"path": "no_such_module:net"}, "there is no Python module no_such_module"),
+        ({"path": f"{TOYS}:nope"}, "has no attribute 'nope'"),
+        ({"path": f"{TOYS}:raises"}, "the factory failed: RuntimeError: the factory is broken"),
+        ({"path": f"{TOYS}:not_a_module"}, "returned a int, not a torch module"),
+        ({"path": f"{TOYS}:conv", "weights": "/nope/w.pt", "output_channels": 2}, "model.weights: there is no file"),
+        ({"path": str(TOYS)}, "expected identity, a TorchScript file"),
+    ],
+)
+def test_models_that_cannot_be_loaded(model, message):
+    with pytest.raises(ModelContractError, match=message):
+        predict(model)
+
+
+def test_files_that_are_not_what_their_name_says(tmp_path):
+    for name, message in (("a.pt", "not TorchScript"), ("a.pt2", "cannot load the torch.export file")):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        with pytest.raises(ModelContractError, match=message):
+            predict({"path": str(tmp_path / name)})
+    (tmp_path / "w.pt").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelContractError, match="cannot read the weights|holds more than tensors"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_asked_for_and_absent_is_an_error():
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        predict(toy("conv"), {"device": "cuda"})
+    assert resolved_device("auto") == "cpu"
+
+
+def test_the_hash_is_of_the_weights_and_is_checked(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    model = toy("conv", weights=str(tmp_path / "w.pt"))
+    digest = model_sha256(config(model).model)
+    assert model_sha256(config(model | {"sha256": digest.split("+")[-1]}).model) == digest
+    with pytest.raises(ModelContractError, match="another file, or was changed or damaged"):
+        model_sha256(config(model | {"sha256": "0" * 64}).model)
+    assert model_sha256(config({"path": "identity"}).model) == "identity"
+
+
+def test_a_launcher_knows_what_a_worker_will_say():
+    for model in ({"path": "identity"}, toy("conv")):
+        job = config(model)
+        assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+
+
+def contract(model, patch=(6, 8, 10), **options):
+    job = config(model)
+    predictor = load_predictor(job.model, job.inference)
+    settings = {"batch_size": 2, "patch_shape": patch, "crop_margin": (0, 0, 0), "output_channels": 2}
+    array = np.random.default_rng(0).integers(0, 256, (1, *patch), dtype=np.uint8)
+    return check_contract(predictor, array, Normalization(), **settings | options)
+
+
+def test_the_contract_is_held_and_measured():
+    report = contract(toy("conv"), (32, 64, 64))
+    assert report.low < report.high
+    assert report.working_set_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (toy("conv"), r"returns an array of shape \[2, 2, 6, 8, 10\] .* expected \[2, 5, 6, 8, 10\]"),
+        (toy("pair"), "returns a tuple; expected one tensor"),
+        (toy("not_a_number"), "returns NaN or infinite values"),
+        (toy("flat"), "fails on an input of shape"),
+    ],
+)
+def test_networks_that_break_the_contract(model, message):
+    options = {"output_channels": 5} if model["path"].endswith(":conv") else {"output_channels": 1}
+    with pytest.raises(ModelContractError, match=message):
+        contract(model, **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "translated"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceOutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), DeviceOutOfMemory),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), WorkerFault),
+        (RuntimeError("shapes do not match"), RuntimeError),
+    ],
+)
+def test_torchs_device_errors_are_translated(error, translated):
+    def fail(batch):
+        raise error
+
+    predictor = TorchPredictor(fail, torch.device("cpu"), "float32", "none", 3)
+    with predictor.session(), pytest.raises(translated):
+        predictor.predict(torch.zeros(1, 1, 2, 2, 2))
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_gives_the_cpus_values_in_float32():
+    on_cpu, on_gpu = predict(toy("conv")), predict(toy("conv"), {"device": "cuda"})
+    np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-5)

@@ -1,0 +1,195 @@
+from pathlib import Path
+
+import pytest
+from helpers import job_values
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.errors import StateError
+from beam_inference.job_file import parse_job
+from beam_inference.runs import missing_runs
+from beam_inference.state import (
+    CHUNKS_PER_FOLDER,
+    Box,
+    ChannelStatistics,
+    LaunchSummary,
+    QuarantineRecord,
+    Receipt,
+    ResolvedJob,
+    State,
+)
+
+
+def resolved(chunk_shape=(16, 16, 16), **sections):
+    config = parse_job(job_values("in", "out", **sections), Path("/data"))
+    config = config.model_copy(update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})})
+    box = Box(start=(0, 0, 0), stop=(64, 64, 64))
+    return ResolvedJob(
+        config=config,
+        input_bounds=box,
+        input_channels=1,
+        input_dtype="uint8",
+        roi=box,
+        output_bounds=box,
+        voxel_size_nm=(8.0, 8.0, 8.0),
+        model_sha256="identity",
+        engine={"engine": "identity"},
+        working_set_bytes=0,
+        versions={},
+    )
+
+
+def receipt(chunk, job=None, **changes):
+    job = job or resolved()
+    values = {
+        "chunk": chunk,
+        "box": Box.of(job.plan.chunks.core_box(chunk)) if chunk < job.plan.chunks.count else Box.of(BoundingBox((0,) * 3, (1,) * 3)),
+        "crc32": 7,
+        "channels": [ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
+        "batch_size": 1,
+        "seconds": {},
+        "attempts": {},
+        "launch": "a",
+        "fingerprint": job.fingerprint,
+    }
+    return Receipt(**values | changes)
+
+
+def quarantine(chunk, job=None):
+    job = job or resolved()
+    box = Box.of(job.plan.chunks.core_box(chunk))
+    return QuarantineRecord(
+        chunk=chunk,
+        box=box,
+        input_box=box,
+        stage="read",
+        cause="corrupt",
+        attempts=3,
+        launch="a",
+        fingerprint=job.fingerprint,
+    )
+
+
+@pytest.fixture
+def state(tmp_path):
+    return State(f"file://{tmp_path}/state")
+
+
+def test_the_resolved_job_is_written_once(state):
+    assert state.load_job() is None
+    first, second = resolved(), resolved(inference={"batch_size": 5})
+    assert state.create_job(first) == first
+    assert state.create_job(second) == first
+    assert state.load_job().fingerprint == first.fingerprint
+
+
+def test_receipts_are_listed_by_range_across_folders(state):
+    chunks = [0, 3, CHUNKS_PER_FOLDER - 1, CHUNKS_PER_FOLDER, 3 * CHUNKS_PER_FOLDER + 5]
+    for chunk in chunks:
+        state.write_receipt(receipt(chunk))
+    assert state.receipt_indices(0, 10**9) == chunks
+    assert state.receipt_indices(1, CHUNKS_PER_FOLDER) == chunks[1:3]
+    assert [r.chunk for r in state.receipts(3, CHUNKS_PER_FOLDER + 1)] == chunks[1:4]
+    assert state.read_receipt(3) == receipt(3)
+    assert state.read_receipt(4) is None
+    assert list(missing_runs((0, 5), state, 8)) == [(1, 2, 4)]
+
+
+def test_a_receipt_supersedes_a_quarantine_record(state):
+    state.write_quarantine(quarantine(2))
+    state.write_quarantine(quarantine(5))
+    assert [r.chunk for r in state.quarantined(0, 64)] == [2, 5]
+    state.write_receipt(receipt(2))
+    assert [r.chunk for r in state.quarantined(0, 64)] == [5]
+
+
+def test_a_writer_that_was_killed_leaves_no_receipt(state, tmp_path):
+    state.write_receipt(receipt(1))
+    folder = tmp_path / "state/receipts/000000000"
+    (folder / "000000000002.json.__lock").write_text("torn")
+    assert state.receipt_indices(0, 100) == [1]
+
+
+def test_a_damaged_receipt_is_named(state, tmp_path):
+    state.write_receipt(receipt(1))
+    path = tmp_path / "state/receipts/000000000/000000000001.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(StateError, match="000000000001.json cannot be understood .* Delete this one file"):
+        list(state.receipts(0, 10))
+
+
+def test_a_damaged_job_is_named(state, tmp_path):
+    state.create_job(resolved())
+    (tmp_path / "state/job.json").write_text("{}")
+    with pytest.raises(StateError, match="--overwrite"):
+        state.load_job()
+
+
+def test_launch_notes_and_clearing(state):
+    assert not state.stop_requested("a")
+    state.request_stop("a")
+    assert state.stop_requested("a")
+    assert not state.stop_requested("b")
+    summary = LaunchSummary(done=1, skipped=2, quarantined=3)
+    state.write_summary("a", summary)
+    assert state.read_summary("a") == summary
+    state.write_receipt(receipt(1))
+    state.clear()
+    assert state.receipt_indices(0, 100) == []
+    assert state.read_summary("a") is None
+
+
+def test_the_quarantine_file_is_written_and_removed(state, tmp_path):
+    state.write_quarantine_file([quarantine(2), quarantine(5)])
+    assert len((tmp_path / "state/quarantine.jsonl").read_text().splitlines()) == 2
+    state.write_quarantine_file([])
+    assert not (tmp_path / "state/quarantine.jsonl").exists()
+
+
+SAME_BYTES = [
+    {"job": {"attempts": 9, "max_failed_chunks": 4, "resume": False, "run_length": 2, "state_path": "elsewhere"}},
+    {"output": {"path": "elsewhere"}},
+]
+OTHER_BYTES = [
+    {"input": {"path": "other"}},
+    {"input": {"scale": 1}},
+    {"input": {"fill": "constant", "fill_value": 3}},
+    {"output": {"dtype": "uint8", "value_range": [0, 1]}},
+    {"output": {"format": "zarr3"}},
+    {"model": {"activation": "sigmoid"}},
+    {"model": {"normalize": "unit"}},
+    {"model": {"crop_margin": [1, 1, 1]}},
+    {"inference": {"patch_shape": [8, 16, 12]}},
+    {"inference": {"patch_overlap": [2, 8, 6]}},
+    {"inference": {"batch_size": 3}},
+    {"inference": {"seams": "crop"}},
+]
+
+
+@pytest.mark.parametrize("sections", SAME_BYTES)
+def test_the_fingerprint_ignores_what_cannot_change_bytes(sections):
+    assert resolved(**sections).fingerprint == resolved().fingerprint
+
+
+@pytest.mark.parametrize("sections", OTHER_BYTES)
+def test_the_fingerprint_holds_what_changes_bytes_and_the_difference_is_named(sections):
+    other = resolved(**sections)
+    assert other.fingerprint != resolved().fingerprint
+    key = next(iter(next(iter(sections.values()))))
+    assert any(key in line for line in other.differences(resolved()))
+
+
+def test_the_fingerprint_holds_model_engine_and_geometry():
+    base = resolved()
+    for change in ({"model_sha256": "x"}, {"engine": {"engine": "torch"}}, {"input_dtype": "uint16"}):
+        other = ResolvedJob.model_validate(base.model_dump() | change)
+        assert other.fingerprint != base.fingerprint
+    assert resolved((32, 16, 16)).fingerprint != base.fingerprint
+
+
+def test_the_resolved_job_survives_json_and_pickling():
+    import pickle
+
+    job = resolved(roi={"start": [0, 0, 0], "stop": [64, 64, 64], "context": [4, 4, 4]})
+    for copy in (ResolvedJob.model_validate_json(job.model_dump_json()), pickle.loads(pickle.dumps(job))):
+        assert copy.fingerprint == job.fingerprint
+        assert copy.plan == job.plan

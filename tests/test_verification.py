@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+from helpers import job_values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from beam_inference.job_file import parse_job
+from beam_inference.launch import prepare
+from beam_inference.outputs import open_output
+from beam_inference.verification import crc32, verify
+from beam_inference.worker import Worker, output_spec
+
+
+@pytest.fixture
+def done(volume_in, tmp_path):
+    worker = Worker(prepare(parse_job(job_values(volume_in, tmp_path / "out"), tmp_path)))
+    list(worker.do(range(worker.job.plan.chunks.count)))
+    return worker
+
+
+def check(worker, deep=False):
+    return verify(worker.job, worker.state, open_output(output_spec(worker.job)) if deep else None)
+
+
+def test_all_is_there(done):
+    seen = []
+    report = verify(done.job, done.state, open_output(output_spec(done.job)), seen.append)
+    assert report.complete
+    assert report.receipts == report.chunks == done.job.plan.chunks.count
+    assert seen == [report.chunks]
+
+
+def test_a_missing_receipt_is_named(done, tmp_path):
+    (tmp_path / "out/_beam_inference/receipts/000000000/000000000003.json").unlink()
+    report = check(done)
+    assert not report.complete
+    assert (report.missing_count, report.missing) == (1, [3])
+
+
+def test_a_changed_voxel_is_found_only_by_looking_deep(done):
+    output = open_output(output_spec(done.job))
+    box = done.job.plan.chunks.core_box(2)
+    changed = output.read(box)
+    changed[0, 0, 0, 0] += 1
+    output.write(box, changed)
+    assert check(done).complete
+    report = check(done, deep=True)
+    assert not report.complete
+    assert len(report.wrong) == 1
+    assert report.wrong[0].startswith("chunk 2 ")
+    assert "CRC" in report.wrong[0]
+
+
+def test_a_truncated_or_missing_block_is_found(done, tmp_path):
+    blocks = sorted((tmp_path / "out").rglob("*-*_*"))
+    blocks[0].write_bytes(b"")
+    blocks[-1].unlink()
+    assert len(check(done, deep=True).wrong) == 2
+
+
+def test_foreign_receipts_and_boxes_are_found(done, tmp_path):
+    folder = tmp_path / "out/_beam_inference/receipts/000000000"
+    first = folder / "000000000000.json"
+    first.write_text(first.read_text().replace(done.job.fingerprint, "f" * 64))
+    second = folder / "000000000001.json"
+    second.write_text(second.read_text().replace('"stop":[', '"stop":[1'))
+    report = check(done)
+    assert [line.split(":", 1)[1].split("(")[0].strip()[:27] for line in report.wrong] == [
+        "its receipt belongs to anot",
+        "its receipt speaks of the b",
+    ]
+
+
+@given(hnp.arrays(st.sampled_from([np.uint8, np.uint16, np.float32]), st.tuples(st.integers(1, 5), st.integers(1, 5))))
+def test_the_checksum_is_of_values_not_of_memory_layout(array):
+    assert crc32(array) == crc32(np.asfortranarray(array)) == crc32(array.astype(array.dtype.newbyteorder(">")))

@@ -1,0 +1,119 @@
+"""Small torch networks that tests name as ``file.py:factory`` in job files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import nn
+
+
+class Position(nn.Module):
+    """One channel in, two out; its answer depends on where a voxel is in its patch, so geometry errors show."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        z, y, x = (torch.linspace(1, 2, n) for n in batch.shape[2:])
+        ramp = z[:, None, None] * y[:, None] ** 2 * x**3
+        return torch.cat([batch * ramp, batch - ramp], 1)
+
+
+def position() -> nn.Module:
+    return Position()
+
+
+class Same(nn.Module):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch
+
+
+def same() -> nn.Module:
+    return Same()
+
+
+def conv() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Conv3d(1, 2, 3, padding=1)
+
+
+def batch_norm() -> nn.Module:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv3d(4, 2, 1))
+    network[1].running_mean += 0.3
+    network[1].running_var *= 2
+    return network
+
+
+def flat() -> nn.Module:
+    """A 2-D network: (N, 1, Y, X) to (N, 2, Y, X)."""
+    torch.manual_seed(0)
+    return nn.Conv2d(1, 2, 3, padding=1)
+
+
+class Valid(nn.Module):
+    """A network without padding: returns the patch already cropped by one voxel on each side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv3d(1, 1, 3)
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.conv(batch)
+
+
+def valid() -> nn.Module:
+    return Valid()
+
+
+class Pair(nn.Module):
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return batch, batch
+
+
+def pair() -> nn.Module:
+    return Pair()
+
+
+class NotANumber(nn.Module):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch / 0 * 0
+
+
+def not_a_number() -> nn.Module:
+    return NotANumber()
+
+
+def raises() -> nn.Module:
+    raise RuntimeError("the factory is broken")
+
+
+def not_a_module() -> int:
+    return 3
+
+
+class Counted(nn.Module):
+    """Returns its input; notes each call as a line in the file that TOY_NETWORK_LOG names."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        with Path(os.environ["TOY_NETWORK_LOG"]).open("a") as log:
+            log.write(f"{len(batch)} {os.getpid()}\n")
+        return batch
+
+
+def counted() -> nn.Module:
+    return Counted()
+
+
+class Slow(nn.Module):
+    """Returns a function of its input and of the position in the patch, after a while."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        import time
+
+        time.sleep(0.03)
+        return Position()(batch)[:, :1]
+
+
+def slow() -> nn.Module:
+    return Slow()
