@@ -3,8 +3,8 @@
 A patch's weight at voxel i of n is the bump ``exp(-1 / (1 - d^2))``, ``d = 2 (i + 1/2) / n - 1`` (Wu et al.,
 "Chunkflow", Nature Methods 2021, eq. 1), divided by the sum of the bumps of all patches that cover the voxel. The bump
 itself underflows (2e-56 at the edge of 256 voxels, zero in float64 at 2048), so the quotient is computed as a softmax
-of the exponents, in float64. Because the sum over a product of per-axis partitions of unity is the product of the sums, three
-such vectors suffice: there is no weight volume, and nothing to divide by afterwards.
+of the exponents, in float64. Because the sum over a product of per-axis partitions of unity is the product of the sums,
+three such vectors suffice: there is no weight volume, and nothing to divide by afterwards.
 """
 
 from __future__ import annotations

@@ -50,7 +50,6 @@ def guarded(known: argparse.Namespace) -> int:
     if level > logging.DEBUG:
         # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
         logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-        logging.getLogger("root").setLevel(logging.WARNING)
     try:
         return int(known.command(known))
     except UserError as error:

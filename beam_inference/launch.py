@@ -11,6 +11,7 @@ import platform
 import uuid
 from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.outputs import OutputSpec, create_output, default_bounds, open_output
 from beam_inference.plan import check_alignment
 from beam_inference.predictors import describe_engine, load_predictor, model_sha256, resolved_device
+from beam_inference.runs import chunks_of_file
 from beam_inference.state import Box, ResolvedJob, State
 from beam_inference.volumes import Volume, precomputed_scales
 from beam_inference.worker import Launch, normalization, open_input, try_network
@@ -138,14 +140,19 @@ def prepare(
     *,
     overwrite: bool = False,
     allow_pickle: bool = False,
+    chunks_file: str | None = None,
 ) -> Launch:
     """Check a job to the last, then create its output and its state (or find them as an earlier launch left them).
 
-    ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew.
+    ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew. ``chunks_file`` is a path or URL
+    of a quarantine file or of chunk indices, one a line, to do these only.
 
     Raises:
         UserError: something is wrong; nothing was created.
     """
+    if chunks_file is not None and overwrite:
+        raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
+    _check_places(config, place)
     state = State(default_state_url(config))
     before = None if overwrite else state.load_job()
     if before is not None and config.inference.device == "auto":
@@ -179,6 +186,9 @@ def prepare(
                 f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass --overwrite to do "
                 "every chunk anew, or set job.resume: true to do what is missing."
             )
+    if chunks_file is not None:
+        chunks_file = chunks_file if "://" in chunks_file else f"file://{Path(chunks_file).absolute()}"
+        chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count)
     try:
         if overwrite:
             state.clear()
@@ -195,6 +205,7 @@ def prepare(
         allow_pickle=allow_pickle,
         contract_checked=place.is_this_machine,
         processes_per_host=place.processes_per_host,
+        chunks_file=chunks_file,
     )
 
 

@@ -12,11 +12,11 @@ from beam_inference.transforms import InferVolume
 from beam_inference.worker import Launch, Record
 
 
-def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, chunks_file: str | None = None) -> None:
+def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1) -> None:
     """Apply a whole job to a pipeline; its last step writes the launch's summary into the state folder."""
     _ = (
         pipeline
-        | "InferVolume" >> InferVolume(launch, workers, chunks_file)
+        | "InferVolume" >> InferVolume(launch, workers)
         | "Outcomes" >> beam.Map(_outcome).with_output_types(str)
         | "Summarize" >> beam.CombineGlobally(CountOutcomes())
         | "WriteSummary" >> beam.Map(_write_summary, launch)

@@ -31,7 +31,7 @@ class Progress:
         self._count_done = count_done
         self._total = job.plan.chunks.count if total is None else total
         self._voxels_per_chunk = job.plan.chunks.roi.size / job.plan.chunks.count
-        self._console = Console(stderr=True)
+        self._console = Console(file=sys.stderr)
         self._bar = Bar(
             TextColumn("chunks"),
             BarColumn(),
@@ -80,7 +80,7 @@ class Progress:
     def say(self, message: str) -> None:
         """A line, above the bar if there is one."""
         if self._bar.disable:
-            print(message, file=sys.stderr, flush=True)
+            print(message, file=self._console.file, flush=True)
         else:
             self._console.print(message)
 

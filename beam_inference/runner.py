@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import logging
 import os
 import re
@@ -14,9 +15,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 
 import apache_beam as beam
@@ -27,6 +27,7 @@ from apache_beam.options.pipeline_options import (
     StandardOptions,
     WorkerOptions,
 )
+from apache_beam.runners.runner import create_runner
 
 from beam_inference import pipeline as job_pipeline
 from beam_inference.config import JobConfig
@@ -101,6 +102,11 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
         options = PipelineOptions([*flags, *extra])
         options.view_as(StandardOptions).runner = "FnApiRunner"
+        return options
+    try:
+        create_runner(standard.runner)
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
     return options
 
 
@@ -151,17 +157,13 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
-    if chunks_file is not None and "://" not in chunks_file:
-        chunks_file = f"file://{Path(chunks_file).absolute()}"
-    if chunks_file is not None and overwrite:
-        raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
-    launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle)
+    launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)
     job = ResolvedJob.model_validate_json(launch.job)
-    # Read here only to fail before the launch; the workers read the file themselves.
-    chosen = chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count) if chunks_file else None
+    file = launch.chunks_file
+    chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count) if file else None
     state = State(launch.state_url)
     start = time.monotonic()
-    interrupted, error = _execute(options, launch, job, state, chunks_file, chosen)
+    interrupted, error = _execute(options, launch, job, state, chosen)
     return _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
 
 
@@ -170,7 +172,6 @@ def _execute(
     launch: Launch,
     job: ResolvedJob,
     state: State,
-    chunks_file: str | None,
     chosen: list[int] | None,
 ) -> tuple[bool, BaseException | None]:
     """Run the pipeline on a thread of its own, while this one shows progress and listens for signals."""
@@ -179,7 +180,7 @@ def _execute(
     def run() -> None:
         try:
             pipeline = beam.Pipeline(options=options)
-            job_pipeline.build(pipeline, launch, _workers(options), chunks_file)
+            job_pipeline.build(pipeline, launch, _workers(options))
             pipeline.run().wait_until_finish()
         except BaseException as failure:  # whatever it is, it is told of in the main thread
             failures.append(failure)
@@ -187,7 +188,11 @@ def _execute(
     thread = threading.Thread(target=run, name="pipeline", daemon=True)
     stop = threading.Event()
     asked = False
-    with _signals(stop), Progress(job, lambda: _done(state, job, chosen), len(chosen) if chosen else None) as progress:
+    with (
+        _signals(stop),
+        Progress(job, lambda: _done(state, job, chosen), len(chosen) if chosen else None) as progress,
+        redirect_stderr(_ToLog()),
+    ):
         thread.start()
         while thread.is_alive():
             thread.join(0.2)
@@ -197,6 +202,16 @@ def _execute(
                 state.request_stop(launch.id)
             progress.update()
     return asked, failures[0] if failures else None
+
+
+class _ToLog(io.TextIOBase):
+    """Beam's local runner prints the stack of every exception to standard error; we tell of it once, as a message."""
+
+    def write(self, text: str) -> int:
+        """To the log, where --debug shows it."""
+        if text.strip():
+            logger.debug("%s", text.rstrip())
+        return len(text)
 
 
 @contextmanager

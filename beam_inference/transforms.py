@@ -31,21 +31,19 @@ class GenerateRuns(beam.PTransform):
     Args:
         launch: the launch.
         workers: how many work at a time, as far as known; the more, the shorter the runs.
-        chunks_file: URL of a quarantine file or a list of indices, to do these chunks only.
     """
 
-    def __init__(self, launch: Launch, workers: int = 1, chunks_file: str | None = None) -> None:
+    def __init__(self, launch: Launch, workers: int = 1) -> None:
         super().__init__()
         self._launch = launch
         self._workers = workers
-        self._chunks_file = chunks_file
 
     def expand(self, begin: PBegin) -> PCollection[Run]:
         """From the pipeline's begin to runs."""
         job = ResolvedJob.model_validate_json(self._launch.job)
         count = job.plan.chunks.count
         length = job.config.job.run_length or default_run_length(count, self._workers)
-        if self._chunks_file is None:
+        if self._launch.chunks_file is None:
             runs = (
                 begin
                 | "IndexRanges" >> beam.Create(index_ranges(count))
@@ -54,7 +52,7 @@ class GenerateRuns(beam.PTransform):
         else:
             runs = (
                 begin
-                | "ChunksFile" >> beam.Create([self._chunks_file])
+                | "ChunksFile" >> beam.Create([self._launch.chunks_file])
                 | "RunsOfFile" >> beam.FlatMap(runs_of_file, job.fingerprint, count, length).with_output_types(Run)
             )
         return runs | beam.Reshuffle()
@@ -104,19 +102,16 @@ class InferVolume(beam.PTransform):
 
     Args:
         launch: from :func:`beam_inference.prepare`.
-        workers, chunks_file: see :class:`GenerateRuns`.
+        workers: see :class:`GenerateRuns`.
     """
 
-    def __init__(self, launch: Launch, workers: int = 1, chunks_file: str | None = None) -> None:
+    def __init__(self, launch: Launch, workers: int = 1) -> None:
         super().__init__()
         self._launch = launch
         self._workers = workers
-        self._chunks_file = chunks_file
 
     def expand(self, begin: PBegin) -> PCollection[Record]:
         """From the pipeline's begin to records."""
         return (
-            begin
-            | GenerateRuns(self._launch, self._workers, self._chunks_file)
-            | "InferChunks" >> beam.ParDo(InferChunks(self._launch))
+            begin | GenerateRuns(self._launch, self._workers) | "InferChunks" >> beam.ParDo(InferChunks(self._launch))
         )

@@ -255,9 +255,7 @@ def _last_three(values: Any) -> Zyx:
 def _select(volume: Volume, channel: int | list[int]) -> Volume:
     wanted = [channel] if isinstance(channel, int) else channel
     if not wanted or max(wanted) >= volume.channels:
-        raise VolumeError(
-            f"input.channel is {channel}, but {volume.url} has the channels 0 … {volume.channels - 1}"
-        )
+        raise VolumeError(f"input.channel is {channel}, but {volume.url} has the channels 0 … {volume.channels - 1}")
     store = volume.store[ts.d[0][wanted]]
     return Volume(volume.url, store, volume.bounds, len(wanted), volume.dtype, volume.block_shape, volume.voxel_size_nm)
 

@@ -60,6 +60,7 @@ class Launch:
         allow_pickle: load models that can execute code.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
         processes_per_host: worker processes that share a machine's cores.
+        chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it themselves.
     """
 
     job: str
@@ -69,6 +70,7 @@ class Launch:
     allow_pickle: bool
     contract_checked: bool
     processes_per_host: int
+    chunks_file: str | None = None
 
 
 class Record(NamedTuple):

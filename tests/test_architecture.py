@@ -18,7 +18,11 @@ FLOORS = [
     ["pipeline", "progress", "runner", "report", "cli", "demo", "__main__", "__init__"],
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
-FORBIDDEN = {0: {"apache_beam", "tensorstore", "torch", "pydantic"}, 1: {"apache_beam", "tensorstore", "torch"}, 2: {"apache_beam"}}
+FORBIDDEN = {
+    0: {"apache_beam", "tensorstore", "torch", "pydantic"},
+    1: {"apache_beam", "tensorstore", "torch"},
+    2: {"apache_beam"},
+}
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
@@ -62,7 +66,9 @@ def test_imports_go_down_or_sideways(path):
 def test_there_is_no_circle_of_imports():
     graph = {}
     for path in FILES:
-        module = ".".join(("beam_inference", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+        module = ".".join(("beam_inference", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        )
         graph[module] = {name for name in imports(path) if name.startswith("beam_inference.") and name != module}
     graph.pop("beam_inference")
     done, path = set(), []
@@ -81,7 +87,9 @@ def test_there_is_no_circle_of_imports():
         visit(module)
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p) != "demo"], ids=lambda path: str(path.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", [p for p in FILES if name_of(p) != "demo"], ids=lambda path: str(path.relative_to(PACKAGE))
+)
 def test_no_file_outgrows_its_subject(path):
     assert len(path.read_text().splitlines()) <= 400
 

@@ -150,7 +150,7 @@ def test_the_patch_input_is_grown_by_real_voxels_also_outside_the_roi():
     """A network that looks two voxels ahead sees them: across chunk borders, and beyond the ROI."""
     array = random_volume((17, 23, 29))
     volume = make().volume
-    roi = BoundingBox((volume.start[0],) + volume.start[1:], (volume.stop[0], volume.stop[1], volume.stop[2] - 5))
+    roi = BoundingBox(volume.start, (volume.stop[0], volume.stop[1], volume.stop[2] - 5))
     plan = make(roi=roi, crop_margin=(0, 0, 2))
     result = infer_all(array, plan, NumpyNetwork(lambda batch: batch[:, :, :, :, 4:]))
     np.testing.assert_allclose(result[0], array[:, :, 2:-3], atol=1e-6)
@@ -186,7 +186,8 @@ def test_out_of_memory_at_one_patch_names_the_numbers():
 
 
 @pytest.mark.parametrize(
-    "function", [lambda b: b[:, :, 1:], lambda b: np.concatenate([b, b], 1), lambda b: b[0], lambda b: b[:, :, :, :, :0]]
+    "function",
+    [lambda b: b[:, :, 1:], lambda b: np.concatenate([b, b], 1), lambda b: b[0], lambda b: b[:, :, :, :, :0]],
 )
 def test_a_wrong_output_shape_is_named(function):
     plan = make()
@@ -200,9 +201,7 @@ def test_normalisation_sees_stored_values_as_float32():
     plan = make(chunk=(17, 23, 29))
     array = np.random.default_rng(4).integers(0, 60000, (17, 23, 29)).astype(np.uint16)
     work = plan.work(0)
-    core = infer_chunk(
-        cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1
-    ).core
+    core = infer_chunk(cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1).core
     np.testing.assert_allclose(core[0], array / 2, rtol=1e-6)
 
 

@@ -45,9 +45,7 @@ def test_touching_patches(axis, data):
     ]
 
 
-@given(
-    st.tuples(*[st.integers(-9, 9)] * 3), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(1, 5)] * 3)
-)
+@given(st.tuples(*[st.integers(-9, 9)] * 3), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(1, 5)] * 3))
 def test_chunks_tile_the_roi_exactly_once(start, shape, chunk_shape):
     roi = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     grid = ChunkGrid(roi, chunk_shape)

@@ -30,7 +30,13 @@ def test_urls_modules_and_identity_stay_as_they_are(tmp_path):
 def test_overrides_are_yaml_and_may_add_sections(tmp_path):
     job = load(
         tmp_path,
-        ["inference.batch_size=4", "roi.start=[0, 0, 0]", "roi.stop=4x5x6", "job.resume=false", "model.activation=sigmoid"],
+        [
+            "inference.batch_size=4",
+            "roi.start=[0, 0, 0]",
+            "roi.stop=4x5x6",
+            "job.resume=false",
+            "model.activation=sigmoid",
+        ],
     )
     assert job.inference.batch_size == 4
     assert job.roi.stop == (4, 5, 6)
@@ -61,7 +67,10 @@ def test_factory_paths(path, parts):
     [
         ({"inference": {"patch_shap": [1, 2, 3]}}, r"inference.patch_shap: unknown key; did you mean 'patch_shape'\?"),
         ({"inputs": {}}, r"inputs: unknown key; did you mean 'input'\?"),
-        ({"model": {"normalize": {"scale": 1, "ofset": 2}}}, r"model.normalize.ofset: unknown key; did you mean 'offset'"),
+        (
+            {"model": {"normalize": {"scale": 1, "ofset": 2}}},
+            r"model.normalize.ofset: unknown key; did you mean 'offset'",
+        ),
         ({"roi": {"start": [0, 0, 0], "stop": [1, 1, 1], "contxt": [1, 1, 1]}}, r"roi.contxt: .* 'context'"),
         ({"model": {"normalize": "unity"}}, "model.normalize: 'unity' is not one of none, unit"),
         ({"inference": {"patch_shape": [8, 16]}}, "inference.patch_shape"),

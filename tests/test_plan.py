@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -81,9 +82,7 @@ def test_the_domain_is_the_roi_with_its_context_clipped_to_the_volume():
 
 
 def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
-    plan = plan_of(
-        cube(0, 64), cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4)
-    )
+    plan = plan_of(cube(0, 64), cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4))
     middle = plan.work(21)
     assert middle.core_box.start == (16, 16, 16)
     assert middle.lattice.domain == cube(12, 36)
@@ -162,7 +161,7 @@ def test_index_ranges_cover_all_chunks_once(count, parts):
     assert len(ranges) <= parts
     assert ranges[0][0] == 0
     assert ranges[-1][1] == count
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
     sizes = [b - a for a, b in ranges]
     assert max(sizes) - min(sizes) <= 1
 

@@ -141,11 +141,15 @@ def test_batch_norm_modes_of_a_scripted_network(tmp_path):
     for mode in ("running", "batch"):
         model = {"path": str(tmp_path / "net.ts"), "output_channels": 2, "batch_norm": mode}
         found = predict(model, {"batch_size": 1}, BATCH[:1])
-        np.testing.assert_allclose(found, predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]), atol=1e-6)
+        np.testing.assert_allclose(
+            found, predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]), atol=1e-6
+        )
 
 
 def test_a_traced_network_has_its_batch_norm_mode_fixed(tmp_path):
-    quiet(lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(str(tmp_path / "n.ts")))
+    quiet(
+        lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(str(tmp_path / "n.ts"))
+    )
     model = {"path": str(tmp_path / "n.ts"), "output_channels": 2}
     np.testing.assert_allclose(predict(model), predict(toy("batch_norm")), atol=1e-6)
     with pytest.raises(ModelContractError, match="traced with BatchNorm using running statistics"):
@@ -177,7 +181,11 @@ def test_an_exported_network_has_its_batch_fixed_unless_dynamic(exported):
 
 def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
     model = exported(toy_networks.batch_norm().eval(), batch=1)
-    np.testing.assert_allclose(predict(model, {"batch_size": 1}, BATCH[:1]), predict(toy("batch_norm"), {"batch_size": 1}, BATCH[:1]), atol=1e-6)
+    np.testing.assert_allclose(
+        predict(model, {"batch_size": 1}, BATCH[:1]),
+        predict(toy("batch_norm"), {"batch_size": 1}, BATCH[:1]),
+        atol=1e-6,
+    )
     with pytest.raises(ModelContractError, match="using running statistics, which cannot be changed"):
         predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
 

@@ -42,7 +42,9 @@ def receipt(chunk, job=None, **changes):
     job = job or resolved()
     values = {
         "chunk": chunk,
-        "box": Box.of(job.plan.chunks.core_box(chunk)) if chunk < job.plan.chunks.count else Box.of(BoundingBox((0,) * 3, (1,) * 3)),
+        "box": Box.of(job.plan.chunks.core_box(chunk))
+        if chunk < job.plan.chunks.count
+        else Box.of(BoundingBox((0,) * 3, (1,) * 3)),
         "crc32": 7,
         "channels": [ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
         "batch_size": 1,

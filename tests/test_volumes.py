@@ -130,7 +130,9 @@ def test_compressed_block_files_are_refused_instead_of_read_as_zeros(tmp_path, s
 
 def test_a_scale_without_a_folder_is_refused(tmp_path):
     create_output(
-        OutputSpec(f"file://{tmp_path}/v", "precomputed", "uint8", 1, BoundingBox((0,) * 3, (8,) * 3), (8,) * 3, (1.0,) * 3)
+        OutputSpec(
+            f"file://{tmp_path}/v", "precomputed", "uint8", 1, BoundingBox((0,) * 3, (8,) * 3), (8,) * 3, (1.0,) * 3
+        )
     )
     with pytest.raises(VolumeError, match="there is no such folder"):
         open_volume(f"file://{tmp_path}/v")

@@ -119,7 +119,7 @@ def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(launch,
 def test_attempts_used_up_quarantine_the_chunk_with_its_cause(launch, monkeypatch):
     worker = Worker(launch(job={"attempts": 2}))
     monkeypatch.setattr(Volume, "cutout", fails_on({1}, 99, TransientReadError("UNAVAILABLE: gone"), Volume.cutout))
-    assert [o for o in outcomes(worker).values()].count("quarantined") == 1
+    assert list(outcomes(worker).values()).count("quarantined") == 1
     (record,) = worker.state.quarantined(0, 1000)
     assert (record.stage, record.attempts, record.cause) == ("read", 2, "UNAVAILABLE: gone")
     assert record.box.box() == worker.job.plan.chunks.core_box(record.chunk)
@@ -136,7 +136,9 @@ def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(launch, t
         for index in everything(worker)
         if all(
             a < stop and b > start
-            for (start, stop), a, b in zip((z, y, x), plan.work(index).input_box.start, plan.work(index).input_box.stop, strict=True)
+            for (start, stop), a, b in zip(
+                (z, y, x), plan.work(index).input_box.start, plan.work(index).input_box.stop, strict=True
+            )
         )
     }
     found = outcomes(worker)

@@ -45,8 +45,8 @@ def load_module(model: Network, *, allow_pickle: bool) -> tuple[Callable[..., An
     if not allow_pickle:
         raise ModelContractError(
             f"{path} is not TorchScript but pickled Python, which could run any code when loaded. If it is a state "
-            "dict, name the network as model.path (package.module:factory) and this file as model.weights. If it is a whole "
-            "pickled network that you trust, pass --allow_pickle."
+            "dict, name the network as model.path (package.module:factory) and this file as model.weights. If it is a "
+            "whole pickled network that you trust, pass --allow_pickle."
         )
     module = _unpickled(path)
     if not isinstance(module, torch.nn.Module):
