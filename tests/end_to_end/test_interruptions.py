@@ -1,0 +1,129 @@
+"""The process is killed, or asked to stop, in the middle of a job on real data; and a block of the input is corrupt."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fib25_job import affinity_job
+from helpers import read_volume, write_job
+
+from beam_inference.cli import main
+
+ROI = {"start": [0, 0, 0], "stop": [64, 128, 128]}
+CHUNK_SHAPE = (16, 32, 64)  # 32 chunks
+CHUNKS = 32
+
+
+def start(path, *flags):
+    return subprocess.Popen(
+        [sys.executable, "-m", "beam_inference", "run", str(path), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def receipts(output: Path) -> dict[int, dict]:
+    files = (output / "_beam_inference" / "receipts").rglob("*.json")
+    return {receipt["chunk"]: receipt for receipt in (json.loads(file.read_text()) for file in files)}
+
+
+def wait_for_receipts(output, count, process):
+    deadline = time.monotonic() + 90
+    while len(list((output / "_beam_inference" / "receipts").rglob("*.json"))) < count:
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(fib25, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    values = affinity_job(fib25, folder / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
+    assert main(["run", str(write_job(folder / "job.yaml", values))]) == 0
+    return read_volume(folder / "out")
+
+
+@pytest.fixture
+def job(fib25, tmp_path):
+    values = affinity_job(fib25, tmp_path / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
+    return write_job(tmp_path / "job.yaml", values)
+
+
+@pytest.mark.timeout(300)
+def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path):
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance, output = random.Random(seed), tmp_path / "out"
+    for _ in range(2):
+        process = start(job)
+        wait_for_receipts(output, len(receipts(output)) + chance.randint(1, 8), process)
+        time.sleep(chance.random() * 0.2)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    before = receipts(output)
+    assert 2 <= len(before) < CHUNKS
+    finished = subprocess.run(
+        [sys.executable, "-m", "beam_inference", "run", str(job)], capture_output=True, text=True, check=True
+    )
+    assert f"({CHUNKS - len(before)} by this launch)" in finished.stdout, "only what is missing is done"
+    after = receipts(output)
+    assert len(after) == CHUNKS
+    assert all(after[chunk] == receipt for chunk, receipt in before.items())
+    assert main(["verify", str(job), "--deep"]) == 0
+    np.testing.assert_array_equal(read_volume(output), undisturbed)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, undisturbed, tmp_path, number):
+    output = tmp_path / "out"
+    process = start(job)
+    wait_for_receipts(output, 3, process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping: no further chunk is started" in err
+    assert "Traceback" not in err
+    assert f"to do what is missing: beam-inference run {job}" in out
+    before = receipts(output)
+    assert 3 <= len(before) < CHUNKS
+    assert main(["verify", str(job), "--deep"]) == 1, "what is there is right, but it is not all"
+    assert main(["run", str(job)]) == 0
+    assert main(["verify", str(job), "--deep"]) == 0
+    np.testing.assert_array_equal(read_volume(output), undisturbed)
+
+
+def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
+    copy = tmp_path / "fib25"
+    shutil.copytree(fib25, copy)
+    output = tmp_path / "out"
+    job = write_job(
+        tmp_path / "job.yaml", affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
+    )
+    block = next(copy.rglob("64-128_64-128_0-64"))
+    whole = block.read_bytes()
+    block.write_bytes(whole[: len(whole) // 2])
+    assert main(["run", str(job)]) == 3
+
+    from beam_inference.state import State
+
+    plan = State(f"file://{output}/_beam_inference").load_job().plan
+    boxes = {index: plan.work(index).input_box for index in range(CHUNKS)}
+    readers = {i for i, box in boxes.items() if box.start[0] < 64 and box.stop[1] > 64 and box.stop[2] > 64}
+    assert 0 < len(readers) < CHUNKS
+    quarantine = output / "_beam_inference" / "quarantine.jsonl"
+    assert {json.loads(line)["chunk"] for line in quarantine.read_text().splitlines()} == readers
+    assert set(receipts(output)) == set(range(CHUNKS)) - readers
+
+    block.write_bytes(whole)
+    assert main(["run", str(job), "--chunks", str(quarantine)]) == 0
+    assert main(["verify", str(job), "--deep"]) == 0
+    np.testing.assert_array_equal(read_volume(output), undisturbed)
