@@ -1,7 +1,7 @@
 """The demo: tissue segmentation of a brain MRI template, on data that nilearn's wheel carries.
 
-It takes the same path as a user's job: a volume on disk, a job file, ``run``, ``verify --deep``. Then it draws what came
-out. One averaged brain, a network of minutes: a demonstration, not for clinical use.
+It takes the same path as a user's job: a volume on disk, a job file, ``run``, ``verify --deep``. Then it draws what
+came out. One averaged brain, a network of minutes: a demonstration, not for clinical use.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def _voxels(folder: Path) -> NDArray[Any]:
 def draw(t1: NDArray[np.uint8], tissue: NDArray[np.uint8], chunks: ChunkGrid, path: Path) -> None:
     """A figure of one coronal and one axial slice: input, grey and white matter, and all overlaid.
 
-    ``t1`` is (1, z, y, x); ``tissue`` (3, z, y, x) with the channels other, grey, white. Dashed lines are the places where
-    chunks meet: no seam is to be seen there.
+    ``t1`` is (1, z, y, x); ``tissue`` (3, z, y, x) with the channels other, grey, white. Dashed lines are the places
+    where chunks meet: no seam is to be seen there.
     """
     import matplotlib
 

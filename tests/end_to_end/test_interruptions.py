@@ -105,9 +105,7 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     copy = tmp_path / "fib25"
     shutil.copytree(fib25, copy)
     output = tmp_path / "out"
-    job = write_job(
-        tmp_path / "job.yaml", affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
-    )
+    job = write_job(tmp_path / "job.yaml", affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32)))
     block = next(copy.rglob("64-128_64-128_0-64"))
     whole = block.read_bytes()
     block.write_bytes(whole[: len(whole) // 2])

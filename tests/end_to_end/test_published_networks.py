@@ -63,8 +63,10 @@ def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, 
     assert_equal_as_stored(found, expected)
 
 
-def test_the_second_samples_running_result_was_stored_after_the_statistics_had_moved(shared_data, tmp_path, monkeypatch):
-    """One pass over sample 1 in training mode (momentum 0.001), and the file is reproduced; without it, it is 1e-3 off."""
+def test_the_second_samples_running_result_was_stored_after_the_statistics_had_moved(
+    shared_data, tmp_path, monkeypatch
+):
+    """After one pass over sample 1 in training mode (momentum 0.001) the file is reproduced; before, it is 1e-3 off."""
     folder = shared_data / "seunglab_synapse"
     expected = np.load(folder / "sample2_expected.npz")["running"]
     published = run_cleft(tmp_path / "published", load_sample(folder, 2), folder / CLEFT_WEIGHTS, "running")
@@ -87,6 +89,7 @@ def test_the_second_samples_running_result_was_stored_after_the_statistics_had_m
     assert_equal_as_stored(found, expected)
 
 
+@pytest.mark.slow
 def test_the_clefts_are_found_only_with_batch_statistics(shared_data, tmp_path):
     """What the job must state, because it decides whether synapses are found at all."""
     folder = shared_data / "seunglab_synapse"

@@ -1,0 +1,109 @@
+"""Every command and example of the documentation is executed, on a volume and a network made for it."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from helpers import write_volume
+
+import beam_inference
+from beam_inference.cli import main
+from beam_inference.config import JobConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# (?:file: )?([\w-]+\.(?:yaml|py))\n")
+
+
+def blocks(page):
+    return [(match[1], match[2]) for match in BLOCK.finditer(page.read_text())]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    """A folder with what the pages speak of: a volume em, a network affinity.ts, and the README's job.yaml."""
+    array = np.random.default_rng(0).integers(0, 256, (40, 100, 90), dtype=np.uint8)
+    write_volume(tmp_path / "em", array, voxel_size_nm=(40.0, 8.0, 8.0))
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(8, 3, 3, padding=1)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(network).save(str(tmp_path / "affinity.ts"))
+    safetensors.torch.save_file(network.state_dict(), tmp_path / "network.safetensors")
+    (language, job), *_ = blocks(ROOT / "README.md")
+    assert language == "yaml"
+    (tmp_path / "job.yaml").write_text(job)
+    (tmp_path / "templates").symlink_to(ROOT / "templates")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_line(line):
+    program, *arguments = shlex.split(line)
+    if program == "python":
+        return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode
+    assert program == "beam-inference", line
+    return main(arguments)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_commands_and_examples_work(page, workplace):
+    names = {}
+    for language, text in blocks(page):
+        name = FILE_NAME.match(text)
+        if name:
+            (workplace / name[1]).write_text(text)
+        elif language == "python":
+            exec(compile(text, str(page), "exec"), names)
+        elif language == "console":
+            for line in text.strip().splitlines():
+                assert run_line(line) == 0, line
+        else:
+            raise AssertionError(f"{page.name}: what is a block of {language}?")
+
+
+def test_links_lead_somewhere():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md"]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_tests_that_the_guarantees_name_exist():
+    for path in re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "guarantees.md").read_text()):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_key_of_the_job_file_is_documented():
+    page = (ROOT / "docs" / "job-file.md").read_text()
+    for section, field in JobConfig.model_fields.items():
+        heading = f"## {section}\n"
+        assert heading in page
+        text = page.split(heading)[1].split("\n## ")[0]
+        model = next(
+            c for c in (field.annotation, *getattr(field.annotation, "__args__", ())) if hasattr(c, "model_fields")
+        )
+        for key in model.model_fields:
+            assert f"`{key}`" in text, f"{section}.{key}"
+
+
+def test_docstring_examples():
+    attempted = 0
+    for info in pkgutil.walk_packages(beam_inference.__path__, "beam_inference."):
+        if not info.name.endswith("__main__"):
+            result = doctest.testmod(importlib.import_module(info.name))
+            assert result.failed == 0
+            attempted += result.attempted
+    assert attempted > 0
