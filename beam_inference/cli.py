@@ -45,11 +45,11 @@ def run_with_flags(arguments: Sequence[str] | None = None) -> int:
 
 def guarded(known: argparse.Namespace) -> int:
     """Run the parsed command, with errors told as one message."""
-    level = logging.DEBUG if getattr(known, "debug", False) else logging.WARNING
+    debug = getattr(known, "debug", False)
+    level = logging.DEBUG if debug else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    if level > logging.DEBUG:
-        # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
-        logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
+    logging.getLogger("apache_beam").setLevel(logging.INFO if debug else logging.CRITICAL)
     try:
         return int(known.command(known))
     except UserError as error:

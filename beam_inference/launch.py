@@ -181,11 +181,7 @@ def prepare(
     _check_memory(replace(found, job=job).memory(place))
     if before is not None:
         _check_same(before, job, state.url)
-        if not config.job.resume and next(state.receipts(0, job.plan.chunks.count), None) is not None:
-            raise StateError(
-                f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass --overwrite to do "
-                "every chunk anew, or set job.resume: true to do what is missing."
-            )
+        _check_receipts(state, job, found)
     if chunks_file is not None:
         chunks_file = chunks_file if "://" in chunks_file else f"file://{Path(chunks_file).absolute()}"
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count)
@@ -364,6 +360,22 @@ def _check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
     changed = [f"{k} {before.versions[k]} → {v}" for k, v in job.versions.items() if before.versions.get(k, v) != v]
     if changed:
         logger.warning("versions differ from the first launch's: %s", ", ".join(changed))
+
+
+def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
+    """Refuse receipts that are not to be honoured, or that speak of blocks which are gone."""
+    if next(state.receipts(0, job.plan.chunks.count), None) is None:
+        return
+    if not found.output_exists:
+        raise StateError(
+            f"{state.url} holds receipts, but the output they speak of, {found.output.url}, is gone: resuming would "
+            "call complete what is not there. Restore the output, or pass --overwrite to do every chunk anew."
+        )
+    if not job.config.job.resume:
+        raise StateError(
+            f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass --overwrite to do "
+            "every chunk anew, or set job.resume: true to do what is missing."
+        )
 
 
 def _versions() -> dict[str, str]:

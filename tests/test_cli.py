@@ -145,6 +145,16 @@ def test_resume_false_refuses_receipts_and_overwrite_deletes_them(job, capsys):
     assert "(18 by this launch)" in capsys.readouterr().out
 
 
+def test_receipts_of_an_output_that_is_gone_are_not_taken_for_completeness(job, capsys, tmp_path):
+    path = job(job={"state_path": "state"})
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "out")
+    assert main(["run", path]) == 2
+    assert "the output they speak of" in capsys.readouterr().err
+    assert main(["run", path, "--overwrite"]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+
+
 def test_another_job_on_the_same_output_is_refused_saying_what_differs(job, capsys, tmp_path):
     assert main(["run", job()]) == 0
     before = read_volume(tmp_path / "out")

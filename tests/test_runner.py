@@ -1,0 +1,87 @@
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import job_values
+
+from beam_inference import run_job
+from beam_inference.errors import WorkerFault
+from beam_inference.job_file import parse_job
+from beam_inference.runner import explain
+
+
+def raised(error, cause=None):
+    try:
+        raise error from cause
+    except Exception as caught:
+        return caught
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (WorkerFault("the disk is full"), "the disk is full"),
+        (raised(RuntimeError("wrapped"), WorkerFault("the disk is full")), "the disk is full"),
+        (
+            RuntimeError(
+                "Traceback\n  File x\nbeam_inference.errors.WorkerFault: the disk is full [while running 'A/B']\n"
+            ),
+            "the disk is full",
+        ),
+        (RuntimeError("Traceback\n  File x\nsomething of Beam's own"), "something of Beam's own"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_what_a_runner_made_of_an_error_is_told_as_one_message(error, message):
+    assert explain(error) == message
+
+
+def test_a_job_from_python(volume_in, tmp_path):
+    outcome = run_job(parse_job(job_values(volume_in, tmp_path / "out"), tmp_path))
+    assert (outcome.exit_code, outcome.done, outcome.missing, outcome.quarantined) == (0, 18, 0, [])
+    assert outcome.summary.done == 18
+
+
+def test_separate_worker_processes_through_the_command_line(volume_in, tmp_path):
+    """Each process loads the network itself, and takes its share of the cores."""
+    from helpers import write_job
+
+    toys = os.path.join(os.path.dirname(__file__), "toy_networks.py")
+    job = write_job(
+        tmp_path / "job.yaml",
+        job_values(volume_in, tmp_path / "out", model={"path": f"{toys}:counted"}),
+    )
+    flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    log = tmp_path / "calls"
+    done = subprocess.run(
+        [sys.executable, "-m", "beam_inference", "run", str(job), *flags],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TOY_NETWORK_LOG": str(log)},
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "18 of 18 chunks done" in done.stdout
+    processes = {line.split()[1] for line in log.read_text().splitlines()}
+    assert len(processes) >= 2, "the launcher's check is one, the workers are others"
+
+
+def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
+    code = """
+import sys, time
+from beam_inference.predictors.torch_predictor import _claim_cuda_device
+print(_claim_cuda_device(2), flush=True)
+sys.stdin.read()
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    processes, claimed = [], []
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        processes.append(process)
+        claimed.append(int(process.stdout.readline()))
+    for process in processes:
+        process.communicate("")
+    assert claimed == [0, 1, 0]
