@@ -171,7 +171,7 @@ def _verify(known: argparse.Namespace) -> int:
 def _demo(known: argparse.Namespace) -> int:
     from beam_inference.demo import run_demo
 
-    return run_demo(Path(known.folder))
+    return run_demo(Path(known.folder), main)
 
 
 def _schema(_: argparse.Namespace) -> int:

@@ -59,7 +59,6 @@ class Survey:
         job: resolved but for the network: no hash, no working set.
         output: what the output is, or is to be.
         output_exists: whether it is there already.
-        block_shape_in: the input's storage blocks, ZYX.
     """
 
     job: ResolvedJob
@@ -273,7 +272,7 @@ def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
         return
     hint = "No scale of the input fits."
     path = config.input.path
-    if path is not None and volume.url == path and _is_precomputed(path):
+    if path is not None and detect_driver(path) == "neuroglancer_precomputed":
         for index, scale in enumerate(precomputed_scales(path)):
             if _same_size(wanted, scale["resolution"][::-1]):
                 hint = f"Scale {index} fits: write input.scale: {index}."
@@ -281,12 +280,6 @@ def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
         f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
         f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
     )
-
-
-def _is_precomputed(path: str) -> bool:
-    from beam_inference.volumes import detect_driver
-
-    return detect_driver(path) == "neuroglancer_precomputed"
 
 
 def _same_size(a: object, b: object) -> bool:

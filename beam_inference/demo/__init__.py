@@ -6,6 +6,7 @@ came out. One averaged brain, a network of minutes: a demonstration, not for cli
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.cli import main
 from beam_inference.demo.mni import load_t1
 from beam_inference.errors import ConfigError
 from beam_inference.grids import ChunkGrid
@@ -26,8 +26,10 @@ _HERE = Path(__file__).parent
 _MILLIMETRE = 1e6
 
 
-def run_demo(folder: Path) -> int:
+def run_demo(folder: Path, command: Callable[[Sequence[str]], int]) -> int:
     """Import the template, run the job, verify it, draw a figure; the exit code of the first step that fails.
+
+    ``command`` is the command line: it takes the words after ``beam-inference`` and returns an exit code.
 
     Raises:
         ConfigError: what the demo needs beside the package is not installed.
@@ -40,9 +42,9 @@ def run_demo(folder: Path) -> int:
     print(f"1. importing the MNI152 T1 template into {folder / 't1'}")
     _import_t1(f"file://{folder / 't1'}")
     job.write_text((_HERE / "job.yaml").read_text().replace("WEIGHTS", str(_HERE / "tissue.safetensors")))
-    for number, command in enumerate((["run", str(job)], ["verify", str(job), "--deep"]), 2):
-        print(f"{number}. beam-inference {' '.join(command)}")
-        code = main(command)
+    for number, words in enumerate((["run", str(job)], ["verify", str(job), "--deep"]), 2):
+        print(f"{number}. beam-inference {' '.join(words)}", flush=True)
+        code = command(words)
         if code:
             return code
     figure = folder / "tissue.png"

@@ -58,9 +58,9 @@ class TorchPredictor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
         with _device_errors():
             result = self._run(batch[:, :, 0] if self._dims == 2 else batch)
-            if not isinstance(result, torch.Tensor):
+            if not isinstance(result, torch.Tensor) or result.is_complex():
                 raise ModelContractError(
-                    f"the network returns a {type(result).__name__}; expected one tensor (batch, channels, z, y, x). "
+                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, x). "
                     "Wrap it in a module that returns the one to write."
                 )
             if self._dims == 2 and result.ndim == 4:
