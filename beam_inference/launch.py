@@ -26,7 +26,7 @@ from beam_inference.plan import check_alignment
 from beam_inference.predictors import describe_engine, load_predictor, model_sha256, resolved_device
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import Box, ResolvedJob, State
-from beam_inference.volumes import Volume, precomputed_scales
+from beam_inference.volumes import Volume, detect_driver, precomputed_scales
 from beam_inference.worker import Launch, normalization, open_input, try_network
 
 logger = logging.getLogger(__name__)

@@ -60,8 +60,8 @@ class TorchPredictor:
             result = self._run(batch[:, :, 0] if self._dims == 2 else batch)
             if not isinstance(result, torch.Tensor) or result.is_complex():
                 raise ModelContractError(
-                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, x). "
-                    "Wrap it in a module that returns the one to write."
+                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
+                    "x). Wrap it in a module that returns the one to write."
                 )
             if self._dims == 2 and result.ndim == 4:
                 result = result[:, :, None]
