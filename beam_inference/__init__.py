@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from beam_inference.config import JobConfig
     from beam_inference.errors import BeamInferenceError, UserError
     from beam_inference.job_file import load_job, parse_job
-    from beam_inference.launch import Place, prepare, survey
+    from beam_inference.launch import prepare
     from beam_inference.plan import InferencePlan, make_plan
     from beam_inference.runner import run_job
     from beam_inference.state import State
+    from beam_inference.survey import Place
     from beam_inference.transforms import GenerateRuns, InferChunks, InferVolume
     from beam_inference.verification import verify
     from beam_inference.volumes import Volume, open_volume
@@ -31,9 +32,8 @@ _HOMES = {
     "parse_job": "job_file",
     "BeamInferenceError": "errors",
     "UserError": "errors",
-    "Place": "launch",
+    "Place": "survey",
     "prepare": "launch",
-    "survey": "launch",
     "InferencePlan": "plan",
     "make_plan": "plan",
     "run_job": "runner",
@@ -70,7 +70,6 @@ __all__ = [
     "parse_job",
     "prepare",
     "run_job",
-    "survey",
     "verify",
 ]
 

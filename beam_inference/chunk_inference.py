@@ -86,8 +86,11 @@ def infer_chunk(
         raise ValueError(f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}")
     patch_shape = work.lattice.patch_shape
     with network.session():
-        volume = network.upload(cutout)
-        accumulator = network.zeros((output_channels, *work.core_box.shape))
+        try:
+            volume = network.upload(cutout)
+            accumulator = network.zeros((output_channels, *work.core_box.shape))
+        except DeviceOutOfMemory as error:
+            raise _too_large(work, error) from None
         indices = product(*work.patches)
         while pending := list(islice(indices, batch_size)):
             while pending:
@@ -126,7 +129,9 @@ def _predict(
 
 
 def _blend(accumulator: Any, prediction: Any, index: Zyx, work: ChunkWork) -> None:
-    """Add one patch's weighted prediction (C, Z, Y, X), which is overwritten, to the core's accumulator.
+    """Add one patch's weighted prediction (C, Z, Y, X) to the core's accumulator.
+
+    The first product makes a new array: what the network returned may be its own buffer, or a view of one value.
 
     Products and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some voxels
     of an array and not for others, which would make the bits depend on where a chunk is cut.
@@ -138,7 +143,8 @@ def _blend(accumulator: Any, prediction: Any, index: Zyx, work: ChunkWork) -> No
     for axis, (vector, inside) in enumerate(zip(weights, here.slices_in(box), strict=True)):
         shape = [1, 1, 1, 1]
         shape[axis + 1] = -1
-        part *= _like(part, vector[inside]).reshape(shape)
+        factor = _like(part, vector[inside]).reshape(shape)
+        part = part * factor if axis == 0 else part.__imul__(factor)
     accumulator[(slice(None), *here.slices_in(work.core_box))] += part
 
 
@@ -170,10 +176,14 @@ def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zy
 
 def _halved(batch_size: int, error: DeviceOutOfMemory, work: ChunkWork) -> int:
     if batch_size == 1:
-        raise DeviceOutOfMemory(
-            f"the device is out of memory at a batch of one patch of {list(work.lattice.patch_shape)} voxels, "
-            f"with a chunk of {list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
-            f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
-        ) from None
+        raise _too_large(work, error) from None
     logger.warning("device out of memory with %d patches a batch; going on with %d", batch_size, batch_size // 2)
     return batch_size // 2
+
+
+def _too_large(work: ChunkWork, error: DeviceOutOfMemory) -> DeviceOutOfMemory:
+    return DeviceOutOfMemory(
+        f"the device is out of memory at a batch of one patch of {list(work.lattice.patch_shape)} voxels, "
+        f"with a chunk of {list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
+        f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
+    )

@@ -8,13 +8,16 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from beam_inference.errors import BeamInferenceError, StateError, UserError
+from beam_inference.errors import BeamInferenceError, ConfigError, StateError, UserError
 
-_BAD_INPUT = 2
+_BAD_INPUT, _INTERRUPTED = 2, 130
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -25,10 +28,12 @@ exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Errors of ours become one message on standard error."""
     parser = _parser()
-    known, beam_flags = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    known, beam_flags = parser.parse_known_args(words)
     if beam_flags and known.command is not _run:
         parser.error(f"unrecognized arguments: {' '.join(beam_flags)}")
     known.beam_flags = beam_flags
+    known.words = ["beam-inference", *words]
     return guarded(known)
 
 
@@ -37,8 +42,10 @@ def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Run a beam-inference job.", epilog=_EPILOG, allow_abbrev=False)
     parser.add_argument("--job", required=True, metavar="JOB.YAML", help="the job file")
     _add_run_flags(parser)
-    known, beam_flags = parser.parse_known_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    known, beam_flags = parser.parse_known_args(words)
     known.beam_flags = beam_flags
+    known.words = ["python", sys.argv[0], *words]
     known.command = _run
     return guarded(known)
 
@@ -51,15 +58,40 @@ def guarded(known: argparse.Namespace) -> int:
     # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
     logging.getLogger("apache_beam").setLevel(logging.INFO if debug else logging.CRITICAL)
     try:
-        return int(known.command(known))
+        with _terminable():
+            return int(known.command(known))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return _BAD_INPUT
     except BeamInferenceError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
+    except Exception as error:
+        if debug:
+            raise
+        reason = " ".join(str(error).split()) or "no message"
+        print(
+            f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a defect of beam-inference. "
+            "With --debug the command shows where it happened.",
+            file=sys.stderr,
+        )
         return 1
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: while a job runs both stop it gently; before and after that, both end the command."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -127,8 +159,8 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 def _plan(known: argparse.Namespace) -> int:
     from beam_inference.job_file import load_job
-    from beam_inference.launch import survey
     from beam_inference.report import print_plan
+    from beam_inference.survey import survey
 
     print_plan(survey(load_job(known.job, known.set)))
     return 0
@@ -139,31 +171,45 @@ def _run(known: argparse.Namespace) -> int:
     from beam_inference.report import print_outcome
     from beam_inference.runner import run_job
 
+    if not Path(known.job).exists() and any(not flag.startswith("-") for flag in known.beam_flags):
+        raise ConfigError(
+            f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
+        )
     config = load_job(known.job, known.set)
     outcome = run_job(
         config, known.beam_flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle
     )
-    print_outcome(outcome, config, known.job)
+    with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
+        print_outcome(outcome, config, known.words)
+        sys.stdout.flush()
     return outcome.exit_code
 
 
 def _verify(known: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from beam_inference.job_file import load_job
-    from beam_inference.launch import default_state_url
     from beam_inference.outputs import open_output
     from beam_inference.report import print_verification
     from beam_inference.state import State
+    from beam_inference.survey import default_state_url
     from beam_inference.verification import verify
     from beam_inference.worker import output_spec
 
-    state = State(default_state_url(load_job(known.job, known.set)))
+    config = load_job(known.job, known.set)
+    state = State(default_state_url(config))
     job = state.load_job()
     if job is None:
         raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")
+    if config.job.state_path and config.output.path != job.config.output.path:
+        raise StateError(
+            f"{state.url} is the state of a job that writes {job.config.output.path}, not {config.output.path}"
+        )
     output = open_output(output_spec(job)) if known.deep else None
     if known.deep and output is None:
         raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
-    report = verify(job, state, output)
+    with Console(stderr=True).status("verifying") as status:
+        report = verify(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
     print_verification(report, deep=known.deep)
     return 0 if report.complete else 1
 

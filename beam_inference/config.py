@@ -12,11 +12,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     FiniteFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
+    Strict,
+    Tag,
     model_validator,
 )
 
@@ -31,15 +32,26 @@ def _three(value: object) -> object:
     return value
 
 
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, int) else value
+
+
 def _as_path(value: object) -> object:
     if isinstance(value, str) and not value.strip():
         raise ValueError("an empty path")
     return value
 
 
-Point = Annotated[tuple[int, int, int], BeforeValidator(_three)]
-Shape = Annotated[tuple[PositiveInt, PositiveInt, PositiveInt], BeforeValidator(_three)]
-Margin = Annotated[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], BeforeValidator(_three)]
+_FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
+Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
+Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
+Natural = Annotated[int, Strict(), Field(ge=0, le=_FARTHEST)]
+_InThree = BeforeValidator(
+    _three, json_schema_input_type=tuple[int, int, int] | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")]
+)
+Point = Annotated[tuple[Integer, Integer, Integer], _InThree]
+Shape = Annotated[tuple[Count, Count, Count], _InThree]
+Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]
 VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 Range = tuple[FiniteFloat, FiniteFloat]
 Url = Annotated[str, BeforeValidator(_as_path)]
@@ -56,8 +68,8 @@ class Input(Model):
 
     path: Url | None = Field(None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume")
     spec: dict[str, Any] | None = Field(None, description="a full TensorStore spec, instead of path")
-    scale: NonNegativeInt = Field(0, description="which scale of a multiscale precomputed volume, 0 the finest")
-    channel: NonNegativeInt | list[NonNegativeInt] | None = Field(
+    scale: Natural = Field(0, description="which scale of a multiscale precomputed volume, 0 the finest")
+    channel: Annotated[list[Natural], BeforeValidator(_as_list, json_schema_input_type=int | list[int])] | None = Field(
         None, description="channel or channels to read; default all"
     )
     fill: Literal["reflect", "constant"] = Field("reflect", description="what lies outside the volume")
@@ -134,7 +146,7 @@ class Affine(Model):
 
 
 def _normalize(value: object) -> object:
-    if isinstance(value, str) and value not in ("none", "unit"):
+    if not isinstance(value, (dict, Affine)) and value not in ("none", "unit"):
         raise ValueError(f"{value!r} is not one of none, unit, or {{scale: …, offset: …, clip: [low, high]}}")
     return value
 
@@ -148,12 +160,14 @@ class Network(Model):
     )
     weights: Url | None = Field(None, description="state dict or safetensors, for a factory")
     sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
-    input_channels: PositiveInt = 1
-    output_channels: PositiveInt = 1
+    input_channels: Count = 1
+    output_channels: Count = 1
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    normalize: Annotated[Literal["none", "unit"] | Affine, BeforeValidator(_normalize)] = Field(
-        "none", description="unit: the stored dtype's maximum becomes 1"
-    )
+    normalize: Annotated[
+        Annotated[Literal["none", "unit"], Tag("name")] | Annotated[Affine, Tag("affine")],
+        Discriminator(lambda value: "affine" if isinstance(value, (dict, Affine)) else "name"),
+        BeforeValidator(_normalize),
+    ] = Field("none", description="unit: the stored dtype's maximum becomes 1")
     batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
     crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
     dims: Literal[2, 3] = 3
@@ -193,7 +207,7 @@ class Inference(Model):
     chunk_shape: Shape
     seams: Literal["recompute", "crop"] = "recompute"
     chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
-    batch_size: PositiveInt = 1
+    batch_size: Count = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
 
@@ -214,13 +228,13 @@ class Inference(Model):
 class Job(Model):
     """How the job is run; nothing here changes the output's bytes."""
 
-    max_failed_chunks: NonNegativeInt | None = Field(
+    max_failed_chunks: Natural | None = Field(
         None, description="above this many quarantined chunks the job fails; default no bound"
     )
-    attempts: PositiveInt = Field(3, description="attempts per chunk and stage, inside the worker")
+    attempts: Count = Field(3, description="attempts per chunk and stage, inside the worker")
     resume: bool = Field(True, description="skip chunks that have a receipt")
     state_path: Url | None = Field(None, description="default <output>/_beam_inference")
-    run_length: PositiveInt | None = Field(None, description="chunks per Beam element; default from their number")
+    run_length: Count | None = Field(None, description="chunks per Beam element; default from their number")
 
 
 class JobConfig(Model):

@@ -65,7 +65,7 @@ def parse_job(values: object, folder: Path, source: str = "the job") -> JobConfi
     try:
         job = JobConfig.model_validate(values)
     except ValidationError as error:
-        faults = "\n".join(f"  {_explain(e)}" for e in _without_union_noise(error))
+        faults = "\n".join(f"  {_explain(e)}" for e in error.errors())
         raise ConfigError(f"{source} is not a valid job:\n{faults}") from None
     return _with_absolute_paths(job, folder)
 
@@ -76,34 +76,20 @@ def _override(values: Any, override: str) -> None:
         raise ConfigError(f"--set takes key.key=value, such as inference.device=cpu; found '{override}'")
     *parents, last = key.split(".")
     for parent in parents:
-        values = values.setdefault(parent, {}) if isinstance(values, dict) else None
+        if isinstance(values, dict) and values.get(parent) is None:
+            values[parent] = {}
+        values = values.get(parent) if isinstance(values, dict) else None
     if not isinstance(values, dict):
         raise ConfigError(f"--set {override}: '{key}' does not lead to a key of the job")
     values[last] = yaml.safe_load(text)
 
 
-def _without_union_noise(error: ValidationError) -> list[Any]:
-    """One message per key: a union reports a fault for each of its members, of which the last is the most telling."""
-    by_key: dict[tuple[str, ...], Any] = {}
-    for e in error.errors():
-        by_key[_key(e["loc"])] = e
-    return list(by_key.values())
-
-
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The job file's key of a pydantic location, without the names of union members that pydantic inserts."""
-    key: list[str] = []
-    model: Any = JobConfig
-    for part in map(str, location):
-        fields = getattr(model, "model_fields", {})
-        if not key or part in fields or part.isdigit():
-            key.append(part)
-            model = _model_in(fields[part].annotation) if part in fields else None
-        elif model is not None and part == location[-1]:
-            key.append(part)  # an unknown key
-        elif part in Affine.model_fields:
-            key.append(part)
-    return tuple(key)
+    """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
+    parts = list(map(str, location))
+    if parts[:2] == ["model", "normalize"]:
+        del parts[2:3]
+    return tuple(parts)
 
 
 def _model_in(annotation: Any) -> Any:
@@ -118,7 +104,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         model: Any = JobConfig
         for part in key[:-1]:
-            model = _model_in(model.model_fields[part].annotation) if part in model.model_fields else Affine
+            model = _model_in(model.model_fields[part].annotation) or Affine
         close = difflib.get_close_matches(key[-1], model.model_fields, n=1, cutoff=0.5)
         hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(model.model_fields)}"
         return f"{name}: unknown key; {hint}"
@@ -138,7 +124,7 @@ def _with_absolute_paths(job: JobConfig, folder: Path) -> JobConfig:
 
     def url(path: str | None) -> str | None:
         path = absolute(path)
-        return path if path is None or "://" in path else f"file://{path}"
+        return path if path is None or "://" in path else Path(path).as_uri()  # % # ? are quoted
 
     def model(path: str) -> str:
         factory = factory_parts(path)

@@ -71,15 +71,16 @@ def open_output(spec: OutputSpec) -> Volume | None:
         )
     volume = _open(spec, create=False)
     found = {
+        "encoding": _encoding(volume),
         "dtype": volume.dtype.name,
         "channels": volume.channels,
         "block_shape": list(volume.block_shape),
         "voxel_size_nm": [float(f"{size:.6g}") for size in volume.voxel_size_nm or ()],
     }
     expected = {
+        "encoding": "raw" if spec.format == "precomputed" else None,
         "dtype": spec.dtype,
         "channels": spec.channels,
-        # A volume smaller than a block has no whole one, and TensorStore reports what there is.
         "block_shape": list(spec.block_shape),
         "voxel_size_nm": [float(f"{size:.6g}") for size in spec.voxel_size_nm],
     }
@@ -98,12 +99,14 @@ def create_output(spec: OutputSpec) -> Volume:
     Raises:
         VolumeError: it cannot be created there.
     """
-    volume = _open(spec, create=True)
     if spec.format == "zarr2":
+        # Before the array itself: what is killed in between has made no volume yet.
         attributes = {"_ARRAY_DIMENSIONS": list("czyx"), "dimension_units": _units(spec.voxel_size_nm)}
-        open_kvstore(spec.url).write(".zattrs", json.dumps(attributes)).result()
-        volume = _open(spec, create=False)
-    return volume
+        try:
+            open_kvstore(spec.url).write(".zattrs", json.dumps(attributes)).result()
+        except (ValueError, OSError) as error:
+            raise VolumeError(f"cannot create the output {spec.url}: {error}") from None
+    return _open(spec, create=True)
 
 
 def _open(spec: OutputSpec, *, create: bool) -> Volume:
@@ -118,6 +121,12 @@ def _open(spec: OutputSpec, *, create: bool) -> Volume:
         return as_volume(spec.url, ts.open(store, read=True, write=True, open=True, create=create).result())
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot {'create' if create else 'open'} the output {spec.url}: {error}") from None
+
+
+def _encoding(volume: Volume) -> str | None:
+    """Of a precomputed volume; a lossy one would not read back as it was written."""
+    codec = volume.store.codec.to_json()
+    return str(codec["encoding"]) if codec.get("driver") == "neuroglancer_precomputed" else None
 
 
 def _units(voxel_size_nm: VoxelSizeNm) -> list[str | None]:

@@ -119,17 +119,34 @@ class _AxisTotals:
 @lru_cache(maxsize=16)
 def _axis_totals(plan: InferencePlan) -> tuple[_AxisTotals, ...]:
     """Totals per axis. All about a chunk is a product over axes, so sums over all chunks are products of these."""
-    totals = []
-    for axis in range(3):
-        patches = voxels_read = largest_input = 0
-        for position in range(plan.chunks.shape[axis]):
-            work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
-            low, high = work.input_box.start[axis], work.input_box.stop[axis]
-            patches += len(work.patches[axis])
-            voxels_read += min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis])
-            largest_input = max(largest_input, high - low)
-        totals.append(_AxisTotals(patches, voxels_read, largest_input))
-    return tuple(totals)
+    return tuple(_totals_on(plan, axis) for axis in range(3))
+
+
+def _totals_on(plan: InferencePlan, axis: int) -> _AxisTotals:
+    """Totals on one axis, looking at no more chunk positions than differ.
+
+    Away from the domain's ends, what a chunk does depends only on where the lattice stands to it, which repeats.
+    """
+    count, chunk = plan.chunks.shape[axis], plan.chunks.chunk_shape[axis]
+    patch, margin = plan.lattice.patch_shape[axis], plan.crop_margin[axis] + plan.chunk_crop_margin[axis]
+    stride = patch - plan.lattice.patch_overlap[axis]
+    period = stride // math.gcd(chunk, stride)
+    end = -(-(2 * patch + margin) // chunk) + 1
+    repeats, rest = divmod(max(0, count - 2 * end), period)
+    if repeats < 2:
+        counted = [(position, 1) for position in range(count)]
+    else:
+        counted = [(position, 1) for position in range(end)]
+        counted += [(end + k, repeats) for k in range(period)]
+        counted += [(position, 1) for position in range(count - end - rest, count)]
+    patches = voxels_read = largest_input = 0
+    for position, times in counted:
+        work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
+        low, high = work.input_box.start[axis], work.input_box.stop[axis]
+        patches += times * len(work.patches[axis])
+        voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
+        largest_input = max(largest_input, high - low)
+    return _AxisTotals(patches, voxels_read, largest_input)
 
 
 def make_plan(
@@ -180,10 +197,11 @@ def grown_to(shape: Zyx, box: BoundingBox, within: BoundingBox) -> BoundingBox:
     return BoundingBox((starts[0], starts[1], starts[2]), (stops[0], stops[1], stops[2]))
 
 
-def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox) -> None:
+def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, volume: BoundingBox) -> None:
     """Check that every storage block of the output is written, whole, by exactly one chunk.
 
-    ``bounds`` is the output's extent; its blocks start at ``bounds.start``.
+    ``bounds`` is the output's extent; its blocks start at ``bounds.start``. ``volume`` is the input's, which the ROI
+    cannot leave.
 
     Raises:
         AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple of the block shape;
@@ -203,9 +221,12 @@ def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox) ->
             )
         lower = origin + (roi.start[axis] - origin) // block * block
         if lower != roi.start[axis]:
+            inside = [n for n in (lower, lower + block) if volume.start[axis] <= n < volume.stop[axis]]
+            fits = " or ".join(map(str, inside)) or "none inside the input"
             raise AlignmentError(
-                f"roi.start {list(roi.start)} is not on the output's block grid on {name} (blocks of {block} from "
-                f"{origin}): a block would be written in part. Nearest starts on {name}: {lower} or {lower + block}."
+                f"the ROI starts at {list(roi.start)}, which is not on the output's block grid on {name} (blocks of "
+                f"{block} from {origin}): a block would be written in part. Nearest starts on {name}: {fits}. "
+                "Set roi.start, or output.bounds.start for a new precomputed output."
             )
         if (roi.stop[axis] - origin) % block and roi.stop[axis] != bounds.stop[axis]:
             lower = origin + (roi.stop[axis] - origin) // block * block

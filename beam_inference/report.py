@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,9 @@ from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.config import JobConfig
-from beam_inference.launch import Place, Survey, default_state_url
+from beam_inference.survey import Place, Survey, default_state_url
 from beam_inference.verification import VerifyReport
+from beam_inference.volumes import local_folder
 
 if TYPE_CHECKING:
     from beam_inference.runner import JobOutcome
@@ -70,9 +73,9 @@ def _seams_table(survey: Survey) -> Table:
     return table
 
 
-def print_outcome(outcome: JobOutcome, config: JobConfig, job_path: str) -> None:
-    """What a launch came to, and what to do next."""
-    state = default_state_url(config)
+def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) -> None:
+    """What a launch came to, and what to do next; ``words`` are the command that was given."""
+    state, again = default_state_url(config), _without_chunks(words)
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
     print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s", end="")
@@ -84,12 +87,24 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, job_path: str) -> None
     if len(outcome.quarantined) > _NAMED_CHUNKS:
         print(f"… and {len(outcome.quarantined) - _NAMED_CHUNKS} more")
     if outcome.quarantined:
-        file = f"{state}/quarantine.jsonl".removeprefix("file://")
-        print(f"to do them again: beam-inference run {job_path} --chunks {file}")
+        folder = local_folder(state)
+        file = f"{folder or state}/quarantine.jsonl"
+        print(f"to do them again: {shlex.join([*again, '--chunks', file])}")
     if outcome.missing:
-        print(f"{outcome.missing} chunks are missing; to do what is missing: beam-inference run {job_path}")
-    if outcome.done == outcome.chunks:
+        print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
+    if not outcome.missing_of_job:
         print(f"complete: {config.output.path}")
+    elif outcome.done == outcome.chunks:
+        print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
+
+
+def _without_chunks(words: Sequence[str]) -> list[str]:
+    """A command without --chunks and --overwrite: what does the rest of the job."""
+    kept: list[str] = []
+    for before, word in zip(["", *words], words, strict=False):
+        if word not in ("--chunks", "--overwrite") and before != "--chunks" and not word.startswith("--chunks="):
+            kept.append(word)
+    return kept
 
 
 def print_verification(report: VerifyReport, *, deep: bool) -> None:

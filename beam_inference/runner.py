@@ -32,10 +32,11 @@ from apache_beam.runners.runner import create_runner
 from beam_inference import pipeline as job_pipeline
 from beam_inference.config import JobConfig
 from beam_inference.errors import BeamInferenceError, ConfigError
-from beam_inference.launch import Place, prepare
+from beam_inference.launch import prepare
 from beam_inference.progress import Progress
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, ResolvedJob, State
+from beam_inference.survey import Place
 from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class JobOutcome:
         exit_code: 0 complete, 1 failed, 3 finished with quarantined chunks within the bound, 130 interrupted.
         chunks: how many were to be done: all of the job's, or those of the chunks file.
         done: how many of them have a receipt.
+        missing_of_job: chunks of the whole job without a receipt, also those that were not to be done.
         quarantined: those that could not be done.
         summary: what this launch's workers did; None if it did not reach its end.
         seconds: wall time of the pipeline.
@@ -64,6 +66,7 @@ class JobOutcome:
     exit_code: int
     chunks: int
     done: int
+    missing_of_job: int
     quarantined: list[QuarantineRecord]
     summary: LaunchSummary | None
     seconds: float
@@ -95,6 +98,8 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
         raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
     options = PipelineOptions(list(flags))
+    if options.view_as(DirectOptions).direct_num_workers < 0:
+        raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
     standard = options.view_as(StandardOptions)
     if (standard.runner or "DirectRunner").lower() in ("directrunner", "fnapirunner"):
         # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
@@ -103,6 +108,8 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         options = PipelineOptions([*flags, *extra])
         options.view_as(StandardOptions).runner = "FnApiRunner"
         return options
+    if standard.runner.lower() == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
+        raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
     try:
         create_runner(standard.runner)
     except (ImportError, AttributeError, ValueError):
@@ -161,7 +168,7 @@ def run_job(
     job = ResolvedJob.model_validate_json(launch.job)
     file = launch.chunks_file
     chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count) if file else None
-    state = State(launch.state_url)
+    state = State(launch.state_url).of(job)
     start = time.monotonic()
     interrupted, error = _execute(options, launch, job, state, chosen)
     return _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
@@ -178,6 +185,9 @@ def _execute(
     failures: list[BaseException] = []
 
     def run() -> None:
+        # Worker processes inherit this: Ctrl-C, which a terminal sends to all of them, reaches the launcher alone, and
+        # they finish what they began.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             pipeline = beam.Pipeline(options=options)
             job_pipeline.build(pipeline, launch, _workers(options))
@@ -198,10 +208,19 @@ def _execute(
             thread.join(0.2)
             if stop.is_set() and not asked:
                 asked = True
-                progress.say("stopping: no further chunk is started, writes under way are finished …")
-                state.request_stop(launch.id)
+                progress.say(
+                    "stopping: no further chunk is started, writes under way are finished (once more: end at once)"
+                )
+                _ask_to_stop(state, launch)
             progress.update()
     return asked, failures[0] if failures else None
+
+
+def _ask_to_stop(state: State, launch: Launch) -> None:
+    try:
+        state.request_stop(launch.id)
+    except BeamInferenceError as error:
+        logger.warning("cannot ask the workers to stop, they go on to their end: %s", error)
 
 
 class _ToLog(io.TextIOBase):
@@ -256,10 +275,14 @@ def _judge(
     seconds: float,
 ) -> JobOutcome:
     everywhere = [record for a, b in _folders(job) for record in state.quarantined(a, b)]
-    state.write_quarantine_file(everywhere)
+    try:
+        state.write_quarantine_file(everywhere)
+    except BeamInferenceError as failure:
+        error = error or failure  # what ended the launch is what is told
     quarantined = everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
     chunks = job.plan.chunks.count if chosen is None else len(chosen)
-    done = _done(state, job, chosen)
+    done_of_job = _done(state, job, None)
+    done = done_of_job if chosen is None else _done(state, job, chosen)
     bound = job.config.job.max_failed_chunks
     if done == chunks:
         code = COMPLETE
@@ -270,7 +293,16 @@ def _judge(
     else:
         code = COMPLETE_BUT_QUARANTINED
     told = None if error is None or code == COMPLETE else explain(error)
-    return JobOutcome(code, chunks, done, quarantined, state.read_summary(launch.id), seconds, told)
+    return JobOutcome(
+        exit_code=code,
+        chunks=chunks,
+        done=done,
+        missing_of_job=job.plan.chunks.count - done_of_job,
+        quarantined=quarantined,
+        summary=state.read_summary(launch.id),
+        seconds=seconds,
+        error=told,
+    )
 
 
 def explain(error: BaseException) -> str:
@@ -281,6 +313,8 @@ def explain(error: BaseException) -> str:
             break
         seen = seen.__cause__ or seen.__context__
     text = str(seen if seen is not None else error).strip()
+    if "Channel closed prematurely" in text:
+        return "a worker process died (killed, or out of memory); its runner does not start another"
     own = re.findall(r"beam_inference\.\w+\.\w+: (.+)", text)
     lines = (own[-1:] or text.splitlines() or [type(error).__name__])[-1:]
     return re.sub(r"\s*\[?while running '[^']*'\]?", "", lines[0] if own else text if seen is not None else lines[0])

@@ -3,29 +3,37 @@
 ::
 
     job.json                                  the resolved job, written once, at first launch
-    receipts/000000000/000000000012.json      chunk 12 is durably written; folders of 4096
-    quarantine/000000000/000000000013.json    chunk 13 could not be done; a receipt supersedes it
+    receipts/FINGERPRINT/000000000/000000000012.json      chunk 12 is durably written; folders of 4096
+    quarantine/FINGERPRINT/000000000/000000000013.json    chunk 13 could not be done; a receipt supersedes it
     quarantine.jsonl                          what is quarantined at the end of a launch, to give to --chunks
+    launches/<id>.started                     when and where this launch began
     launches/<id>.stop                        asks this launch's workers to start no further chunk
     launches/<id>.json                        how this launch ended
+
+Receipts lie under the fingerprint of their job, so that a listing is proof: a worker of another job that still runs,
+or a state folder put together by hand, cannot make a chunk count as done.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from functools import cached_property
+import platform
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from pathlib import PurePath
 from typing import Any, TypeVar
 
+import tenacity
 import tensorstore as ts
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.config import JobConfig
+from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.plan import InferencePlan, make_plan
-from beam_inference.volumes import open_kvstore
+from beam_inference.volumes import is_transient, one_line, open_kvstore
 
 CHUNKS_PER_FOLDER = 4096
 
@@ -109,6 +117,7 @@ class ResolvedJob(_Frozen):
             "model": {
                 **config.model.model_dump(mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}),
                 "sha256": self.model_sha256,
+                "factory": _factory_name(config.model.path),
             },
             "engine": {**self.engine, "batch_size": config.inference.batch_size},
             "geometry": {
@@ -139,6 +148,12 @@ class ResolvedJob(_Frozen):
                 if values.get(key) != theirs.get(key)
             ]
         return lines
+
+
+def _factory_name(path: str) -> str | None:
+    """Which function makes the network, without the folder that its file lies in."""
+    factory = factory_parts(path)
+    return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None
 
 
 class ChannelStatistics(_Frozen):
@@ -208,11 +223,20 @@ class LaunchSummary(_Frozen):
 
 
 class State:
-    """The state folder at a URL, through a TensorStore key-value store; every method is one or a few requests."""
+    """The state folder at a URL, through a TensorStore key-value store; every method is one or a few requests.
 
-    def __init__(self, url: str) -> None:
+    What is of one job (receipts, quarantine) is reached through :meth:`of`. Requests that fail in a way that may pass
+    are tried again, with backoff.
+    """
+
+    def __init__(self, url: str, fingerprint: str | None = None) -> None:
         self.url = url.rstrip("/")
         self._store = open_kvstore(self.url)
+        self._fingerprint = fingerprint
+
+    def of(self, job: ResolvedJob) -> State:
+        """The same folder, with the receipts and the quarantine of one job."""
+        return State(self.url, job.fingerprint)
 
     def load_job(self) -> ResolvedJob | None:
         """The resolved job, or None before the first launch.
@@ -234,18 +258,18 @@ class State:
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
         """Write job.json if absent; the one that is there in the end, which a racing launch may have written."""
-        there = self._store.read("job.json").result()
+        there = self._request("read", "job.json", lambda: self._store.read("job.json").result())
         if there.state != "value":
             self._write("job.json", job.model_dump_json(indent=1), if_equal=there.stamp.generation)
         return self.load_job() or job
 
     def write_receipt(self, receipt: Receipt) -> None:
         """Write a receipt, durably; replaces one of the same chunk."""
-        self._write(_key("receipts", receipt.chunk), receipt.model_dump_json())
+        self._write(self._key("receipts", receipt.chunk), receipt.model_dump_json())
 
     def read_receipt(self, chunk: int) -> Receipt | None:
         """The receipt of a chunk, or None."""
-        return self._entry(Receipt, _key("receipts", chunk))
+        return self._entry(Receipt, self._key("receipts", chunk))
 
     def receipts(self, start: int, stop: int) -> Iterator[Receipt]:
         """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time."""
@@ -257,12 +281,12 @@ class State:
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
-        self._write(_key("quarantine", record.chunk), record.model_dump_json())
+        self._write(self._key("quarantine", record.chunk), record.model_dump_json())
 
     def quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
         """Quarantine records of chunks ``start … stop`` that no receipt supersedes, in order."""
         for record in self._entries(QuarantineRecord, "quarantine", start, stop):
-            if self._read(_key("receipts", record.chunk)) is None:
+            if self._read(self._key("receipts", record.chunk)) is None:
                 yield record
 
     def write_quarantine_file(self, records: list[QuarantineRecord]) -> None:
@@ -270,13 +294,20 @@ class State:
         lines = "".join(record.model_dump_json() + "\n" for record in records)
         self._write("quarantine.jsonl", lines or None)
 
+    def note_start(self, launch: str) -> None:
+        """Record that a launch begins; also shows whether the folder can be written."""
+        self._write(f"launches/{launch}.started", f"{datetime.now(UTC).isoformat()} {platform.node()}\n")
+
     def request_stop(self, launch: str) -> None:
         """Ask the workers of a launch, wherever they are, to start no further chunk."""
         self._write(f"launches/{launch}.stop", "")
 
     def stop_requested(self, launch: str) -> bool:
-        """Whether :meth:`request_stop` was called for a launch."""
-        return self._read(f"launches/{launch}.stop") is not None
+        """Whether :meth:`request_stop` was called for a launch, as far as the folder can be read."""
+        try:
+            return self._read(f"launches/{launch}.stop") is not None
+        except WorkerFault:
+            return False
 
     def write_summary(self, launch: str, summary: LaunchSummary) -> None:
         """Record how a launch ended."""
@@ -287,24 +318,40 @@ class State:
         return self._entry(LaunchSummary, f"launches/{launch}.json")
 
     def clear(self) -> None:
-        """Delete the whole state."""
-        try:
-            self._store.delete_range(ts.KvStore.KeyRange()).result()
-        except (ValueError, OSError) as error:
-            raise StateError(f"cannot delete the state folder {self.url}: {error}") from None
+        """Delete what this class has written, of all jobs, and nothing else; job.json last."""
+        for folder in ("receipts/", "quarantine/", "launches/"):
+            keys = ts.KvStore.KeyRange(inclusive_min=folder, exclusive_max=folder[:-1] + "0")  # "0" comes after "/"
+            self._request("delete", folder, partial(self._delete, keys))
+        for key in ("quarantine.jsonl", "job.json"):
+            self._write(key, None)
+
+    def _delete(self, keys: ts.KvStore.KeyRange) -> None:
+        self._store.delete_range(keys).result()
+
+    def _key(self, folder: str, chunk: int) -> str:
+        """Keys sort as their chunks do, so a range of chunks is one range of keys."""
+        if self._fingerprint is None:
+            raise ValueError("receipts are of one job: use state.of(job)")
+        return f"{folder}/{self._fingerprint[:16]}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
 
     def _read(self, key: str) -> bytes | None:
-        try:
-            result = self._store.read(key).result()
-        except (ValueError, OSError) as error:
-            raise WorkerFault(f"cannot read {self.url}/{key}: {error}") from error
+        result = self._request("read", key, lambda: self._store.read(key).result())
         return bytes(result.value) if result.state == "value" else None
 
     def _write(self, key: str, text: str | None, if_equal: bytes | None = None) -> None:
+        self._request("write", key, lambda: self._store.write(key, text, if_equal=if_equal).result())
+
+    def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
+        retrying = tenacity.Retrying(
+            stop=tenacity.stop_after_attempt(5),
+            wait=tenacity.wait_exponential_jitter(initial=0.1, max=5, jitter=0.2),
+            retry=tenacity.retry_if_exception(is_transient),
+            reraise=True,
+        )
         try:
-            self._store.write(key, text, if_equal=if_equal).result()
+            return retrying(action)
         except (ValueError, OSError) as error:
-            raise WorkerFault(f"cannot write {self.url}/{key}: {error}") from error
+            raise WorkerFault(f"cannot {what} {self.url}/{key}: {one_line(error)}") from error
 
     def _entry(self, kind: type[Entry], key: str) -> Entry | None:
         text = self._read(key)
@@ -322,22 +369,24 @@ class State:
     def _entries(self, kind: type[Entry], folder: str, start: int, stop: int) -> Iterator[Entry]:
         for first in range(start, stop, CHUNKS_PER_FOLDER):
             indices = self._indices(folder, first, min(stop, first + CHUNKS_PER_FOLDER))
-            reads = [(key, self._store.read(key)) for key in (_key(folder, index) for index in indices)]
-            for key, read in reads:
-                result = read.result()
+            keys = [self._key(folder, index) for index in indices]
+            for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
+                result = self._request("read", key, _again_if_failed(reading, self._store, key))
                 if result.state == "value":
                     yield self._parse(kind, key, bytes(result.value))
 
     def _indices(self, folder: str, start: int, stop: int) -> list[int]:
-        keys = ts.KvStore.KeyRange(inclusive_min=_key(folder, start), exclusive_max=_key(folder, stop))
-        try:
-            names = self._store.list(keys).result()
-        except (ValueError, OSError) as error:
-            raise WorkerFault(f"cannot list {self.url}/{folder}: {error}") from error
+        keys = ts.KvStore.KeyRange(inclusive_min=self._key(folder, start), exclusive_max=self._key(folder, stop))
+        names = self._request("list", folder, lambda: self._store.list(keys).result())
         # A killed writer leaves lock files beside the keys of a local store.
         return sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
 
 
-def _key(folder: str, chunk: int) -> str:
-    """Keys sort as their chunks do, so a range of chunks is one range of keys."""
-    return f"{folder}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
+def _again_if_failed(reading: Any, store: Any, key: str) -> Callable[[], Any]:
+    """The result of a read under way; once that has failed, of a new one."""
+    under_way = [reading]
+
+    def result() -> Any:
+        return (under_way.pop() if under_way else store.read(key)).result()
+
+    return result

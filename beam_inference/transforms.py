@@ -59,8 +59,8 @@ class GenerateRuns(beam.PTransform):
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    state = State(launch.state_url) if launch.honour_receipts else None
-    return missing_runs(index_range, state, length)
+    job = ResolvedJob.model_validate_json(launch.job)
+    return missing_runs(index_range, State(launch.state_url).of(job) if launch.honour_receipts else None, length)
 
 
 class InferChunks(beam.DoFn):

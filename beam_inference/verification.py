@@ -53,15 +53,17 @@ def verify(
 
     ``progress`` is called with the number of chunks looked at so far.
     """
-    grid = job.plan.chunks
+    grid, state = job.plan.chunks, state.of(job)
     report = VerifyReport(grid.count)
     for start in range(0, grid.count, CHUNKS_PER_FOLDER):
         stop = min(start + CHUNKS_PER_FOLDER, grid.count)
         present = set()
         for receipt in state.receipts(start, stop):
             present.add(receipt.chunk)
+            if progress and len(present) % 64 == 0:
+                progress(start + len(present))
             report.receipts += 1
-            wrong = _fault(receipt, job, output)
+            wrong = receipt_fault(receipt, job, output)
             if wrong:
                 report.wrong.append(f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}")
         quarantined = [record for record in state.quarantined(start, stop) if record.chunk not in present]
@@ -74,7 +76,8 @@ def verify(
     return report
 
 
-def _fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
+def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
+    """What is wrong with a receipt, or with ``output``'s blocks it speaks of, as the end of a sentence; else None."""
     box = job.plan.chunks.core_box(receipt.chunk)
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"

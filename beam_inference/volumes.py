@@ -7,9 +7,10 @@ transform, made once, here. Creating outputs is in :mod:`beam_inference.outputs`
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,21 @@ from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
 
+logger = logging.getLogger(__name__)
+
 VoxelSizeNm = tuple[float, float, float]
 
 _MARKERS = {"info": "neuroglancer_precomputed", "zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
 _GROUP_MARKERS = (".zgroup",)
 _CHANNEL_LABELS = ("c", "channel", "channels")
-_NM_PER_UNIT = {"nm": 1.0, "um": 1e3, "µm": 1e3, "mm": 1e6, "m": 1e9, "angstrom": 0.1, "pm": 1e-3}
+_NM_PER_UNIT = {
+    **dict.fromkeys(("nm", "nanometer", "nanometers", "nanometre"), 1.0),
+    **dict.fromkeys(("um", "µm", "μm", "micron", "microns", "micrometer", "micrometers", "micrometre"), 1e3),
+    **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre"), 1e6),
+    **dict.fromkeys(("m", "meter", "meters", "metre"), 1e9),
+    **dict.fromkeys(("angstrom", "angstroms", "Å"), 0.1),
+    **dict.fromkeys(("pm", "picometer"), 1e-3),
+}
 _COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
 
 _TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
@@ -41,6 +51,7 @@ class Volume:
 
     Attributes:
         url: where it lies, for messages.
+        place: where it lies, made canonical: equal for two ways to name one place.
         store: the TensorStore, transposed.
         bounds: its extent, in voxels, ZYX.
         channels: number of channels.
@@ -50,6 +61,7 @@ class Volume:
     """
 
     url: str
+    place: str
     store: Any
     bounds: BoundingBox
     channels: int
@@ -69,7 +81,7 @@ class Volume:
         try:
             array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result()
         except (ValueError, OSError) as error:
-            message = f"cannot read {box} of {self.url}: {_one_line(error)}"
+            message = f"cannot read {box} of {self.url}: {one_line(error)}"
             status = _status(error)
             if status in _NOT_THE_CHUNKS_FAULT:
                 raise WorkerFault(message) from error
@@ -92,9 +104,8 @@ class Volume:
         try:
             self.store[:, z0:z1, y0:y1, x0:x1].write(array).result()
         except (ValueError, OSError) as error:
-            message = f"cannot write {box} of {self.url}: {_one_line(error)}"
-            # A full disk is RESOURCE_EXHAUSTED: retrying here would only fill the log.
-            if _status(error) in _TRANSIENT and _status(error) != "RESOURCE_EXHAUSTED":
+            message = f"cannot write {box} of {self.url}: {one_line(error)}"
+            if is_transient(error):
                 raise TransientWriteError(message) from error
             raise WorkerFault(message) from error
 
@@ -107,7 +118,7 @@ def open_volume(
     path: str | None,
     spec: dict[str, Any] | None = None,
     scale: int = 0,
-    channel: int | list[int] | None = None,
+    channel: list[int] | None = None,
 ) -> Volume:
     """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
 
@@ -115,6 +126,8 @@ def open_volume(
         VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale or channel is absent;
             also if its block files are compressed in a way TensorStore would silently read as zeros.
     """
+    if spec is None and path is not None and "|" in path:
+        spec = {"url": path}  # TensorStore's own way to name a driver in a URL
     if spec is None:
         if path is None:
             raise ValueError("give a path or a spec")
@@ -130,16 +143,16 @@ def open_volume(
             if scale >= len(scales):
                 raise VolumeError(f"{path} has the scales 0 … {len(scales) - 1}; input.scale is {scale}")
             spec["scale_index"] = scale
-            _refuse_compressed_blocks(path, str(scales[scale]["key"]))
         elif scale:
             raise VolumeError(
                 f"input.scale is {scale}, but {path} is a single {driver} array: give the scale's own path"
             )
-    name = path or json.dumps(spec)
+    name = path or json.dumps(spec, default=str)
     try:
-        store = ts.open(spec, open=True, read=True).result()
-    except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot open the volume {name}: {_one_line(error)}") from None
+        store = ts.open(spec.get("url", spec), open=True, read=True).result()
+    except (ValueError, OSError, TypeError) as error:
+        raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
+    _refuse_compressed_blocks(name, store)
     volume = as_volume(name, store)
     return volume if channel is None else _select(volume, channel)
 
@@ -151,8 +164,13 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
         VolumeError: its axes are not z, y, x and perhaps one of channels, or it does not hold numbers.
     """
     driver = str(store.spec().to_json()["driver"])
-    order = _axis_order(url, driver, [d.label for d in store.domain])
-    units = _voxel_sizes(url, driver, store)
+    attributes = _json_object(store.kvstore, ".zattrs", url) if driver == "zarr" else {}
+    labels = [d.label for d in store.domain]
+    names = attributes.get("_ARRAY_DIMENSIONS")  # zarr v2 has no place for names and units but its attributes
+    if not any(labels) and isinstance(names, list) and len(names) == len(labels):
+        labels = [str(name) for name in names]
+    order = _axis_order(url, driver, labels)
+    units = _voxel_sizes(url, attributes, store)
     if len(order) == 3:
         czyx = store[ts.d[order].transpose[0, 1, 2]][ts.newaxis]
     else:
@@ -169,6 +187,7 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
     sizes = (units[z], units[y], units[x])
     return Volume(
         url=url,
+        place=_canonical(store.kvstore),
         store=czyx,
         bounds=BoundingBox(_last_three(domain.inclusive_min), _last_three(domain.exclusive_max)),
         channels=domain.shape[0],
@@ -189,10 +208,7 @@ def detect_driver(url: str) -> str | None:
         text = read_key(store, marker, url)
         if text is None:
             continue
-        try:
-            metadata = json.loads(text)
-        except ValueError:
-            raise VolumeError(f"{url}/{marker} is not valid JSON: the volume's metadata are damaged") from None
+        metadata = _parsed_object(text, f"{url}/{marker}")
         is_group = (driver == "zarr3" and metadata.get("node_type") != "array") or (
             driver == "n5" and "dimensions" not in metadata
         )
@@ -206,10 +222,10 @@ def detect_driver(url: str) -> str | None:
 
 def precomputed_scales(url: str) -> list[dict[str, Any]]:
     """The scales of a precomputed volume's info file: dicts with key, resolution (xyz, nm), size and voxel_offset."""
-    scales = json.loads(read_key(open_kvstore(url), "info", url) or b"{}").get("scales")
-    if not scales:
+    scales = _json_object(open_kvstore(url), "info", url).get("scales")
+    if not isinstance(scales, list) or not scales or not all(isinstance(s, dict) and "resolution" in s for s in scales):
         raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
-    return list(scales)
+    return scales
 
 
 def open_kvstore(url: str) -> Any:
@@ -221,7 +237,7 @@ def open_kvstore(url: str) -> Any:
     try:
         return ts.KvStore.open(_folder(url)).result()
     except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot open {url}: {_one_line(error)}") from None
+        raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
 
 
 def read_key(store: Any, key: str, url: str) -> bytes | None:
@@ -233,8 +249,35 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
     try:
         result = store.read(key).result()
     except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot read {url}/{key}: {_one_line(error)}") from None
+        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
     return bytes(result.value) if result.state == "value" else None
+
+
+def place_of_url(url: str) -> str:
+    """Where a URL leads, made canonical, as :attr:`Volume.place` is."""
+    return _canonical(open_kvstore(url))
+
+
+def _canonical(store: Any) -> str:
+    spec = store.spec().to_json()
+    if spec["driver"] == "file":
+        return os.path.realpath(str(spec["path"]))
+    return json.dumps({key: value for key, value in spec.items() if key in ("driver", "bucket", "path", "base_url")})
+
+
+def _json_object(store: Any, key: str, url: str) -> dict[str, Any]:
+    text = read_key(store, key, url)
+    return {} if text is None else _parsed_object(text, f"{url}/{key}")
+
+
+def _parsed_object(text: bytes, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        raise VolumeError(f"{name} is not valid JSON: the volume's metadata are damaged") from None
+    if not isinstance(value, dict):
+        raise VolumeError(f"{name} holds no JSON object: the volume's metadata are damaged")
+    return value
 
 
 def local_folder(url: str) -> Path | None:
@@ -252,12 +295,11 @@ def _last_three(values: Any) -> Zyx:
     return (int(z), int(y), int(x))
 
 
-def _select(volume: Volume, channel: int | list[int]) -> Volume:
-    wanted = [channel] if isinstance(channel, int) else channel
+def _select(volume: Volume, wanted: list[int]) -> Volume:
     if not wanted or max(wanted) >= volume.channels:
-        raise VolumeError(f"input.channel is {channel}, but {volume.url} has the channels 0 … {volume.channels - 1}")
+        raise VolumeError(f"input.channel is {wanted}, but {volume.url} has the channels 0 … {volume.channels - 1}")
     store = volume.store[ts.d[0][wanted]]
-    return Volume(volume.url, store, volume.bounds, len(wanted), volume.dtype, volume.block_shape, volume.voxel_size_nm)
+    return replace(volume, store=store, channels=len(wanted))
 
 
 def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
@@ -276,25 +318,27 @@ def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
     return [names.index(name) for name in wanted]
 
 
-def _voxel_sizes(url: str, driver: str, store: ts.TensorStore) -> list[float | None]:
+def _voxel_sizes(url: str, attributes: dict[str, Any], store: ts.TensorStore) -> list[float | None]:
     """Voxel size of each of the store's own axes in nm, None where it is not known."""
     units: list[ts.Unit | None] = list(store.dimension_units)
-    if driver == "zarr":  # zarr v2 has no place for units but its attributes
-        attributes = json.loads(read_key(store.kvstore, ".zattrs", url) or b"{}")
-        stated = attributes.get("dimension_units", [])
-        if len(stated) == len(units):
-            units = [None if unit is None else ts.Unit(unit) for unit in stated]
+    stated = attributes.get("dimension_units")
+    if isinstance(stated, list) and len(stated) == len(units):
+        units = [ts.Unit(unit) if isinstance(unit, str) else None for unit in stated]
+    unknown = sorted({u.base_unit for u in units if u is not None and u.base_unit not in {"", *_NM_PER_UNIT}})
+    if unknown:
+        logger.warning("%s states voxel sizes in %s, which is no length known here", url, " and ".join(unknown))
     return [
         None if unit is None or unit.base_unit not in _NM_PER_UNIT else unit.multiplier * _NM_PER_UNIT[unit.base_unit]
         for unit in units
     ]
 
 
-def _refuse_compressed_blocks(url: str, key: str) -> None:
+def _refuse_compressed_blocks(url: str, store: Any) -> None:
     """Refuse local precomputed volumes whose block files carry a compression suffix, or that have no blocks at all."""
-    folder = local_folder(url)
-    if folder is None:
+    spec, kvstore = store.spec().to_json(), store.kvstore.spec().to_json()
+    if spec["driver"] != "neuroglancer_precomputed" or kvstore["driver"] != "file":
         return
+    folder, key = Path(kvstore["path"]), spec["scale_metadata"]["key"]
     if not (folder / key).is_dir():
         raise VolumeError(
             f"{url}/info names the scale {key}, but there is no such folder: every voxel would read as zero"
@@ -323,12 +367,17 @@ def _neighbours(url: str) -> str:
     return f"; found there: {', '.join(names) if names else 'nothing'}"
 
 
-def _status(error: Exception) -> str:
+def is_transient(error: BaseException) -> bool:
+    """Whether a TensorStore error, by the status its text begins with, may pass; a full disk does not."""
+    return _status(error) in _TRANSIENT and _status(error) != "RESOURCE_EXHAUSTED"
+
+
+def _status(error: BaseException) -> str:
     """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
     match = re.match(r"([A-Z_]{4,})\b", str(error))
     return match[1] if match else ""
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The error's text without TensorStore's source locations."""
     return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", " ".join(str(error).split()))

@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 Value = TypeVar("Value")
 
 SICK_AFTER = 3
-"""A process whose first chunks, this many of them, all fail in the network is taken to be at fault itself."""
+"""A process whose first chunks, this many of them, all fail in the network may be at fault itself: it is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Worker:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.job = ResolvedJob.model_validate_json(launch.job)
-        self.state = State(launch.state_url)
+        self.state = State(launch.state_url).of(self.job)
         self._input = open_input(self.job.config)
         output = open_output(output_spec(self.job))
         if output is None:
@@ -124,7 +124,7 @@ class Worker:
                 "differ. Use one image for launcher and workers."
             )
         if not launch.contract_checked:
-            try_network(self._predictor, self.job.config, self._input, self.job.plan)
+            self._try_network()
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.batch_size
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
@@ -283,11 +283,19 @@ class Worker:
         if self._failed_at_start is None or not _all_finite(cutout):
             return
         self._failed_at_start.append(str(fault))
-        if len(self._failed_at_start) >= SICK_AFTER:
+        if len(self._failed_at_start) < SICK_AFTER:
+            return
+        try:
+            self._try_network()
+        except Exception:
             raise WorkerFault(
-                f"the first {SICK_AFTER} chunks of this process all failed in the network, the last with: {fault}. "
-                "The network or the device is at fault, not the chunks."
+                f"the first {SICK_AFTER} chunks of this process all failed in the network, the last with: {fault}; "
+                "and so does a patch from the middle of the ROI. The network or the device is at fault, not the chunks."
             ) from fault
+        self._failed_at_start = None  # the network works: these chunks are bad
+
+    def _try_network(self) -> None:
+        try_network(self._predictor, self.job.config, self._input, self.job.plan)
 
 
 def open_input(config: JobConfig) -> Volume:

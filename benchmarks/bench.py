@@ -28,7 +28,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import infer_chunk
 from beam_inference.demo.tissue import tissue_network
 from beam_inference.job_file import parse_job
-from beam_inference.launch import prepare, survey
+from beam_inference.launch import prepare
 from beam_inference.operators.normalize import unit
 from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.plan import ChunkWork, make_plan
@@ -36,6 +36,7 @@ from beam_inference.predictors.identity import IdentityPredictor
 from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.runner import run_job
 from beam_inference.state import ChannelStatistics, Receipt, ResolvedJob, State
+from beam_inference.survey import survey
 
 SHAPE = (96, 192, 192)
 PATCH, OVERLAP, BATCH = (32, 64, 64), (8, 16, 16), 4
@@ -187,7 +188,7 @@ def memory_against_projection() -> dict[str, float]:
         measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         from dataclasses import replace
 
-        from beam_inference.launch import Place
+        from beam_inference.survey import Place
 
         found = survey(parse_job(values, folder))
         job = ResolvedJob.model_validate_json(prepare(parse_job(values, folder)).job)

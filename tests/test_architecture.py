@@ -13,7 +13,7 @@ PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
     ["errors", "bounding_box", "grids", "blending", "fill", "memory"],
     ["config", "job_file", "plan", "chunk_inference", "chunk_run"],
-    ["volumes", "outputs", "predictors", "operators", "state", "verification", "runs", "worker", "launch"],
+    ["volumes", "outputs", "predictors", "operators", "state", "verification", "runs", "worker", "survey", "launch"],
     ["transforms"],
     ["pipeline", "progress", "runner", "report", "cli", "demo", "__main__", "__init__"],
 ]

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,121 @@ def test_a_network_that_crops_its_own_margin(job, tmp_path):
     np.testing.assert_allclose(read_volume(tmp_path / "out"), whole, rtol=1e-4, atol=1e-2)
 
 
+def test_what_the_network_returns_is_not_written_into(job, tmp_path):
+    assert main(["run", job(model=toy("own_buffer"))]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), 1, atol=1e-6)
+    assert main(["run", job(model=toy("expanded", output_channels=3), output={"path": str(tmp_path / "three")})]) == 0
+    array = read_volume(tmp_path / "in")
+    np.testing.assert_allclose(read_volume(tmp_path / "three"), np.repeat(array, 3, 0), rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["dots", "link", "spec"])
+def test_the_input_is_never_written_over_however_it_is_named(job, tmp_path, capsys, way):
+    before = read_volume(tmp_path / "in")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    output = {"dots": "sub/../in", "link": "link", "spec": "in"}[way]
+    sections = {"output": {"path": output, "dtype": "uint8", "value_range": [0, 510]}}
+    if way == "spec":
+        spec = {"driver": "neuroglancer_precomputed", "kvstore": f"file://{tmp_path}/in/"}
+        sections["input"] = {"path": None, "spec": spec}
+    assert main(["run", job(**sections)]) == 2
+    assert "is the input" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_volume(tmp_path / "in"), before)
+
+
+def test_two_functions_of_one_file_are_two_networks(job, capsys):
+    assert main(["run", job(model=toy("same"))]) == 0
+    assert (
+        main(
+            [
+                "run",
+                job(model=toy("counted")),
+                "--set",
+                f"model.path={TOYS}:position",
+                "--set",
+                "model.output_channels=2",
+            ]
+        )
+        == 2
+    )
+    assert main(["run", job(model=toy("expanded"))]) == 2
+
+
+def test_overwrite_deletes_nothing_that_is_not_its_own(job, tmp_path):
+    assert main(["run", job(job={"state_path": "."})]) == 0
+    assert main(["run", job(job={"state_path": "."}), "--overwrite"]) == 0
+    assert (tmp_path / "job.yaml").exists()
+    assert (tmp_path / "in" / "info").exists()
+
+
+def test_a_state_folder_of_another_output_is_refused(job, tmp_path, capsys):
+    state = {"state_path": "state"}
+    assert main(["run", job(job=state)]) == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "out2")
+    other = job(job=state, output={"path": "out2"})
+    assert main(["run", other]) == 2
+    assert "is the state of a job that writes" in capsys.readouterr().err
+    assert main(["verify", other]) == 2
+
+
+def test_an_output_that_was_emptied_is_noticed_at_resume(job, tmp_path, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "out" / "10_10_10")
+    assert main(["run", path]) == 2
+    assert "says that chunk 0 is done, but in" in capsys.readouterr().err
+
+
+def test_receipts_of_another_job_do_not_count_even_without_its_job_file(job, tmp_path, capsys):
+    assert main(["run", job()]) == 0
+    (tmp_path / "out/_beam_inference/job.json").unlink()
+    assert main(["run", job(model={"normalize": {"scale": 2.0}})]) == 0
+    assert "(18 by this launch)" in capsys.readouterr().out.splitlines()[-2]
+
+
+def test_chosen_chunks_are_not_called_a_complete_job(job, tmp_path, capsys):
+    (tmp_path / "chunks").write_text("5\n")
+    path = job()
+    assert main(["run", path, "--chunks", str(tmp_path / "chunks"), "--set", "job.attempts=2"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 chunks done" in out
+    assert "complete:" not in out
+    assert f"17 others of the job are not: beam-inference run {path} --set job.attempts=2\n" in out
+    assert main(["verify", path]) == 1
+
+
+def test_a_destination_that_became_unwritable_is_found_before_the_first_chunk(job, tmp_path, capsys):
+    path = job(job={"state_path": "state"})
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "state" / "launches")
+    (tmp_path / "state" / "launches").write_text("a file where a folder should be")
+    assert main(["run", path]) == 2
+    assert "the state folder cannot be used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_during_the_checks_ends_the_command_with_130(job, number):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom beam_inference.cli import main\nprint('up', flush=True)\nsys.exit(main())",
+            "run",
+            job(model=toy("sleeps")),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "up\n"
+    time.sleep(3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == "interrupted\n"
+
+
 def test_set_and_state(job, tmp_path):
     assert main(["run", job(), "--set", "output.path=elsewhere", "--set", "job.state_path=notes"]) == 0
     assert (tmp_path / "elsewhere" / "info").exists()
@@ -119,15 +236,29 @@ def test_plan_submits_nothing(job, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_plan_of_a_billion_chunks(tmp_path, capsys):
-    """A volume of 1.7e13 voxels, of which one block exists."""
+def test_plan_of_a_billion_chunks_takes_seconds_and_little_memory(tmp_path):
+    """A volume of 1.6e13 voxels, of which one block exists."""
     url = write_volume(tmp_path / "small", np.zeros((8, 8, 8), np.uint8))
     info = json.loads((tmp_path / "small" / "info").read_text())
     info["scales"][0]["size"] = [32_000, 32_000, 16_000]
     (tmp_path / "small" / "info").write_text(json.dumps(info))
     path = write_job(tmp_path / "job.yaml", job_values(url, tmp_path / "out"))
-    assert main(["plan", str(path)]) == 0
-    assert "1,000,000,000 of 16×32×32 voxels" in capsys.readouterr().out
+    code = """
+import sys
+from beam_inference.cli import main
+assert main(["plan", sys.argv[1]]) == 0
+print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert "1,000,000,000 of 16×32×32 voxels" in done.stdout
+    assert int(done.stdout.split()[-1]) * 1024 < 500e6
+    assert time.monotonic() - start < 30
+
+
+def test_a_flag_before_the_job_is_told_of(job, capsys):
+    assert main(["run", "--runner", "DirectRunner", job()]) == 2
+    assert "write flags with =" in capsys.readouterr().err
 
 
 def test_schema_is_valid_json_and_knows_every_section(capsys):
@@ -150,7 +281,7 @@ def test_receipts_of_an_output_that_is_gone_are_not_taken_for_completeness(job, 
     assert main(["run", path]) == 0
     shutil.rmtree(tmp_path / "out")
     assert main(["run", path]) == 2
-    assert "the output they speak of" in capsys.readouterr().err
+    assert "there is no output at" in capsys.readouterr().err
     assert main(["run", path, "--overwrite"]) == 0
     np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
 
@@ -263,6 +394,15 @@ MISTAKES = {
     "bad flag value": ({}, None, ["--direct_num_workers=two"], "invalid int value"),
     "bad override": ({}, None, ["--set", "inference"], "takes key.key=value"),
     "chunks file absent": ({}, None, ["--chunks", "/nowhere/chunks"], "does not exist"),
+    "state not writable": ({"job": {"state_path": "in/info/state"}}, None, [], "cannot"),
+    "negative workers": ({}, None, ["--direct_num_workers=-1"], "must be 0"),
+    "no endpoint": ({}, None, ["--runner=PortableRunner"], "needs --job_endpoint"),
+    "batch norm that is not there": (
+        {"model": toy("conv", output_channels=2, batch_norm="batch"), "inference": {"batch_size": 1}},
+        None,
+        [],
+        "no BatchNorm layer",
+    ),
     "chunks and overwrite": ({}, None, ["--chunks", "c", "--overwrite"], "give one of them"),
     "auto device on a remote runner": (
         {"inference": {"device": "auto"}},

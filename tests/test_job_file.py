@@ -44,6 +44,23 @@ def test_overrides_are_yaml_and_may_add_sections(tmp_path):
     assert job.model.activation == "sigmoid"
 
 
+def test_an_override_fills_an_empty_section(tmp_path):
+    values = job_values("in", "out") | {"roi": None}
+    job = load_job(write_job(tmp_path / "job.yaml", values), ["roi.start=0x0x0", "roi.stop=4x5x6"])
+    assert job.roi.stop == (4, 5, 6)
+
+
+def test_local_paths_are_quoted_in_urls(tmp_path):
+    (tmp_path / "per%20cent #1?").mkdir()
+    job = load_job(write_job(tmp_path / "per%20cent #1?" / "job.yaml", job_values("in", "out")))
+    assert job.input.path == f"file://{tmp_path}/per%2520cent%20%231%3F/in"
+
+
+def test_the_schema_accepts_what_the_parser_accepts():
+    schema = JobConfig.model_json_schema()["$defs"]["Inference"]["properties"]["chunk_shape"]
+    assert [branch["type"] for branch in schema["anyOf"]] == ["array", "string"]
+
+
 def test_the_job_is_frozen(tmp_path):
     with pytest.raises(ValueError, match="frozen"):
         load(tmp_path).inference.batch_size = 3
@@ -73,7 +90,12 @@ def test_factory_paths(path, parts):
         ),
         ({"roi": {"start": [0, 0, 0], "stop": [1, 1, 1], "contxt": [1, 1, 1]}}, r"roi.contxt: .* 'context'"),
         ({"model": {"normalize": "unity"}}, "model.normalize: 'unity' is not one of none, unit"),
-        ({"inference": {"patch_shape": [8, 16]}}, "inference.patch_shape"),
+        ({"inference": {"patch_shape": [8, 16]}}, "inference.patch_shape.2: missing"),
+        ({"inference": {"batch_size": True}}, "inference.batch_size: .*integer; found True"),
+        ({"inference": {"chunk_shape": [10**20, 1, 1]}}, "inference.chunk_shape.0: .*less than or equal"),
+        ({"input": {"channel": -1}}, "input.channel.0: .*greater than or equal to 0; found -1"),
+        ({"model": {"normalize": None}}, "model.normalize: None is not one of none, unit"),
+        ({"model": {"normalize": {"scale": "x"}}}, "model.normalize.scale: .*number.*; found 'x'"),
         ({"inference": {"patch_shape": [8, 16, 0]}}, "inference.patch_shape.2: .*greater than 0; found 0"),
         ({"inference": {"patch_overlap": [8, 8, 8]}}, r"patch_overlap \[8, 8, 8\] must be smaller than patch_shape"),
         ({"inference": {"batch_size": "many"}}, "inference.batch_size: .*integer.*; found 'many'"),

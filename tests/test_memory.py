@@ -34,3 +34,11 @@ def test_more_threads_share_one_accumulator():
     four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
     assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 2 * 3 * 16 * 96 * 96)
+
+
+def test_the_projection_bounds_what_a_worker_is_measured_to_use():
+    """A whole worker in a process of its own: the peak over what it held before the first chunk."""
+    from benchmarks.bench import memory_against_projection
+
+    measured = memory_against_projection()
+    assert 0.4 < measured["ratio"] <= 1.0, measured

@@ -104,6 +104,35 @@ def test_pickled_code_is_never_run_unless_allowed(tmp_path):
     assert not (tmp_path / "boom").exists()
 
 
+def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_path, exported):
+    """torch.export keeps its sample inputs in a file that it would unpickle."""
+    import io
+    import zipfile
+
+    model = exported(toy_networks.conv().eval())
+    buffer = io.BytesIO()
+    torch.save(Bomb(tmp_path / "boom"), buffer)
+    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad:
+        samples = [name for name in archive.namelist() if "sample_inputs" in name]
+        assert samples
+        for name in archive.namelist():
+            bad.writestr(name, buffer.getvalue() if name in samples else archive.read(name))
+    with pytest.raises(ModelContractError, match="cannot load|holds more than tensors"):
+        predict(model | {"path": str(tmp_path / "bad.pt2")})
+    assert not (tmp_path / "boom").exists()
+    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "custom.pt2", "w") as bad:
+        for name in archive.namelist():
+            bad.writestr(name, archive.read(name))
+        bad.writestr("archive/data/constants/custom_obj_0", b"")
+    with pytest.raises(ModelContractError, match="holds pickled objects"):
+        predict(model | {"path": str(tmp_path / "custom.pt2")})
+
+
+def test_weights_may_be_named_as_a_url(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    np.testing.assert_array_equal(predict(toy("conv", weights=f"file://{tmp_path}/w.pt")), expected(trained))
+
+
 def test_a_pickled_network_is_loaded_if_allowed(tmp_path, trained):
     torch.save(trained, tmp_path / "net.pt")
     found = predict({"path": str(tmp_path / "net.pt"), "output_channels": 2}, allow_pickle=True)
@@ -188,6 +217,20 @@ def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
     )
     with pytest.raises(ModelContractError, match="using running statistics, which cannot be changed"):
         predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
+
+
+def test_a_batch_norm_mode_that_cannot_be_had_is_refused(tmp_path, exported, monkeypatch):
+    one = {"batch_size": 1}
+    with pytest.raises(ModelContractError, match="no BatchNorm layer whose statistics could be chosen"):
+        predict(toy("conv", batch_norm="batch"), one)
+    with pytest.raises(ModelContractError, match="has BatchNorm using no statistics"):
+        predict(exported(toy_networks.conv().eval(), batch=1) | {"batch_norm": "batch"}, one)
+    with pytest.raises(ModelContractError, match="without stored statistics"):
+        predict(toy("batch_norm_without_statistics"))
+    frozen = quiet(lambda: torch.jit.freeze(torch.jit.script(toy_networks.batch_norm().eval())))
+    quiet(lambda: frozen.save(str(tmp_path / "frozen.ts")))
+    with pytest.raises(ModelContractError, match="BatchNorm"):
+        predict({"path": str(tmp_path / "frozen.ts"), "output_channels": 2, "batch_norm": "batch"}, one)
 
 
 def test_two_dimensional_networks_see_no_z_axis():
@@ -282,6 +325,24 @@ def test_networks_that_break_the_contract(model, message):
     options = {"output_channels": 5} if model["path"].endswith(":conv") else {"output_channels": 1}
     with pytest.raises(ModelContractError, match=message):
         contract(model, **options)
+
+
+def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
+    def little_room(batch):
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    def no_room(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    patch = np.ones((1, 6, 8, 10), np.uint8)
+    predictor = TorchPredictor(little_room, torch.device("cpu"), "float32", "none", 3)
+    assert check_contract(predictor, patch, Normalization(), **settings).high == 1
+    predictor = TorchPredictor(no_room, torch.device("cpu"), "float32", "none", 3)
+    with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
+        check_contract(predictor, patch, Normalization(), **settings)
 
 
 @pytest.mark.parametrize(

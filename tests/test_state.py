@@ -4,7 +4,7 @@ import pytest
 from helpers import job_values
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.errors import StateError
+from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.runs import missing_runs
 from beam_inference.state import (
@@ -73,7 +73,11 @@ def quarantine(chunk, job=None):
 
 @pytest.fixture
 def state(tmp_path):
-    return State(f"file://{tmp_path}/state")
+    return State(f"file://{tmp_path}/state").of(resolved())
+
+
+def receipts_folder(tmp_path):
+    return tmp_path / "state/receipts" / resolved().fingerprint[:16] / "000000000"
 
 
 def test_the_resolved_job_is_written_once(state):
@@ -106,14 +110,14 @@ def test_a_receipt_supersedes_a_quarantine_record(state):
 
 def test_a_writer_that_was_killed_leaves_no_receipt(state, tmp_path):
     state.write_receipt(receipt(1))
-    folder = tmp_path / "state/receipts/000000000"
+    folder = receipts_folder(tmp_path)
     (folder / "000000000002.json.__lock").write_text("torn")
     assert state.receipt_indices(0, 100) == [1]
 
 
 def test_a_damaged_receipt_is_named(state, tmp_path):
     state.write_receipt(receipt(1))
-    path = tmp_path / "state/receipts/000000000/000000000001.json"
+    path = receipts_folder(tmp_path) / "000000000001.json"
     path.write_text(path.read_text()[:40])
     with pytest.raises(StateError, match="000000000001.json cannot be understood .* Delete this one file"):
         list(state.receipts(0, 10))
@@ -138,6 +142,56 @@ def test_launch_notes_and_clearing(state):
     state.clear()
     assert state.receipt_indices(0, 100) == []
     assert state.read_summary("a") is None
+
+
+def test_clearing_deletes_only_what_the_state_has_written(state, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "data.txt").write_text("somebody's")
+    state.create_job(resolved())
+    state.write_receipt(receipt(1))
+    state.write_quarantine_file([quarantine(2)])
+    state.clear()
+    assert [p for p in (tmp_path / "state").rglob("*") if p.is_file()] == [tmp_path / "state" / "data.txt"]
+
+
+def test_receipts_of_another_job_in_the_same_folder_do_not_count(state):
+    other = resolved(model={"activation": "sigmoid"})
+    state.of(other).write_receipt(receipt(1, other))
+    assert state.receipt_indices(0, 100) == []
+    assert state.of(other).receipt_indices(0, 100) == [1]
+    with pytest.raises(ValueError, match="use state.of"):
+        State(state.url).receipt_indices(0, 100)
+
+
+class Flaky:
+    """A key-value store of which the first two requests of each kind fail."""
+
+    def __init__(self, store, message):
+        self._store, self._message, self._failed = store, message, {}
+
+    def __getattr__(self, name):
+        def request(*arguments, **options):
+            self._failed[name] = self._failed.get(name, 0) + 1
+            if self._failed[name] <= 2:
+                raise ValueError(self._message)
+            return getattr(self._store, name)(*arguments, **options)
+
+        return request
+
+
+def test_passing_trouble_with_the_folder_is_tried_again(state, monkeypatch):
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    state._store = Flaky(state._store, "UNAVAILABLE: 503")
+    state.write_receipt(receipt(1))
+    assert state.receipt_indices(0, 100) == [1]
+    assert state.read_receipt(1) == receipt(1)
+
+
+def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_read_is_none(state):
+    state._store = Flaky(state._store, "PERMISSION_DENIED: 403")
+    with pytest.raises(WorkerFault, match="cannot write .* PERMISSION_DENIED"):
+        state.write_receipt(receipt(1))
+    assert not state.stop_requested("a")
 
 
 def test_the_quarantine_file_is_written_and_removed(state, tmp_path):
@@ -178,6 +232,12 @@ def test_the_fingerprint_holds_what_changes_bytes_and_the_difference_is_named(se
     assert other.fingerprint != resolved().fingerprint
     key = next(iter(next(iter(sections.values()))))
     assert any(key in line for line in other.differences(resolved()))
+
+
+def test_the_fingerprint_holds_which_function_of_a_file_makes_the_network():
+    one, two = (resolved(model={"path": f"nets.py:{name}"}) for name in ("one", "two"))
+    moved = resolved(model={"path": "elsewhere/nets.py:one"})
+    assert one.fingerprint == moved.fingerprint != two.fingerprint
 
 
 def test_the_fingerprint_holds_model_engine_and_geometry():

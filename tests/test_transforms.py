@@ -167,7 +167,7 @@ def test_two_jobs_in_one_pipeline_do_not_mix(volume_in, tmp_path):
 
 def test_a_missing_receipt_is_all_that_is_done_again(position, tmp_path):
     run(position())
-    (tmp_path / "out/_beam_inference/receipts/000000000/000000000004.json").unlink()
+    next((tmp_path / "out/_beam_inference/receipts").rglob("000000000004.json")).unlink()
     again = position()
     run(again)
     summary = State(again.state_url).read_summary(again.id)
@@ -178,7 +178,8 @@ def test_a_chunks_file_is_read_on_the_workers(position, tmp_path):
     (tmp_path / "chunks").write_text("2\n5\n")
     launch = position(chunks_file=str(tmp_path / "chunks"))
     run(launch)
-    assert State(launch.state_url).receipt_indices(0, 1000) == [2, 5]
+    job = ResolvedJob.model_validate_json(launch.job)
+    assert State(launch.state_url).of(job).receipt_indices(0, 1000) == [2, 5]
 
 
 def test_the_graph_of_a_billion_chunks_is_under_a_megabyte(volume_in, tmp_path):

@@ -29,7 +29,7 @@ def test_what_is_written_is_read_in_zyx_with_its_voxel_size(tmp_path, format):
     assert volume.voxel_size_nm == pytest.approx((40, 8, 7.16))
     assert volume.block_shape == (8, 16, 16)
     np.testing.assert_array_equal(volume.read(BOX), numpy_read(BOX))
-    np.testing.assert_array_equal(open_volume(url, channel=1).read(BOX), numpy_read(BOX)[1:])
+    np.testing.assert_array_equal(open_volume(url, channel=[1]).read(BOX), numpy_read(BOX)[1:])
     np.testing.assert_array_equal(open_volume(url, channel=[1, 0, 1]).read(BOX), numpy_read(BOX)[[1, 0, 1]])
 
 
@@ -162,7 +162,7 @@ def test_scales_and_channels_that_are_not_there(tmp_path):
     with pytest.raises(VolumeError, match=r"has the scales 0 … 0; input.scale is 3"):
         open_volume(url, scale=3)
     with pytest.raises(VolumeError, match=r"has the channels 0 … 0"):
-        open_volume(url, channel=1)
+        open_volume(url, channel=[1])
     zarr = write_volume(tmp_path / "z", ARRAY[0], format="zarr3")
     with pytest.raises(VolumeError, match="single zarr3 array"):
         open_volume(zarr, scale=1)
@@ -224,3 +224,81 @@ def test_precomputed_says_what_neuroglancer_needs(tmp_path):
     scale = info["scales"][0]
     assert (info["type"], info["data_type"], info["num_channels"]) == ("image", "uint8", 3)
     assert (scale["voxel_offset"], scale["size"], scale["resolution"]) == ([1, 2, 3], [19, 18, 17], [8, 8, 40])
+
+
+def jpeg_output(tmp_path):
+    create_output(spec_of(tmp_path))
+    info = json.loads((tmp_path / "out" / "info").read_text())
+    info["scales"][0]["encoding"] = "jpeg"
+    (tmp_path / "out" / "info").write_text(json.dumps(info))
+
+
+def test_an_existing_lossy_output_is_refused(tmp_path):
+    jpeg_output(tmp_path)
+    with pytest.raises(VolumeError, match="encoding is jpeg, the job says raw"):
+        open_output(spec_of(tmp_path))
+
+
+def test_a_zarr2_output_interrupted_before_the_array_was_made_is_no_volume_yet(tmp_path):
+    spec = spec_of(tmp_path, format="zarr2")
+    create_output(spec)
+    (tmp_path / "out" / ".zarray").unlink()
+    assert open_output(spec) is None
+    assert create_output(spec).voxel_size_nm == (40, 8, 8)
+
+
+def test_zarr_v2_says_its_axes_in_its_attributes(tmp_path):
+    spec = {
+        "driver": "zarr",
+        "kvstore": f"file://{tmp_path}/z/",
+        "metadata": {"shape": [10, 20, 30, 2], "chunks": [8, 8, 8, 2], "dtype": "<u2"},
+    }
+    ts.open(spec, create=True).result().write(np.moveaxis(ARRAY, 0, -1)).result()
+    attributes = {
+        "_ARRAY_DIMENSIONS": ["z", "y", "x", "c"],
+        "dimension_units": ["40 nm", "8 nm", "0.008 micrometer", None],
+    }
+    (tmp_path / "z" / ".zattrs").write_text(json.dumps(attributes))
+    volume = open_volume(f"file://{tmp_path}/z")
+    np.testing.assert_array_equal(volume.read(volume.bounds), ARRAY)
+    assert volume.voxel_size_nm == pytest.approx((40, 8, 8))
+
+
+@pytest.mark.parametrize("text", ["not json", "[]", '{"dimension_units": null}', '{"dimension_units": [1, 2, 3, 4]}'])
+def test_odd_attributes_of_zarr_v2(tmp_path, text):
+    url = write_volume(tmp_path / "z", ARRAY, format="zarr2")
+    (tmp_path / "z" / ".zattrs").write_text(text)
+    if text.startswith("{"):
+        assert open_volume(url).voxel_size_nm is None
+    else:
+        with pytest.raises(VolumeError, match="metadata are damaged"):
+            open_volume(url)
+
+
+@pytest.mark.parametrize("text", ["[]", '{"scales": 3}', '{"scales": []}', '{"scales": [3]}', '{"scales": [{}]}'])
+def test_odd_info_files(tmp_path, text):
+    url = write_volume(tmp_path / "v", ARRAY)
+    (tmp_path / "v" / "info").write_text(text)
+    with pytest.raises(VolumeError):
+        open_volume(url)
+
+
+def test_long_names_of_units_are_lengths_and_others_are_told_of(tmp_path, caplog):
+    metadata = {"dimensions": [3, 3, 3], "blockSize": [3, 3, 3], "dataType": "uint8", "compression": {"type": "raw"}}
+    for name, unit in (("a", "micrometer"), ("b", "pixel")):
+        units = {"axes": ["x", "y", "z"], "units": [unit] * 3, "resolution": [1, 1, 2]}
+        ts.open(
+            {"driver": "n5", "kvstore": f"file://{tmp_path}/{name}/", "metadata": metadata | units}, create=True
+        ).result()
+    assert open_volume(f"file://{tmp_path}/a").voxel_size_nm == (2000, 1000, 1000)
+    assert open_volume(f"file://{tmp_path}/b").voxel_size_nm is None
+    assert "states voxel sizes in pixel" in caplog.text
+
+
+def test_tensorstores_own_urls_and_specs_are_checked_too(tmp_path):
+    url = write_volume(tmp_path / "v", ARRAY)
+    assert open_volume(f"{url}|neuroglancer-precomputed:").channels == 2
+    for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:
+        block.rename(block.with_name(block.name + ".gz"))
+    with pytest.raises(VolumeError, match="would read every voxel as zero"):
+        open_volume(None, {"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"})

@@ -191,15 +191,32 @@ def test_a_wrong_output_shape_is_the_chunks_fault_and_not_tried_again(launch, mo
     assert calls.count(5) == 1
 
 
-def test_a_process_whose_first_chunks_all_fail_is_sick(launch, monkeypatch):
+def test_a_process_whose_first_chunks_all_fail_with_a_broken_network_is_sick(launch, monkeypatch):
     worker = Worker(launch(job={"attempts": 1}))
 
-    def broken(*arguments):
+    def broken(batch):
         raise RuntimeError("cuDNN says no")
 
-    monkeypatch.setattr(worker_module, "infer_chunk", broken)
+    monkeypatch.setattr(worker._predictor, "predict", broken)
     with pytest.raises(WorkerFault, match="first 3 chunks of this process all failed .* cuDNN says no"):
         outcomes(worker)
+
+
+def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_is_done(launch, monkeypatch):
+    """As of a volume that begins with empty sections, on which the network divides by zero."""
+    worker = Worker(launch())
+    infer = worker_module.infer_chunk
+
+    def fails_at_the_start(cutout, work, *rest):
+        result = infer(cutout, work, *rest)
+        if work.index < 6:
+            result.core[:] = np.nan
+        return result
+
+    monkeypatch.setattr(worker_module, "infer_chunk", fails_at_the_start)
+    found = outcomes(worker)
+    assert {index for index, outcome in found.items() if outcome == "quarantined"} == set(range(6))
+    assert len(found) == worker.job.plan.chunks.count
 
 
 def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch, monkeypatch):
@@ -234,7 +251,7 @@ def test_a_stop_request_is_heard(launch):
 def test_a_receipt_of_another_job_is_refused(launch, tmp_path):
     worker = Worker(launch())
     outcomes(worker, [0])
-    path = tmp_path / "out/_beam_inference/receipts/000000000/000000000000.json"
+    path = next((tmp_path / "out/_beam_inference/receipts").rglob("000000000000.json"))
     path.write_text(path.read_text().replace(worker.job.fingerprint, "0" * 64))
     with pytest.raises(StateError, match="receipt of another job for chunk 0"):
         outcomes(worker, [0])
@@ -255,5 +272,5 @@ def test_integer_outputs_are_quantised(launch, tmp_path):
 def test_the_state_can_live_elsewhere(launch, tmp_path):
     made = launch(job={"state_path": "elsewhere"})
     outcomes(Worker(made), [0])
-    assert State(f"file://{tmp_path}/elsewhere").receipt_indices(0, 99) == [0]
+    assert State(f"file://{tmp_path}/elsewhere").of(Worker(made).job).receipt_indices(0, 99) == [0]
     assert not (tmp_path / "out" / "_beam_inference").exists()

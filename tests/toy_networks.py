@@ -46,6 +46,36 @@ def batch_norm() -> nn.Module:
     return network
 
 
+def batch_norm_without_statistics() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2, track_running_stats=False))
+
+
+class OwnBuffer(nn.Module):
+    """Returns a tensor of its own, the same at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("answer", torch.ones(2, 1, 8, 16, 16))
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return self.answer
+
+
+def own_buffer() -> nn.Module:
+    return OwnBuffer()
+
+
+class Expanded(nn.Module):
+    """Returns a view in which three channels are one memory."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return batch.expand(-1, 3, -1, -1, -1)
+
+
+def expanded() -> nn.Module:
+    return Expanded()
+
+
 def flat() -> nn.Module:
     """A 2-D network: (N, 1, Y, X) to (N, 2, Y, X)."""
     torch.manual_seed(0)
@@ -119,3 +149,11 @@ class Slow(nn.Module):
 
 def slow() -> nn.Module:
     return Slow()
+
+
+def sleeps() -> nn.Module:
+    """A factory that takes its time, as large models do."""
+    import time
+
+    time.sleep(60)
+    return Same()

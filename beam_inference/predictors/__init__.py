@@ -51,6 +51,15 @@ def resolved_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def device_memory() -> int | None:
+    """Bytes of memory of the CUDA device, or None where there is none."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+
+
 def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
     """What :meth:`Predictor.describe` will say on a worker that has this process's libraries; nothing is loaded."""
     engine, version = ("identity", "1") if model.path == "identity" else ("torch", metadata.version("torch"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_inference import cropped_to_patch
-from beam_inference.errors import BeamInferenceError, ModelContractError
+from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, ModelContractError
 from beam_inference.predictors import Predictor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,11 @@ def check_contract(
 ) -> ContractReport:
     """Run one batch made of ``patch`` (channels, Z, Y, X; the patch grown by the crop margin, stored values).
 
+    Where the device has too little memory for it, half the batch is tried, as the job itself will do.
+
     Raises:
-        ModelContractError: the network fails on it, or returns another shape or values that are not finite.
+        ModelContractError: the network fails on it, or returns another shape or values that are not finite; or one
+            patch alone is too much for the device.
     """
     try:
         with predictor.session():
@@ -56,6 +62,23 @@ def check_contract(
             working_set = max(0, _peak(predictor) - before)
             predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
             low, high = float(predictions.min()), float(predictions.max())
+    except DeviceOutOfMemory as error:
+        if batch_size == 1:
+            raise ModelContractError(
+                f"the device is out of memory for one patch of {list(patch.shape[1:])} voxels (z, y, x; crop margin "
+                f"included). Make inference.patch_shape smaller if the model allows it, or use a device with more "
+                f"memory. ({error})"
+            ) from None
+        logger.warning("device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2)
+        return check_contract(
+            predictor,
+            patch,
+            normalize,
+            batch_size=batch_size // 2,
+            patch_shape=patch_shape,
+            crop_margin=crop_margin,
+            output_channels=output_channels,
+        )
     except BeamInferenceError:
         raise
     except Exception as error:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ import torch
 
 from beam_inference.config import Network, factory_parts
 from beam_inference.errors import ModelContractError
+
+_ALLOW = "If you trust it, pass --allow_pickle."
 
 
 def load_module(model: Network, *, allow_pickle: bool) -> tuple[Callable[..., Any], str]:
@@ -30,11 +34,11 @@ def load_module(model: Network, *, allow_pickle: bool) -> tuple[Callable[..., An
     if factory:
         module = _from_factory(model.path, *factory)
         if model.weights is not None:
-            _load_weights(module, Path(model.weights), allow_pickle)
+            _load_weights(module, _existing(model.weights, "model.weights"), allow_pickle)
         return module, "module"
     path = _existing(model.path, "model.path")
     if path.suffix == ".pt2":
-        return _exported(path), "export"
+        return _exported(path, allow_pickle), "export"
     if path.suffix not in (".pt", ".ts", ".pth"):
         raise ModelContractError(
             f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), "
@@ -93,8 +97,10 @@ def _factory_file(module: str, name: str) -> Path:
         return _existing(module, "model.path")
     try:
         spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
+    except ModuleNotFoundError:
         spec = None
+    except Exception as error:  # the package's own code runs, and may raise anything
+        raise ModelContractError(f"model.path: cannot import {module}: {type(error).__name__}: {error}") from None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ModelContractError(f"model.path: there is no Python module {module} (looked for its function {name})")
     return Path(spec.origin)
@@ -127,7 +133,6 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
 
 
 def _load_weights(module: torch.nn.Module, path: Path, allow_pickle: bool) -> None:
-    _existing(str(path), "model.weights")
     state = _state_dict(path, allow_pickle)
     if all(key.startswith("module.") for key in state):  # as DataParallel saves them
         state = {key.removeprefix("module."): value for key, value in state.items()}
@@ -187,12 +192,42 @@ def _torchscript(path: Path) -> torch.nn.Module:
             warnings.filterwarnings("ignore", message=".*torch.jit.load", category=DeprecationWarning)
             module: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError) as error:
-        raise ModelContractError(f"cannot load the TorchScript file {path}: {str(error).splitlines()[0]}") from None
+        raise ModelContractError(f"cannot load the TorchScript file {path}: {_first_line(error)}") from None
     return module
 
 
-def _exported(path: Path) -> Any:
+def _exported(path: Path, allow_pickle: bool) -> Any:
+    pickled = False
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            pickled = any("custom_obj_" in name for name in archive.namelist())
+    if pickled and not allow_pickle:
+        raise ModelContractError(f"{path} holds pickled objects, which could run any code when loaded. {_ALLOW}")
     try:
-        return torch.export.load(path)
+        with nullcontext() if allow_pickle else _tensors_only():
+            return torch.export.load(path)
+    except pickle.UnpicklingError:
+        raise ModelContractError(
+            f"{path} holds more than tensors, and loading it could run any code. {_ALLOW}"
+        ) from None
     except Exception as error:
-        raise ModelContractError(f"cannot load the torch.export file {path}: {str(error).splitlines()[0]}") from None
+        raise ModelContractError(f"cannot load the torch.export file {path}: {_first_line(error)}") from None
+
+
+@contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Let torch load tensors only, also where torch.export itself asks for more."""
+    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(key)
+    os.environ[key] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[key]
+        else:
+            os.environ[key] = before
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

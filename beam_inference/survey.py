@@ -1,0 +1,249 @@
+"""What a job comes to: its input opened, its geometry derived, its output compared, every default made definite.
+
+Nothing is written, and no network is loaded: this is all that ``plan`` needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
+from beam_inference.config import INTEGER_DTYPES, JobConfig
+from beam_inference.errors import AlignmentError, ConfigError, VolumeError
+from beam_inference.memory import MemoryProjection, projected_memory
+from beam_inference.outputs import OutputSpec, default_bounds, open_output
+from beam_inference.plan import check_alignment
+from beam_inference.predictors import resolved_device
+from beam_inference.state import Box, ResolvedJob
+from beam_inference.volumes import Volume, detect_driver, place_of_url, precomputed_scales
+from beam_inference.worker import normalization, open_input
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job is going to run, as far as checks depend on it.
+
+    Attributes:
+        is_this_machine: workers run here, so the network can be tried at launch and ``device: auto`` be resolved.
+        shares_files: workers see this machine's files.
+        processes_per_host: worker processes that share a machine.
+        threads_per_process: harness threads that share a process.
+    """
+
+    is_this_machine: bool = True
+    shares_files: bool = True
+    processes_per_host: int = 1
+    threads_per_process: int = 2
+
+
+THIS_PROCESS = Place()
+"""Two threads of this process, as the local runner has by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a job comes to once its input is known, before its network is.
+
+    Attributes:
+        job: resolved but for the network: no hash, no working set.
+        output: what the output is, or is to be.
+        output_exists: whether it is there already.
+    """
+
+    job: ResolvedJob
+    output: OutputSpec
+    output_exists: bool
+
+    def memory(self, place: Place) -> MemoryProjection:
+        """Projected memory of one worker process."""
+        job = self.job
+        plan, config = job.plan, job.config
+        patch_input = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
+        return projected_memory(
+            input_shape=plan.largest_input_shape,
+            core_shape=plan.largest_core_shape,
+            patch_input_shape=patch_input,
+            input_channels=job.input_channels,
+            output_channels=config.model.output_channels,
+            input_itemsize=np.dtype(job.input_dtype).itemsize,
+            output_itemsize=np.dtype(config.output.dtype).itemsize,
+            batch_size=config.inference.batch_size,
+            working_set_bytes=job.working_set_bytes,
+            threads=place.threads_per_process,
+            look_ahead=LOOK_AHEAD,
+            trailing_writes=TRAILING_WRITES,
+            device_is_host=config.inference.device != "cuda",
+        )
+
+
+def default_state_url(config: JobConfig) -> str:
+    """Where a job's state is: ``job.state_path``, or beside its output."""
+    return config.job.state_path or f"{config.output.path.rstrip('/')}/_beam_inference"
+
+
+def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
+    """Open the job's input, derive its geometry, and check all of it against its output; nothing is written.
+
+    Raises:
+        UserError: any of it is wrong.
+    """
+    check_places(config, place)
+    volume = open_input(config)
+    if volume.channels != config.model.input_channels:
+        raise VolumeError(
+            f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job says "
+            f"model.input_channels: {config.model.input_channels}. Select with input.channel, or change the model."
+        )
+    if volume.place == place_of_url(config.output.path):
+        raise ConfigError(
+            f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
+        )
+    normalization(config, volume.dtype)
+    if config.input.fill == "constant":
+        _check_fill_value(config.input.fill_value, volume.dtype)
+    _check_voxel_size(config, volume)
+    roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
+    if not volume.bounds.contains(roi):
+        raise AlignmentError(
+            f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; stop exclusive). "
+            f"The part inside is {roi.intersection(volume.bounds)}."
+        )
+    output, exists = _output(config, volume, roi)
+    job = ResolvedJob(
+        config=_definite(config),
+        input_bounds=Box.of(volume.bounds),
+        input_channels=volume.channels,
+        input_dtype=volume.dtype.name,
+        roi=Box.of(roi),
+        output_bounds=Box.of(output.bounds),
+        voxel_size_nm=output.voxel_size_nm,
+        model_sha256="",
+        engine={},
+        working_set_bytes=0,
+        versions={},
+    )
+    check_alignment(job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
+    return Survey(job, output, exists)
+
+
+def _definite(config: JobConfig) -> JobConfig:
+    """The job with its own defaults made definite; those that need a device or a volume are made so elsewhere."""
+    inference, output = config.inference, config.output
+    if inference.device == "auto":
+        inference = inference.model_copy(update={"device": resolved_device("auto")})
+        if inference.device == "cpu" and inference.precision == "tf32":
+            raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")
+    if inference.seams == "crop" and inference.chunk_crop_margin is None:
+        inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})
+    if output.dtype in INTEGER_DTYPES and output.value_range is None:
+        output = output.model_copy(update={"value_range": (0.0, 1.0)})  # sigmoid or softmax: the config saw to it
+    return config.model_copy(update={"inference": inference, "output": output})
+
+
+def check_places(config: JobConfig, place: Place) -> None:
+    """Check what can be said of a job's paths without opening anything.
+
+    Raises:
+        ConfigError: workers could not reach one of them, or the output is read-only.
+    """
+    if config.output.path.startswith(("http://", "https://")):
+        raise ConfigError(f"output.path {config.output.path}: HTTP is read-only; write to file://, gs:// or s3://")
+    if not place.is_this_machine and config.inference.device == "auto":
+        raise ConfigError(
+            "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
+            "look at). Write device: cuda or device: cpu."
+        )
+    if place.shares_files:
+        return
+    paths = {
+        "input.path": config.input.path,
+        "output.path": config.output.path,
+        "job.state_path": config.job.state_path,
+        "model.weights": config.model.weights,
+    }
+    for key, path in paths.items():
+        if path is not None and (path.startswith("file://") or "://" not in path):
+            raise ConfigError(
+                f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or s3://."
+            )
+
+
+def _selected(config: JobConfig) -> str:
+    return "" if config.input.channel is None else " selected by input.channel"
+
+
+def _check_fill_value(value: float, dtype: np.dtype[Any]) -> None:
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        if value != int(value) or not info.min <= value <= info.max:
+            raise ConfigError(
+                f"input.fill_value {value} is not a value of the input's dtype {dtype} ({info.min} … {info.max}); "
+                "it is in stored units, before model.normalize"
+            )
+
+
+def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
+    wanted, found = config.model.voxel_size_nm, volume.voxel_size_nm
+    if wanted is None:
+        return
+    if found is None:
+        logger.warning("the input does not say its voxel size; taking model.voxel_size_nm %s for it", list(wanted))
+        return
+    if _same_size(wanted, found):
+        return
+    hint = "No scale of the input fits."
+    path = config.input.path
+    if path is not None and detect_driver(path) == "neuroglancer_precomputed":
+        for index, scale in enumerate(precomputed_scales(path)):
+            if _same_size(wanted, scale["resolution"][::-1]):
+                hint = f"Scale {index} fits: write input.scale: {index}."
+    raise ConfigError(
+        f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
+        f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
+    )
+
+
+def _same_size(a: object, b: object) -> bool:
+    return bool(np.allclose(np.asarray(a, float), np.asarray(b, float), rtol=0.01, atol=0))
+
+
+def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[OutputSpec, bool]:
+    """What the output is to be, and whether it is there already."""
+    output = config.output
+    bounds = default_bounds(output.format, roi)
+    if output.bounds is not None:
+        bounds = BoundingBox(output.bounds.start, output.bounds.stop)
+        if output.format != "precomputed" and any(bounds.start):
+            raise ConfigError(
+                f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no offset: "
+                "write start: [0, 0, 0]"
+            )
+    voxel_size = volume.voxel_size_nm or config.model.voxel_size_nm
+    if voxel_size is None:
+        logger.warning("the input does not say its voxel size, nor does model.voxel_size_nm: the output will say 1 nm")
+        voxel_size = (1.0, 1.0, 1.0)
+    spec = OutputSpec(
+        url=output.path,
+        format=output.format,
+        dtype=output.dtype,
+        channels=config.model.output_channels,
+        bounds=bounds,
+        block_shape=output.block_shape,
+        voxel_size_nm=voxel_size,
+    )
+    existing = open_output(spec)
+    if existing is None:
+        return spec, False
+    if output.bounds is not None and existing.bounds != bounds:
+        raise VolumeError(
+            f"the output {output.path} exists with bounds {existing.bounds}, output.bounds say {bounds}. "
+            "Remove output.bounds, or choose another output.path."
+        )
+    return replace(spec, bounds=existing.bounds), True
