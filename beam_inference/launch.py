@@ -53,10 +53,8 @@ def prepare(
     state = State(default_state_url(config))
     with _state_errors():
         before = None if overwrite else state.load_job()
-    if before is not None and config.inference.device == "auto":
-        # Resume derives nothing again: another device would be another job.
-        inference = config.inference.model_copy(update={"device": before.config.inference.device})
-        config = config.model_copy(update={"inference": inference})
+    if before is not None:
+        config = _as_decided(config, before)
     found = survey(config, place)
     job = _with_network(found, place, allow_pickle)
     if before is not None:
@@ -74,7 +72,6 @@ def prepare(
         honour_receipts=job.config.job.resume,
         allow_pickle=allow_pickle,
         contract_checked=place.is_this_machine,
-        processes_per_host=place.processes_per_host,
         chunks_file=chunks_file,
     )
     with _state_errors():
@@ -85,6 +82,13 @@ def prepare(
             create_output(found.output)
         _check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
     return launch
+
+
+def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
+    """What the job leaves open, as the first launch decided it: another device or thread count would be another job."""
+    open_keys = {"device": config.inference.device == "auto", "threads": config.inference.threads is None}
+    decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
+    return config.model_copy(update={"inference": config.inference.model_copy(update=decided)})
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Nothing is written, and no network is loaded: this is all that ``plan`` needs.
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,7 +118,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
         )
     output, exists = _output(config, volume, roi)
     job = ResolvedJob(
-        config=_definite(config),
+        config=_definite(config, place),
         input_bounds=Box.of(volume.bounds),
         input_channels=volume.channels,
         input_dtype=volume.dtype.name,
@@ -133,13 +134,16 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
     return Survey(job, output, exists)
 
 
-def _definite(config: JobConfig) -> JobConfig:
+def _definite(config: JobConfig, place: Place) -> JobConfig:
     """The job with its own defaults made definite; those that need a device or a volume are made so elsewhere."""
     inference, output = config.inference, config.output
     if inference.device == "auto":
         inference = inference.model_copy(update={"device": resolved_device("auto")})
         if inference.device == "cpu" and inference.precision == "tf32":
             raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")
+    if inference.threads is None:
+        threads = max(1, len(os.sched_getaffinity(0)) // place.processes_per_host) if place.is_this_machine else 1
+        inference = inference.model_copy(update={"threads": threads})
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})
     if output.dtype in INTEGER_DTYPES and output.value_range is None:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -59,7 +58,6 @@ class Launch:
         honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
         allow_pickle: load models that can execute code.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
-        processes_per_host: worker processes that share a machine's cores.
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it themselves.
     """
 
@@ -69,7 +67,6 @@ class Launch:
     honour_receipts: bool
     allow_pickle: bool
     contract_checked: bool
-    processes_per_host: int
     chunks_file: str | None = None
 
 
@@ -113,7 +110,6 @@ class Worker:
             raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")
         self._output = output
         self._normalize = normalization(self.job.config, self._input.dtype)
-        _share_cores(launch.processes_per_host)
         self._predictor = load_predictor(
             self.job.config.model, self.job.config.inference, allow_pickle=launch.allow_pickle
         )
@@ -347,15 +343,6 @@ def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: I
         crop_margin=plan.crop_margin,
         output_channels=config.model.output_channels,
     )
-
-
-def _share_cores(processes: int) -> None:
-    """Give torch this process's share of the machine's cores, so that workers do not fight over them."""
-    try:
-        import torch
-    except ImportError:
-        return
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // processes))
 
 
 def _statistics(channel: NDArray[Any]) -> ChannelStatistics:

@@ -94,7 +94,7 @@ def bare_forward(network: torch.nn.Module, calls: int) -> Callable[[], None]:
 def loop_against_forward(repeats: int) -> dict[str, float]:
     """One chunk, from the uint8 cutout to the blended float32 core, against the same forward passes alone."""
     network, work = tissue_network().eval(), whole_volume_work()
-    predictor = TorchPredictor(network, torch.device("cpu"), "float32", "softmax", 3)
+    predictor = TorchPredictor(network, torch.device("cpu"), activation="softmax", threads=torch.get_num_threads())
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
     return ratio(

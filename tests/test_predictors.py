@@ -338,9 +338,9 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
 
     settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
     patch = np.ones((1, 6, 8, 10), np.uint8)
-    predictor = TorchPredictor(little_room, torch.device("cpu"), "float32", "none", 3)
+    predictor = TorchPredictor(little_room, torch.device("cpu"))
     assert check_contract(predictor, patch, Normalization(), **settings).high == 1
-    predictor = TorchPredictor(no_room, torch.device("cpu"), "float32", "none", 3)
+    predictor = TorchPredictor(no_room, torch.device("cpu"))
     with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
         check_contract(predictor, patch, Normalization(), **settings)
 
@@ -358,7 +358,7 @@ def test_torchs_device_errors_are_translated(error, translated):
     def fail(batch):
         raise error
 
-    predictor = TorchPredictor(fail, torch.device("cpu"), "float32", "none", 3)
+    predictor = TorchPredictor(fail, torch.device("cpu"))
     with predictor.session(), pytest.raises(translated):
         predictor.predict(torch.zeros(1, 1, 2, 2, 2))
 

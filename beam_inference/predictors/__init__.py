@@ -15,7 +15,7 @@ class Predictor(Network, Protocol):
     """A loaded network on its device."""
 
     def describe(self) -> dict[str, str]:
-        """What of the engine determines the output's bits: engine, engine_version, device, precision."""
+        """What of the engine determines the output's bits: engine, engine_version, device, precision, threads."""
 
 
 def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
@@ -62,13 +62,17 @@ def device_memory() -> int | None:
 
 def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
     """What :meth:`Predictor.describe` will say on a worker that has this process's libraries; nothing is loaded."""
-    engine, version = ("identity", "1") if model.path == "identity" else ("torch", metadata.version("torch"))
-    return {
-        "engine": engine,
-        "engine_version": version,
-        "device": "cpu" if engine == "identity" else inference.device,
-        "precision": "float32" if engine == "identity" else inference.precision,
-    }
+    if model.path == "identity":
+        from beam_inference.predictors.identity import IdentityPredictor
+
+        return IdentityPredictor().describe()
+    return torch_engine(metadata.version("torch"), inference.device, inference.precision, inference.threads or 1)
+
+
+def torch_engine(version: str, device: str, precision: str, threads: int) -> dict[str, str]:
+    """What of PyTorch determines bits; the number of threads only where the arithmetic is done by them."""
+    engine = {"engine": "torch", "engine_version": version, "device": device, "precision": precision}
+    return engine | {"threads": str(threads)} if device == "cpu" else engine
 
 
 def model_sha256(model: NetworkConfig) -> str:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
+from beam_inference.predictors import torch_engine
 from beam_inference.predictors.model_files import load_module
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,11 +24,20 @@ class TorchPredictor:
     """A torch network on one device, its accumulators beside it.
 
     ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of as many axes.
+    ``threads`` are those of its arithmetic on a CPU: oneDNN divides some convolutions (1×1×1 ones, for instance) by
+    them, so they change the last bits (3e-7 measured between 1 and 2) and belong to what describes the engine.
     """
 
     def __init__(
-        self, forward: Callable[..., Any], device: torch.device, precision: str, activation: str, dims: int
+        self,
+        forward: Callable[..., Any],
+        device: torch.device,
+        precision: str = "float32",
+        activation: str = "none",
+        dims: int = 3,
+        threads: int = 1,
     ) -> None:
+        self._threads = threads
         self._forward = forward
         self._device = device
         self._precision = precision
@@ -37,6 +47,7 @@ class TorchPredictor:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
+        torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps a number for each
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
@@ -78,13 +89,8 @@ class TorchPredictor:
         return result
 
     def describe(self) -> dict[str, str]:
-        """Engine "torch" with its version, the type of the device, and the precision."""
-        return {
-            "engine": "torch",
-            "engine_version": torch.__version__,
-            "device": self._device.type,
-            "precision": self._precision,
-        }
+        """Engine "torch" with its version, the type of the device, the precision, and threads on a CPU."""
+        return torch_engine(torch.__version__, self._device.type, self._precision, self._threads)
 
     def _run(self, batch: torch.Tensor) -> Any:
         dtype = _AUTOCAST.get(self._precision)
@@ -118,7 +124,7 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         module.eval()
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
-    return TorchPredictor(forward, device, inference.precision, model.activation, model.dims)
+    return TorchPredictor(forward, device, inference.precision, model.activation, model.dims, inference.threads or 1)
 
 
 def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:

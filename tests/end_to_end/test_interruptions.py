@@ -1,7 +1,9 @@
 """The process is killed, or asked to stop, in the middle of a job on real data; and a block of the input is corrupt."""
 
 import json
+import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -27,6 +29,7 @@ def start(path, *flags):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -81,21 +84,49 @@ def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path
     np.testing.assert_array_equal(read_volume(output), undisturbed)
 
 
+PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
+
+
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, undisturbed, tmp_path, number):
+@pytest.mark.parametrize(
+    ("number", "flags"),
+    [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGINT, PROCESSES)],
+    ids=["SIGTERM", "Ctrl-C", "Ctrl-C with worker processes"],
+)
+def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, undisturbed, tmp_path, number, flags):
     output = tmp_path / "out"
-    process = start(job)
+    process = start(job, *flags)
     wait_for_receipts(output, 3, process)
-    process.send_signal(number)
+    if number == signal.SIGINT:  # as a terminal does: to the launcher and to all its workers
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping: no further chunk is started" in err
     assert "Traceback" not in err
-    assert f"to do what is missing: beam-inference run {job}" in out
+    again = shlex.join(["beam-inference", "run", str(job), *flags])
+    assert f"to do what is missing: {again}\n" in out
     before = receipts(output)
     assert 3 <= len(before) < CHUNKS
     assert main(["verify", str(job), "--deep"]) == 1, "what is there is right, but it is not all"
+    assert main(["run", str(job)]) == 0
+    assert main(["verify", str(job), "--deep"]) == 0
+    np.testing.assert_array_equal(read_volume(output), undisturbed)
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_worker_process_ends_the_launch_with_a_message_and_loses_nothing(job, undisturbed, tmp_path):
+    """Beam's local runner does not start another worker; Dataflow does."""
+    output = tmp_path / "out"
+    process = start(job, *PROCESSES)
+    wait_for_receipts(output, 2, process)
+    workers = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "sdk_worker_main"], capture_output=True, text=True)
+    os.kill(int(workers.stdout.split()[-1]), signal.SIGKILL)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert "a worker process died" in out
+    assert "Traceback" not in out + err
     assert main(["run", str(job)]) == 0
     assert main(["verify", str(job), "--deep"]) == 0
     np.testing.assert_array_equal(read_volume(output), undisturbed)
@@ -125,3 +156,21 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     assert main(["run", str(job), "--chunks", str(quarantine)]) == 0
     assert main(["verify", str(job), "--deep"]) == 0
     np.testing.assert_array_equal(read_volume(output), undisturbed)
+
+
+def test_the_number_of_threads_is_decided_once_and_kept_because_it_changes_the_last_bits(fib25, tmp_path):
+    """Worker processes share the cores, so a first launch with two of them decides for half the threads each."""
+    values = affinity_job(fib25, tmp_path / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
+    del values["inference"]["threads"]
+    job = write_job(tmp_path / "job.yaml", values)
+    process = start(job, *PROCESSES)
+    wait_for_receipts(tmp_path / "out", 2, process)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert main(["run", str(job)]) == 0, "another runner goes on with the same number"
+
+    one_thread = len(os.sched_getaffinity(0)) // 2
+    values["inference"]["threads"] = max(1, one_thread)
+    values["output"]["path"] = str(tmp_path / "told")
+    assert main(["run", str(write_job(tmp_path / "told.yaml", values))]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), read_volume(tmp_path / "told"))
