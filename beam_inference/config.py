@@ -212,8 +212,8 @@ class Inference(Model):
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     threads: Count | None = Field(
         None,
-        description="CPU threads of the network per worker process; they change its last bits. Default: the cores shared "
-        "by the worker processes at first launch, kept ever after; 1 on remote runners",
+        description="CPU threads of the network per worker process; they change its last bits. Default: the cores "
+        "shared by the worker processes at first launch, kept ever after; 1 on remote runners",
     )
 
     @model_validator(mode="after")

@@ -185,9 +185,6 @@ def _execute(
     failures: list[BaseException] = []
 
     def run() -> None:
-        # Worker processes inherit this: Ctrl-C, which a terminal sends to all of them, reaches the launcher alone, and
-        # they finish what they began.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             pipeline = beam.Pipeline(options=options)
             job_pipeline.build(pipeline, launch, _workers(options))

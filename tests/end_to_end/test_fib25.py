@@ -16,7 +16,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.volumes import open_volume
 
 SMALL = {"start": [37, 20, 101], "stop": [68, 99, 170]}  # 31 × 79 × 69 voxels: nothing divides it
-CHUNK_SHAPES = [(32, 80, 96), (17, 37, 41), (16, 48, 48), (31, 29, 64)]
+CHUNK_SHAPES = [(32, 80, 96), (21, 37, 49), (16, 48, 48), (31, 29, 64)]
 
 
 def oracle_of(fib25, plan, weights, batch_size):
