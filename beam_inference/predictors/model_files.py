@@ -86,7 +86,10 @@ def _file_sha256(path: Path) -> str:
 
 
 def _existing(path: str, key: str) -> Path:
-    file = Path(path.removeprefix("file://"))
+    path = path.removeprefix("file://")
+    if "://" in path:
+        raise ModelContractError(f"{key}: {path} cannot be read from there; copy it to a local file, and name that")
+    file = Path(path)
     if not file.is_file():
         raise ModelContractError(f"{key}: there is no file {file}")
     return file
