@@ -15,9 +15,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from beam_inference.errors import BeamInferenceError, ConfigError, StateError, UserError
-
-_BAD_INPUT, _INTERRUPTED = 2, 130
+from beam_inference.errors import (
+    BAD_INPUT,
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    BeamInferenceError,
+    ConfigError,
+    StateError,
+    UserError,
+)
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -62,13 +69,15 @@ def guarded(known: argparse.Namespace) -> int:
             return int(known.command(known))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return BAD_INPUT
     except BeamInferenceError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return FAILED
+    except BrokenPipeError:
+        return FAILED
     except Exception as error:
         if debug:
             raise
@@ -78,7 +87,7 @@ def guarded(known: argparse.Namespace) -> int:
             "With --debug the command shows where it happened.",
             file=sys.stderr,
         )
-        return 1
+        return FAILED
 
 
 @contextmanager
@@ -127,6 +136,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
+    _add_debug(demo)
     demo.set_defaults(command=_demo)
 
     schema = commands.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
@@ -137,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB.YAML", help="the job file")
     _add_set(parser)
+    _add_debug(parser)
 
 
 def _add_set(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +165,11 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
     )
     parser.add_argument("--allow_pickle", action="store_true", help="load model files that can execute code they carry")
-    parser.add_argument("--debug", action="store_true", help="show all log messages, Beam's too")
+    _add_debug(parser)
+
+
+def _add_debug(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--debug", action="store_true", help="show all log messages, Beam's too, and stack traces")
 
 
 def _plan(known: argparse.Namespace) -> int:
@@ -189,6 +204,7 @@ def _verify(known: argparse.Namespace) -> int:
     from rich.console import Console
 
     from beam_inference.job_file import load_job
+    from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
     from beam_inference.report import print_verification
     from beam_inference.state import State
@@ -201,17 +217,16 @@ def _verify(known: argparse.Namespace) -> int:
     job = state.load_job()
     if job is None:
         raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")
-    if config.job.state_path and config.output.path != job.config.output.path:
-        raise StateError(
-            f"{state.url} is the state of a job that writes {job.config.output.path}, not {config.output.path}"
-        )
+    job = as_launched(config, job, state.url)
     output = open_output(output_spec(job)) if known.deep else None
     if known.deep and output is None:
         raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
     with Console(stderr=True).status("verifying") as status:
         report = verify(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
-    print_verification(report, deep=known.deep)
-    return 0 if report.complete else 1
+    with suppress(BrokenPipeError):  # as in _run
+        print_verification(report, deep=known.deep)
+        sys.stdout.flush()
+    return COMPLETE if report.complete else FAILED
 
 
 def _demo(known: argparse.Namespace) -> int:

@@ -7,6 +7,9 @@ retries the work elsewhere. Messages say what was expected, what was found, wher
 
 from __future__ import annotations
 
+COMPLETE, FAILED, BAD_INPUT, COMPLETE_BUT_QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes of the command line."""
+
 
 class BeamInferenceError(Exception):
     """Base of all errors raised on purpose by this package."""

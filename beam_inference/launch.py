@@ -19,10 +19,20 @@ from beam_inference.config import JobConfig
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
+from beam_inference.plan import index_ranges
 from beam_inference.predictors import describe_engine, device_memory, load_predictor, model_sha256
 from beam_inference.runs import chunks_of_file
-from beam_inference.state import ResolvedJob, State
-from beam_inference.survey import THIS_PROCESS, Place, Survey, check_places, default_state_url, survey
+from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, ResolvedJob, State
+from beam_inference.survey import (
+    STATE_FOLDER,
+    THIS_PROCESS,
+    Place,
+    Survey,
+    check_paths,
+    default_state_url,
+    definite,
+    survey,
+)
 from beam_inference.verification import receipt_fault
 from beam_inference.worker import Launch, open_input, try_network
 
@@ -49,7 +59,7 @@ def prepare(
     """
     if chunks_file is not None and overwrite:
         raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
-    check_places(config, place)
+    check_paths(config, place)
     state = State(default_state_url(config))
     with _state_errors():
         before = None if overwrite else state.load_job()
@@ -61,6 +71,7 @@ def prepare(
         _check_same(before, job, state.url)
     if not overwrite:
         with _state_errors():
+            _check_no_other_state(state, job)
             _check_receipts(state.of(job), job, found)
     if chunks_file is not None:
         chunks_file = chunks_file if "://" in chunks_file else Path(chunks_file).absolute().as_uri()
@@ -82,6 +93,22 @@ def prepare(
             create_output(found.output)
         _check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
     return launch
+
+
+def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob:
+    """The job that was launched, writing where ``config`` says now: a state folder moves with its output.
+
+    ``url`` is the state's. Neither the input nor the network is opened.
+
+    Raises:
+        StateError: ``config`` is another job.
+    """
+    config = definite(_as_decided(config, before), THIS_PROCESS)
+    roi = config.roi or before.input_bounds
+    known = {"config": config.model_dump(), "roi": {"start": roi.start, "stop": roi.stop}}
+    job = ResolvedJob.model_validate(before.model_dump() | known)
+    _check_same(before, job, url)
+    return job
 
 
 def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
@@ -162,7 +189,7 @@ def _check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
         raise StateError(
             f"{url} belongs to another job (fingerprint {before.fingerprint[:12]}, this one {job.fingerprint[:12]}); "
             f"going on would mix two results in one volume. What differs:\n{differences}\n"
-            "Use another output.path or job.state_path, or pass --overwrite to do every chunk anew."
+            "Use another output.path, or pass --overwrite to do every chunk anew."
         )
     theirs, ours = before.config.output.path, job.config.output.path
     if job.config.job.state_path and theirs != ours:  # a state inside its output moves with it
@@ -181,7 +208,7 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     Of the blocks one chunk is read back, the first that has a receipt: enough to notice an output that was emptied or
     exchanged, not a damaged block (that is what ``verify --deep`` is for).
     """
-    first = next(state.receipts(0, job.plan.chunks.count), None)
+    first = _some_receipt(state, job.plan.chunks.count)
     if first is None:
         return
     output = open_output(found.output) if found.output_exists else None
@@ -201,6 +228,29 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
             f"{state.url} says that chunk {first.chunk} is done, but in {found.output.url} {fault}. The output was "
             "changed, or is not the one these receipts speak of. See what is left with verify --deep, or pass "
             "--overwrite to do every chunk anew."
+        )
+
+
+def _some_receipt(state: State, count: int) -> Receipt | None:
+    """The first receipt where workers begin: a bounded number of listings, also for 10^9 chunks."""
+    few = count <= 512 * CHUNKS_PER_FOLDER
+    for start in range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]:
+        indices = state.receipt_indices(start, min(count, start + CHUNKS_PER_FOLDER))
+        if indices:
+            return state.read_receipt(indices[0])
+    return None
+
+
+def _check_no_other_state(state: State, job: ResolvedJob) -> None:
+    """Refuse to write with a state elsewhere into an output that holds the state of another job."""
+    beside = f"{job.config.output.path.rstrip('/')}/{STATE_FOLDER}"
+    if state.url == beside:
+        return
+    other = State(beside).load_job()
+    if other is not None and other.fingerprint != job.fingerprint:
+        raise StateError(
+            f"the output {job.config.output.path} was written by another job, whose receipts are in {beside}; this one "
+            "would overwrite its blocks behind their back. Use another output.path, or remove that folder."
         )
 
 

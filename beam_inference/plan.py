@@ -231,7 +231,8 @@ def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, vo
         if (roi.stop[axis] - origin) % block and roi.stop[axis] != bounds.stop[axis]:
             lower = origin + (roi.stop[axis] - origin) // block * block
             upper = min(lower + block, bounds.stop[axis])
-            fits = " or ".join(str(n) for n in (lower, upper) if n > roi.start[axis])
+            inside = [n for n in (lower, upper) if roi.start[axis] < n <= volume.stop[axis]]
+            fits = " or ".join(map(str, inside)) or "none inside the input; set output.bounds.stop to the roi's"
             raise AlignmentError(
                 f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of {block} from "
                 f"{origin}, output ends at {bounds.stop[axis]}). Nearest stops on {name}: {fits}."

@@ -76,6 +76,8 @@ def _seams_table(survey: Survey) -> Table:
 def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) -> None:
     """What a launch came to, and what to do next; ``words`` are the command that was given."""
     state, again = default_state_url(config), _without_chunks(words)
+    if not config.job.resume:
+        again += ["--set", "job.resume=true"]  # what is done is not to be done anew
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
     print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s", end="")

@@ -31,7 +31,14 @@ from apache_beam.runners.runner import create_runner
 
 from beam_inference import pipeline as job_pipeline
 from beam_inference.config import JobConfig
-from beam_inference.errors import BeamInferenceError, ConfigError
+from beam_inference.errors import (
+    COMPLETE,
+    COMPLETE_BUT_QUARANTINED,
+    FAILED,
+    INTERRUPTED,
+    BeamInferenceError,
+    ConfigError,
+)
 from beam_inference.launch import prepare
 from beam_inference.progress import Progress
 from beam_inference.runs import chunks_of_file
@@ -40,9 +47,6 @@ from beam_inference.survey import Place
 from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
-
-COMPLETE, FAILED, BAD_INPUT, COMPLETE_BUT_QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes."""
 
 _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")

@@ -44,6 +44,9 @@ class Place:
     threads_per_process: int = 2
 
 
+STATE_FOLDER = "_beam_inference"
+"""Where in its output a job's state is, unless it says otherwise."""
+
 THIS_PROCESS = Place()
 """Two threads of this process, as the local runner has by default."""
 
@@ -86,7 +89,7 @@ class Survey:
 
 def default_state_url(config: JobConfig) -> str:
     """Where a job's state is: ``job.state_path``, or beside its output."""
-    return config.job.state_path or f"{config.output.path.rstrip('/')}/_beam_inference"
+    return config.job.state_path or f"{config.output.path.rstrip('/')}/{STATE_FOLDER}"
 
 
 def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
@@ -95,7 +98,12 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
     Raises:
         UserError: any of it is wrong.
     """
-    check_places(config, place)
+    check_paths(config, place)
+    if not place.is_this_machine and config.inference.device == "auto":
+        raise ConfigError(
+            "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
+            "look at). Write device: cuda or device: cpu."
+        )
     volume = open_input(config)
     if volume.channels != config.model.input_channels:
         raise VolumeError(
@@ -118,7 +126,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
         )
     output, exists = _output(config, volume, roi)
     job = ResolvedJob(
-        config=_definite(config, place),
+        config=definite(config, place),
         input_bounds=Box.of(volume.bounds),
         input_channels=volume.channels,
         input_dtype=volume.dtype.name,
@@ -134,8 +142,8 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
     return Survey(job, output, exists)
 
 
-def _definite(config: JobConfig, place: Place) -> JobConfig:
-    """The job with its own defaults made definite; those that need a device or a volume are made so elsewhere."""
+def definite(config: JobConfig, place: Place) -> JobConfig:
+    """The job with its defaults made definite: device, threads, chunk crop margin, value range."""
     inference, output = config.inference, config.output
     if inference.device == "auto":
         inference = inference.model_copy(update={"device": resolved_device("auto")})
@@ -151,7 +159,7 @@ def _definite(config: JobConfig, place: Place) -> JobConfig:
     return config.model_copy(update={"inference": inference, "output": output})
 
 
-def check_places(config: JobConfig, place: Place) -> None:
+def check_paths(config: JobConfig, place: Place) -> None:
     """Check what can be said of a job's paths without opening anything.
 
     Raises:
@@ -159,11 +167,6 @@ def check_places(config: JobConfig, place: Place) -> None:
     """
     if config.output.path.startswith(("http://", "https://")):
         raise ConfigError(f"output.path {config.output.path}: HTTP is read-only; write to file://, gs:// or s3://")
-    if not place.is_this_machine and config.inference.device == "auto":
-        raise ConfigError(
-            "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
-            "look at). Write device: cuda or device: cpu."
-        )
     if place.shares_files:
         return
     paths = {

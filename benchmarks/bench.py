@@ -26,6 +26,7 @@ import torch
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import infer_chunk
+from beam_inference.demo import tissue
 from beam_inference.demo.tissue import tissue_network
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
@@ -123,6 +124,7 @@ def job_values(folder: Path, output: str) -> dict[str, Any]:
         "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [48, 48, 48]},
         "model": {
             "path": "beam_inference.demo.tissue:tissue_network",
+            "weights": str(Path(tissue.__file__).with_suffix(".safetensors")),
             "output_channels": 3,
             "activation": "softmax",
             "normalize": "unit",

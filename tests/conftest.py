@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their helpers by name
 
-from helpers import SHARED_DATA, write_volume
+from helpers import SHARED_DATA, job_values, write_job, write_volume
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -27,6 +27,16 @@ def volume_in(tmp_path: Path) -> Path:
     array = np.random.default_rng(0).integers(0, 256, (40, 70, 50), dtype=np.uint8)
     write_volume(tmp_path / "in", array, (3, -5, 2))
     return tmp_path / "in"
+
+
+@pytest.fixture
+def job(volume_in, tmp_path):
+    """Writes a job file over the small random volume; its path."""
+
+    def make(**sections):
+        return str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections)))
+
+    return make
 
 
 @pytest.fixture(scope="session")

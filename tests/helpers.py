@@ -15,6 +15,7 @@ from beam_inference.grids import PatchLattice
 from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.volumes import open_volume
 
+TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 
@@ -75,6 +76,11 @@ def write_job(path: Path, values: dict[str, Any]) -> Path:
     """Write a job file."""
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def toy(name: str, **keys: Any) -> dict[str, Any]:
+    """The model section of a job with a network of ``toy_networks.py``."""
+    return {"path": f"{TOYS}:{name}", **keys}
 
 
 def bump(length: int) -> np.ndarray:

@@ -82,6 +82,9 @@ def test_nearest_starts_are_offered_only_inside_the_input():
     chunks = ChunkGrid(cube(3, 40), (16, 16, 16))
     with pytest.raises(AlignmentError, match="Nearest starts on z: 16. Set roi.start"):
         check_alignment(chunks, (16, 16, 16), cube(0, 40), volume=cube(3, 40))
+    chunks = ChunkGrid(cube(16, 40), (16, 16, 16))
+    with pytest.raises(AlignmentError, match="Nearest stops on z: 32"):
+        check_alignment(chunks, (16, 16, 16), cube(0, 64), volume=cube(3, 45))
 
 
 @given(plans())

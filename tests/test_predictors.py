@@ -293,10 +293,24 @@ def test_the_hash_is_of_the_weights_and_is_checked(tmp_path, trained):
     assert model_sha256(config({"path": "identity"}).model) == "identity"
 
 
-def test_a_launcher_knows_what_a_worker_will_say():
-    for model in ({"path": "identity"}, toy("conv")):
+def test_a_launcher_knows_what_a_worker_will_say(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    for model in ({"path": "identity"}, toy("conv", weights=str(tmp_path / "w.pt"))):
         job = config(model)
         assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+
+
+def test_parameters_that_no_weights_file_states_describe_the_engine():
+    def parameters(name):
+        job = config(toy(name))
+        return load_predictor(job.model, job.inference).describe()["parameters"]
+
+    assert parameters("conv") == parameters("conv") != parameters("batch_norm")
+    with pytest.raises(ModelContractError, match="other parameters at every call"):
+        parameters("random")
+    job = config(toy("conv"))
+    with pytest.raises(ConfigError, match="has no model.weights beside it"):
+        describe_engine(job.model, job.inference)
 
 
 def contract(model, patch=(6, 8, 10), **options):

@@ -47,6 +47,7 @@ def batch_norm() -> nn.Module:
 
 
 def batch_norm_without_statistics() -> nn.Module:
+    torch.manual_seed(0)
     return nn.Sequential(nn.Conv3d(1, 2, 1), nn.BatchNorm3d(2, track_running_stats=False))
 
 
@@ -157,3 +158,9 @@ def sleeps() -> nn.Module:
 
     time.sleep(60)
     return Same()
+
+
+def random() -> nn.Module:
+    """A network whose weights somebody forgot to load."""
+    torch.seed()
+    return nn.Conv3d(1, 1, 3, padding=1)

@@ -6,9 +6,9 @@ from importlib import metadata
 from typing import Protocol
 
 from beam_inference.chunk_inference import Network
-from beam_inference.config import Inference
+from beam_inference.config import Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
-from beam_inference.errors import ModelContractError
+from beam_inference.errors import ConfigError, ModelContractError
 
 
 class Predictor(Network, Protocol):
@@ -66,13 +66,14 @@ def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str
         from beam_inference.predictors.identity import IdentityPredictor
 
         return IdentityPredictor().describe()
-    return torch_engine(metadata.version("torch"), inference.device, inference.precision, inference.threads or 1)
+    from beam_inference.predictors.engine import torch_engine
 
-
-def torch_engine(version: str, device: str, precision: str, threads: int) -> dict[str, str]:
-    """What of PyTorch determines bits; the number of threads only where the arithmetic is done by them."""
-    engine = {"engine": "torch", "engine_version": version, "device": device, "precision": precision}
-    return engine | {"threads": str(threads)} if device == "cpu" else engine
+    if factory_parts(model.path) and model.weights is None:
+        raise ConfigError(
+            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not tell whether they "
+            "have the same network. Save its weights to a file, and name that as model.weights."
+        )
+    return torch_engine(metadata.version("torch"), inference.device, inference.precision, inference.threads or 1, None)
 
 
 def model_sha256(model: NetworkConfig) -> str:

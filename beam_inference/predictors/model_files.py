@@ -10,7 +10,7 @@ import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,8 @@ from beam_inference.errors import ModelContractError
 _ALLOW = "If you trust it, pass --allow_pickle."
 
 
-def load_module(model: Network, *, allow_pickle: bool) -> tuple[Callable[..., Any], str]:
-    """The network of a job as a callable on the CPU, and its kind: "module", "torchscript" or "export".
+def load_module(model: Network, *, allow_pickle: bool) -> tuple[Any, str]:
+    """The network of a job, callable, on the CPU, and its kind: "module", "torchscript" or "export".
 
     Raises:
         ModelContractError: a file is absent or not what its name says, needs pickled code while ``allow_pickle`` is

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
-from beam_inference.predictors import torch_engine
+from beam_inference.predictors.engine import parameters_sha256, torch_engine
 from beam_inference.predictors.model_files import load_module
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,7 +36,9 @@ class TorchPredictor:
         activation: str = "none",
         dims: int = 3,
         threads: int = 1,
+        parameters: str | None = None,
     ) -> None:
+        self._parameters = parameters
         self._threads = threads
         self._forward = forward
         self._device = device
@@ -90,7 +92,7 @@ class TorchPredictor:
 
     def describe(self) -> dict[str, str]:
         """Engine "torch" with its version, the type of the device, the precision, and threads on a CPU."""
-        return torch_engine(torch.__version__, self._device.type, self._precision, self._threads)
+        return torch_engine(torch.__version__, self._device.type, self._precision, self._threads, self._parameters)
 
     def _run(self, batch: torch.Tensor) -> Any:
         dtype = _AUTOCAST.get(self._precision)
@@ -111,6 +113,14 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         f"cuda:{_claim_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
     )
     forward, kind = load_module(model, allow_pickle=allow_pickle)
+    parameters = None
+    if kind == "module" and model.weights is None:
+        parameters = parameters_sha256(forward)
+        if parameters != parameters_sha256(load_module(model, allow_pickle=allow_pickle)[0]):
+            raise ModelContractError(
+                f"model.path {model.path} makes a network with other parameters at every call (random initial"
+                "values), so every worker would have another. Give its trained weights as model.weights."
+            )
     if kind == "export":
         _check_exported(forward, model, inference)
         program: Any = forward
@@ -124,7 +134,15 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         module.eval()
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
-    return TorchPredictor(forward, device, inference.precision, model.activation, model.dims, inference.threads or 1)
+    return TorchPredictor(
+        forward,
+        device,
+        inference.precision,
+        model.activation,
+        model.dims,
+        inference.threads or 1,
+        parameters,
+    )
 
 
 def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:
