@@ -18,10 +18,10 @@ BASE = {
 
 
 def test_the_sum_by_hand():
-    cutout, core, batch = 20 * 100 * 100, 16 * 96 * 96, 2 * (1 + 3) * 10 * 50 * 50 * 4
+    cutout, core, batch = 20 * 100 * 100, 16 * 96 * 96, (2 * (1 + 3) + 3) * 10 * 50 * 50 * 4
     projection = projected_memory(**BASE)
     assert projection.device_bytes == cutout + 3 * core * 4 + batch + 10**6
-    assert projection.host_bytes == 2 * (3 * cutout + 2 * 3 * core) + 3 * core * 4 + batch + 10**6
+    assert projection.host_bytes == 2 * (4 * cutout + 3 * 3 * core) + 3 * core * 4 + batch + 10**6
 
 
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
@@ -33,12 +33,15 @@ def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
 def test_more_threads_share_one_accumulator():
     four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
-    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 2 * 3 * 16 * 96 * 96)
+    assert four.host_bytes - two.host_bytes == 2 * (4 * 20 * 100 * 100 + 3 * 3 * 16 * 96 * 96)
 
 
-def test_the_projection_bounds_what_a_worker_is_measured_to_use():
-    """A whole worker in a process of its own: the peak over what it held before the first chunk."""
+def test_the_projection_is_near_what_a_worker_is_measured_to_use():
+    """A whole worker in a process of its own: the peak over what it held before the first chunk.
+
+    Most of it is the network's working set, itself measured on one batch, so two runs differ by a tenth.
+    """
     from benchmarks.bench import memory_against_projection
 
     measured = memory_against_projection()
-    assert 0.4 < measured["ratio"] <= 1.0, measured
+    assert 0.5 < measured["ratio"] <= 1.1, measured
