@@ -41,8 +41,8 @@ def projected_memory(
 
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
     device, so there is one accumulator, one batch and one working set (what the network itself allocates for a batch,
-    ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more while voxels
-    outside the volume are filled in, and the blocks that the store decodes) and its results (one new, and
+    ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more while
+    voxels outside the volume are filled in, and the blocks that the store decodes) and its results (one new, and
     ``trailing_writes`` being written, each once more as the store's own blocks).
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
