@@ -29,14 +29,13 @@ from beam_inference.chunk_inference import infer_chunk
 from beam_inference.demo import tissue
 from beam_inference.demo.tissue import tissue_network
 from beam_inference.job_file import parse_job
-from beam_inference.launch import prepare
 from beam_inference.operators.normalize import unit
 from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.plan import ChunkWork, make_plan
 from beam_inference.predictors.identity import IdentityPredictor
 from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.runner import run_job
-from beam_inference.state import ChannelStatistics, Receipt, ResolvedJob, State
+from beam_inference.state import ChannelStatistics, Receipt, State
 from beam_inference.survey import survey
 
 SHAPE = (96, 192, 192)
@@ -164,37 +163,32 @@ def job_against_forward(repeats: int) -> dict[str, float]:
 
 
 _MEASURE_MEMORY = """
-import json, sys, threading
+import json, sys
+from dataclasses import replace
 from pathlib import Path
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
+from beam_inference.survey import Place, survey
 from beam_inference.worker import Worker
-values, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
-worker = Worker(prepare(parse_job(values, folder)))
+config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
+worker = Worker(prepare(config))
+projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
 Path("/proc/self/clear_refs").write_text("5")
 def status(key):
     return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key)) * 1024
 before = status("VmRSS")
 list(worker.do(range(worker.job.plan.chunks.count)))
-print(status("VmHWM") - before)
+print(status("VmHWM") - before, projected)
 """
 
 
 def memory_against_projection() -> dict[str, float]:
     """Peak memory of one worker doing the job in one thread, over what it held before, against the projection."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_input(folder)
-        values = job_values(folder, "out")
-        command = [sys.executable, "-c", _MEASURE_MEMORY, json.dumps(values), name]
-        measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        from dataclasses import replace
-
-        from beam_inference.survey import Place
-
-        found = survey(parse_job(values, folder))
-        job = ResolvedJob.model_validate_json(prepare(parse_job(values, folder)).job)
-        projected = replace(found, job=job).memory(Place(threads_per_process=1)).host_bytes
+        write_input(Path(name))
+        command = [sys.executable, "-c", _MEASURE_MEMORY, json.dumps(job_values(Path(name), "out")), name]
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    measured, projected = map(int, printed.split())
     return {"ratio": round(measured / projected, 3), "measured_bytes": measured, "projected_bytes": projected}
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from beam_inference.memory import projected_memory
 
 BASE = {
@@ -36,6 +38,7 @@ def test_more_threads_share_one_accumulator():
     assert four.host_bytes - two.host_bytes == 2 * (4 * 20 * 100 * 100 + 3 * 3 * 16 * 96 * 96)
 
 
+@pytest.mark.slow
 def test_the_projection_is_near_what_a_worker_is_measured_to_use():
     """A whole worker in a process of its own: the peak over what it held before the first chunk.
 
