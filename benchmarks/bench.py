@@ -195,7 +195,7 @@ def memory_against_projection() -> dict[str, float]:
 def receipts_per_second() -> dict[str, float]:
     """Durable receipts written one after the other to a local folder, and listed."""
     with tempfile.TemporaryDirectory() as name:
-        state, count = State(f"file://{name}"), 2000
+        state, count = State(f"file://{name}", "0" * 64), 2000
         channel = ChannelStatistics(min=0, max=1, mean=0.5, zeros=0, nans=0)
         start = time.perf_counter()
         for chunk in range(count):
