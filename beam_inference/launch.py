@@ -17,6 +17,7 @@ from pathlib import Path
 
 from beam_inference.config import JobConfig
 from beam_inference.errors import ConfigError, StateError, WorkerFault
+from beam_inference.files import local_model
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
@@ -59,8 +60,8 @@ def prepare(
     """
     if chunks_file is not None and overwrite:
         raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
-    check_paths(config, place)
-    state = State(default_state_url(config))
+    check_paths(config, place, chunks_file)
+    state = State(default_state_url(config), config.storage)
     with _state_errors():
         before = None if overwrite else state.load_job()
     if before is not None:
@@ -75,7 +76,7 @@ def prepare(
             _check_receipts(state.of(job), job, found)
     if chunks_file is not None:
         chunks_file = chunks_file if "://" in chunks_file else Path(chunks_file).absolute().as_uri()
-        chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count)
+        chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
     launch = Launch(
         job=job.model_dump_json(),
         state_url=state.url,
@@ -131,14 +132,15 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     """The resolved job, with what only the network can tell; where it will run here, it is tried."""
     config = found.job.config
     _check_memory(found.memory(place), place, config.inference.device)
-    known: dict[str, object] = {"model_sha256": model_sha256(config.model), "versions": _versions()}
+    model = local_model(config.model, config.storage)
+    known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
-        predictor = load_predictor(config.model, config.inference, allow_pickle=allow_pickle)
+        predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
         report = try_network(predictor, config, open_input(config), found.job.plan)
         known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
         _warn_of_range(config, report.low, report.high)
     else:
-        known["engine"] = describe_engine(config.model, config.inference)
+        known["engine"] = describe_engine(model, config.inference)
     # Not model_copy: a copy keeps the plan and the fingerprint that its original has computed.
     job = ResolvedJob.model_validate(found.job.model_dump() | known)
     _check_memory(replace(found, job=job).memory(place), place, config.inference.device)
@@ -246,7 +248,7 @@ def _check_no_other_state(state: State, job: ResolvedJob) -> None:
     beside = f"{job.config.output.path.rstrip('/')}/{STATE_FOLDER}"
     if state.url == beside:
         return
-    other = State(beside).load_job()
+    other = State(beside, job.config.storage).load_job()
     if other is not None and other.fingerprint != job.fingerprint:
         raise StateError(
             f"the output {job.config.output.path} was written by another job, whose receipts are in {beside}; this one "

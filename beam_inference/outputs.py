@@ -10,8 +10,10 @@ import numpy as np
 import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.config import Storage
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.volumes import Volume, VoxelSizeNm, as_volume, detect_driver, open_kvstore
+from beam_inference.stores import LOCAL, kvstore_spec, one_line, open_kvstore, opened
+from beam_inference.volumes import Volume, VoxelSizeNm, as_volume, detect_driver
 
 _DRIVERS = {"precomputed": "neuroglancer_precomputed", "zarr3": "zarr3", "zarr2": "zarr"}
 
@@ -28,6 +30,7 @@ class OutputSpec:
         bounds: its extent, ZYX; zarr arrays, which have no offset, start at 0.
         block_shape: ZYX.
         voxel_size_nm: ZYX.
+        storage: how object stores are reached.
     """
 
     url: str
@@ -37,6 +40,7 @@ class OutputSpec:
     bounds: BoundingBox
     block_shape: Zyx
     voxel_size_nm: VoxelSizeNm
+    storage: Storage = LOCAL
 
 
 def default_bounds(format: str, roi: BoundingBox) -> BoundingBox:
@@ -61,7 +65,7 @@ def open_output(spec: OutputSpec) -> Volume | None:
     Raises:
         VolumeError: something else is there, or a volume that differs from ``spec``.
     """
-    driver = detect_driver(spec.url)
+    driver = detect_driver(spec.url, spec.storage)
     if driver is None:
         return None
     if driver != _DRIVERS[spec.format]:
@@ -103,9 +107,9 @@ def create_output(spec: OutputSpec) -> Volume:
         # Before the array itself: what is killed in between has made no volume yet.
         attributes = {"_ARRAY_DIMENSIONS": list("czyx"), "dimension_units": _units(spec.voxel_size_nm)}
         try:
-            open_kvstore(spec.url).write(".zattrs", json.dumps(attributes)).result()
+            open_kvstore(spec.url, spec.storage).write(".zattrs", json.dumps(attributes)).result()
         except (ValueError, OSError) as error:
-            raise VolumeError(f"cannot create the output {spec.url}: {error}") from None
+            raise VolumeError(f"cannot create the output {spec.url}: {one_line(error)}") from None
     return _open(spec, create=True)
 
 
@@ -113,14 +117,18 @@ def _open(spec: OutputSpec, *, create: bool) -> Volume:
     # Zeros are written like any other value: a block is absent only if no chunk was written there.
     store = {
         "driver": _DRIVERS[spec.format],
-        "kvstore": spec.url.rstrip("/") + "/",
+        "kvstore": kvstore_spec(spec.url, spec.storage),
         "store_data_equal_to_fill_value": True,
         **(_metadata(spec) if create else {}),
     }
     try:
-        return as_volume(spec.url, ts.open(store, read=True, write=True, open=True, create=create).result())
+        volume = opened(
+            lambda context: ts.open(store, read=True, write=True, open=True, create=create, context=context),
+            spec.storage,
+        )
+        return as_volume(spec.url, volume)
     except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot {'create' if create else 'open'} the output {spec.url}: {error}") from None
+        raise VolumeError(f"cannot {'create' if create else 'open'} the output {spec.url}: {one_line(error)}") from None
 
 
 def _encoding(volume: Volume) -> str | None:

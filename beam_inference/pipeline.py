@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
-from beam_inference.state import LaunchSummary, State
+from beam_inference.state import LaunchSummary
 from beam_inference.transforms import InferVolume
 from beam_inference.worker import Launch, Record
 
@@ -52,4 +52,4 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> None:
     summary = LaunchSummary(
         done=counts.get("done", 0), skipped=counts.get("skipped", 0), quarantined=counts.get("quarantined", 0)
     )
-    State(launch.state_url).write_summary(launch.id, summary)
+    launch.state().write_summary(launch.id, summary)

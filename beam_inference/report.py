@@ -13,9 +13,9 @@ from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.config import JobConfig
+from beam_inference.stores import local_folder
 from beam_inference.survey import Place, Survey, default_state_url
 from beam_inference.verification import VerifyReport
-from beam_inference.volumes import local_folder
 
 if TYPE_CHECKING:
     from beam_inference.runner import JobOutcome

@@ -169,10 +169,9 @@ def run_job(
     """
     options = beam_options(flags)
     launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)
-    job = ResolvedJob.model_validate_json(launch.job)
+    job, state = launch.resolved(), launch.state()
     file = launch.chunks_file
-    chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count) if file else None
-    state = State(launch.state_url).of(job)
+    chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
     start = time.monotonic()
     interrupted, error = _execute(options, launch, job, state, chosen)
     return _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from beam_inference.config import Storage
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.files import read_file
 from beam_inference.state import CHUNKS_PER_FOLDER, State
-from beam_inference.volumes import open_kvstore, read_key
+from beam_inference.stores import LOCAL
 
 
 def missing_runs(index_range: tuple[int, int], state: State | None, length: int) -> Iterator[tuple[int, ...]]:
@@ -16,25 +18,24 @@ def missing_runs(index_range: tuple[int, int], state: State | None, length: int)
     yield from _in_runs(_missing(index_range, state), length)
 
 
-def runs_of_file(url: str, fingerprint: str, count: int, length: int) -> Iterator[tuple[int, ...]]:
+def runs_of_file(
+    url: str, fingerprint: str, count: int, length: int, storage: Storage = LOCAL
+) -> Iterator[tuple[int, ...]]:
     """Runs of the chunks that a file names; see :func:`chunks_of_file`."""
-    yield from _in_runs(chunks_of_file(url, fingerprint, count), length)
+    yield from _in_runs(chunks_of_file(url, fingerprint, count, storage), length)
 
 
-def chunks_of_file(url: str, fingerprint: str, count: int) -> list[int]:
+def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LOCAL) -> list[int]:
     """The chunks that a file names, in order, each once: a quarantine file, or chunk indices, one a line.
 
     Raises:
         ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk that is not one of
             the ``count`` chunks of the job.
     """
-    folder, _, name = url.rpartition("/")
     try:
-        text = read_key(open_kvstore(folder), name, folder)
+        text = read_file(url, storage)
     except VolumeError as error:
         raise ConfigError(f"cannot read the chunks file: {error}") from None
-    if text is None:
-        raise ConfigError(f"the chunks file {url} does not exist")
     chunks = set()
     for number, line in enumerate(text.decode(errors="replace").splitlines(), 1):
         if not line.strip():

@@ -30,10 +30,10 @@ import tensorstore as ts
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.config import JobConfig, factory_parts
+from beam_inference.config import JobConfig, Storage, factory_parts
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.plan import InferencePlan, make_plan
-from beam_inference.volumes import is_transient, one_line, open_kvstore
+from beam_inference.stores import LOCAL, is_transient, one_line, open_kvstore
 
 CHUNKS_PER_FOLDER = 4096
 
@@ -229,14 +229,15 @@ class State:
     are tried again, with backoff.
     """
 
-    def __init__(self, url: str, fingerprint: str | None = None) -> None:
+    def __init__(self, url: str, storage: Storage = LOCAL, fingerprint: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self._store = open_kvstore(self.url)
+        self._storage = storage
+        self._store = open_kvstore(self.url, storage)
         self._fingerprint = fingerprint
 
     def of(self, job: ResolvedJob) -> State:
         """The same folder, with the receipts and the quarantine of one job."""
-        return State(self.url, job.fingerprint)
+        return State(self.url, self._storage, job.fingerprint)
 
     def load_job(self) -> ResolvedJob | None:
         """The resolved job, or None before the first launch.

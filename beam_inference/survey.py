@@ -14,14 +14,15 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, JobConfig
+from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.outputs import OutputSpec, default_bounds, open_output
 from beam_inference.plan import check_alignment
 from beam_inference.predictors import resolved_device
 from beam_inference.state import Box, ResolvedJob
-from beam_inference.volumes import Volume, detect_driver, place_of_url, precomputed_scales
+from beam_inference.stores import place_of_url
+from beam_inference.volumes import Volume, detect_driver, precomputed_scales
 from beam_inference.worker import normalization, open_input
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
             f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job says "
             f"model.input_channels: {config.model.input_channels}. Select with input.channel, or change the model."
         )
-    if volume.place == place_of_url(config.output.path):
+    if volume.place == place_of_url(config.output.path, config.storage):
         raise ConfigError(
             f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
         )
@@ -159,21 +160,23 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
     return config.model_copy(update={"inference": inference, "output": output})
 
 
-def check_paths(config: JobConfig, place: Place) -> None:
+def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None) -> None:
     """Check what can be said of a job's paths without opening anything.
 
     Raises:
-        ConfigError: workers could not reach one of them, or the output is read-only.
+        ConfigError: workers could not reach one of them.
     """
-    if config.output.path.startswith(("http://", "https://")):
-        raise ConfigError(f"output.path {config.output.path}: HTTP is read-only; write to file://, gs:// or s3://")
     if place.shares_files:
         return
+    factory = factory_parts(config.model.path)
+    in_package = config.model.path == "identity" or (factory is not None and not factory[0].endswith(".py"))
     paths = {
         "input.path": config.input.path,
         "output.path": config.output.path,
         "job.state_path": config.job.state_path,
+        "model.path": None if in_package else config.model.path,
         "model.weights": config.model.weights,
+        "--chunks": chunks_file,
     }
     for key, path in paths.items():
         if path is not None and (path.startswith("file://") or "://" not in path):
@@ -207,8 +210,8 @@ def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
         return
     hint = "No scale of the input fits."
     path = config.input.path
-    if path is not None and detect_driver(path) == "neuroglancer_precomputed":
-        for index, scale in enumerate(precomputed_scales(path)):
+    if path is not None and detect_driver(path, config.storage) == "neuroglancer_precomputed":
+        for index, scale in enumerate(precomputed_scales(path, config.storage)):
             if _same_size(wanted, scale["resolution"][::-1]):
                 hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
@@ -244,6 +247,7 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         bounds=bounds,
         block_shape=output.block_shape,
         voxel_size_nm=voxel_size,
+        storage=config.storage,
     )
     existing = open_output(spec)
     if existing is None:

@@ -14,7 +14,6 @@ from apache_beam.utils import shared
 
 from beam_inference.plan import default_run_length, index_ranges
 from beam_inference.runs import missing_runs, runs_of_file
-from beam_inference.state import ResolvedJob, State
 from beam_inference.worker import Launch, Record, Worker
 
 Run = tuple[int, ...]
@@ -40,7 +39,7 @@ class GenerateRuns(beam.PTransform):
 
     def expand(self, begin: PBegin) -> PCollection[Run]:
         """From the pipeline's begin to runs."""
-        job = ResolvedJob.model_validate_json(self._launch.job)
+        job = self._launch.resolved()
         count = job.plan.chunks.count
         length = job.config.job.run_length or default_run_length(count, self._workers)
         if self._launch.chunks_file is None:
@@ -53,14 +52,14 @@ class GenerateRuns(beam.PTransform):
             runs = (
                 begin
                 | "ChunksFile" >> beam.Create([self._launch.chunks_file])
-                | "RunsOfFile" >> beam.FlatMap(runs_of_file, job.fingerprint, count, length).with_output_types(Run)
+                | "RunsOfFile"
+                >> beam.FlatMap(runs_of_file, job.fingerprint, count, length, job.config.storage).with_output_types(Run)
             )
         return runs | beam.Reshuffle()
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    job = ResolvedJob.model_validate_json(launch.job)
-    return missing_runs(index_range, State(launch.state_url).of(job) if launch.honour_receipts else None, length)
+    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length)
 
 
 class InferChunks(beam.DoFn):

@@ -9,20 +9,32 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.config import Storage
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
+from beam_inference.stores import (
+    LOCAL,
+    is_transient,
+    kvstore_spec,
+    local_folder,
+    may_pass,
+    one_line,
+    open_kvstore,
+    opened,
+    place_of_store,
+    read_key,
+    status,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +53,6 @@ _NM_PER_UNIT = {
 }
 _COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
 
-_TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
 _NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
 
 
@@ -82,10 +93,9 @@ class Volume:
             array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result()
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
-            status = _status(error)
-            if status in _NOT_THE_CHUNKS_FAULT:
+            if status(error) in _NOT_THE_CHUNKS_FAULT:
                 raise WorkerFault(message) from error
-            raise (TransientReadError if status in _TRANSIENT else PermanentReadError)(message) from error
+            raise (TransientReadError if may_pass(error) else PermanentReadError)(message) from error
         return array
 
     def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
@@ -119,6 +129,7 @@ def open_volume(
     spec: dict[str, Any] | None = None,
     scale: int = 0,
     channel: list[int] | None = None,
+    storage: Storage = LOCAL,
 ) -> Volume:
     """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
 
@@ -131,15 +142,15 @@ def open_volume(
     if spec is None:
         if path is None:
             raise ValueError("give a path or a spec")
-        driver = detect_driver(path)
+        driver = detect_driver(path, storage)
         if driver is None:
             raise VolumeError(
                 f"no volume at {path}: expected one of the files {', '.join(_MARKERS)} there. Check input.path"
                 f"{_neighbours(path)}."
             )
-        spec = {"driver": driver, "kvstore": _folder(path)}
+        spec = {"driver": driver, "kvstore": kvstore_spec(path, storage)}
         if driver == "neuroglancer_precomputed":
-            scales = precomputed_scales(path)
+            scales = precomputed_scales(path, storage)
             if scale >= len(scales):
                 raise VolumeError(f"{path} has the scales 0 … {len(scales) - 1}; input.scale is {scale}")
             spec["scale_index"] = scale
@@ -149,7 +160,7 @@ def open_volume(
             )
     name = path or json.dumps(spec, default=str)
     try:
-        store = ts.open(spec.get("url", spec), open=True, read=True).result()
+        store = opened(lambda context: ts.open(spec.get("url", spec), open=True, read=True, context=context), storage)
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
     _refuse_compressed_blocks(name, store)
@@ -187,7 +198,7 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
     sizes = (units[z], units[y], units[x])
     return Volume(
         url=url,
-        place=_canonical(store.kvstore),
+        place=place_of_store(store.kvstore),
         store=czyx,
         bounds=BoundingBox(_last_three(domain.inclusive_min), _last_three(domain.exclusive_max)),
         channels=domain.shape[0],
@@ -197,13 +208,13 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
     )
 
 
-def detect_driver(url: str) -> str | None:
+def detect_driver(url: str, storage: Storage = LOCAL) -> str | None:
     """The TensorStore driver of the volume at a URL, by the files that lie there; None if there is no volume.
 
     Raises:
         VolumeError: the place cannot be read, or it is a group of arrays.
     """
-    store = open_kvstore(url)
+    store = open_kvstore(url, storage)
     for marker, driver in _MARKERS.items():
         text = read_key(store, marker, url)
         if text is None:
@@ -220,49 +231,12 @@ def detect_driver(url: str) -> str | None:
     return None
 
 
-def precomputed_scales(url: str) -> list[dict[str, Any]]:
+def precomputed_scales(url: str, storage: Storage = LOCAL) -> list[dict[str, Any]]:
     """The scales of a precomputed volume's info file: dicts with key, resolution (xyz, nm), size and voxel_offset."""
-    scales = _json_object(open_kvstore(url), "info", url).get("scales")
+    scales = _json_object(open_kvstore(url, storage), "info", url).get("scales")
     if not isinstance(scales, list) or not scales or not all(isinstance(s, dict) and "resolution" in s for s in scales):
         raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
     return scales
-
-
-def open_kvstore(url: str) -> Any:
-    """The key-value store under a URL.
-
-    Raises:
-        VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
-    """
-    try:
-        return ts.KvStore.open(_folder(url)).result()
-    except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
-
-
-def read_key(store: Any, key: str, url: str) -> bytes | None:
-    """The value of a key, or None if it is absent.
-
-    Raises:
-        VolumeError: the store does not answer.
-    """
-    try:
-        result = store.read(key).result()
-    except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
-    return bytes(result.value) if result.state == "value" else None
-
-
-def place_of_url(url: str) -> str:
-    """Where a URL leads, made canonical, as :attr:`Volume.place` is."""
-    return _canonical(open_kvstore(url))
-
-
-def _canonical(store: Any) -> str:
-    spec = store.spec().to_json()
-    if spec["driver"] == "file":
-        return os.path.realpath(str(spec["path"]))
-    return json.dumps({key: value for key, value in spec.items() if key in ("driver", "bucket", "path", "base_url")})
 
 
 def _json_object(store: Any, key: str, url: str) -> dict[str, Any]:
@@ -278,16 +252,6 @@ def _parsed_object(text: bytes, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise VolumeError(f"{name} holds no JSON object: the volume's metadata are damaged")
     return value
-
-
-def local_folder(url: str) -> Path | None:
-    """The local folder of a file:// URL, else None."""
-    parts = urlsplit(url)
-    return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def _folder(url: str) -> str:
-    return url if url.endswith("/") else url + "/"
 
 
 def _last_three(values: Any) -> Zyx:
@@ -365,19 +329,3 @@ def _neighbours(url: str) -> str:
         return f"; {folder} is a file, not a folder"
     names = sorted(entry.name for entry in islice(os.scandir(folder), 1000))[:8]
     return f"; found there: {', '.join(names) if names else 'nothing'}"
-
-
-def is_transient(error: BaseException) -> bool:
-    """Whether a TensorStore error, by the status its text begins with, may pass; a full disk does not."""
-    return _status(error) in _TRANSIENT and _status(error) != "RESOURCE_EXHAUSTED"
-
-
-def _status(error: BaseException) -> str:
-    """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
-    match = re.match(r"([A-Z_]{4,})\b", str(error))
-    return match[1] if match else ""
-
-
-def one_line(error: Exception) -> str:
-    """The error's text without TensorStore's source locations."""
-    return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", " ".join(str(error).split()))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from beam_inference.chunk_inference import infer_chunk
 from beam_inference.chunk_run import run_chunks
-from beam_inference.config import Affine, JobConfig
+from beam_inference.config import Affine, JobConfig, Network
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -29,11 +29,12 @@ from beam_inference.errors import (
     TransientReadError,
     WorkerFault,
 )
+from beam_inference.files import local_model
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.operators.quantize import quantize
 from beam_inference.outputs import OutputSpec, open_output
 from beam_inference.plan import InferencePlan
-from beam_inference.predictors import Predictor, load_predictor
+from beam_inference.predictors import Predictor, load_predictor, model_sha256
 from beam_inference.predictors.contract import ContractReport, check_contract
 from beam_inference.state import Box, ChannelStatistics, QuarantineRecord, Receipt, ResolvedJob, State
 from beam_inference.verification import crc32
@@ -69,6 +70,15 @@ class Launch:
     contract_checked: bool
     chunks_file: str | None = None
 
+    def resolved(self) -> ResolvedJob:
+        """The job."""
+        return ResolvedJob.model_validate_json(self.job)
+
+    def state(self) -> State:
+        """The job's state folder, with its receipts and its quarantine."""
+        job = self.resolved()
+        return State(self.state_url, job.config.storage).of(job)
+
 
 class Record(NamedTuple):
     """What became of a chunk: ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"."""
@@ -102,17 +112,16 @@ class Worker:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.job = ResolvedJob.model_validate_json(launch.job)
-        self.state = State(launch.state_url).of(self.job)
+        self.job = launch.resolved()
+        self.state = launch.state()
         self._input = open_input(self.job.config)
         output = open_output(output_spec(self.job))
         if output is None:
             raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")
         self._output = output
         self._normalize = normalization(self.job.config, self._input.dtype)
-        self._predictor = load_predictor(
-            self.job.config.model, self.job.config.inference, allow_pickle=launch.allow_pickle
-        )
+        model = self._model()
+        self._predictor = load_predictor(model, self.job.config.inference, allow_pickle=launch.allow_pickle)
         found = {**self._predictor.describe()}
         if found != self.job.engine:
             raise WorkerFault(
@@ -124,6 +133,17 @@ class Worker:
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.batch_size
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
+
+    def _model(self) -> Network:
+        """The network's files, on this machine, and the very ones that the job was launched with."""
+        model = local_model(self.job.config.model, self.job.config.storage, self.job.model_sha256)
+        found = model_sha256(model)
+        if found != self.job.model_sha256:
+            raise WorkerFault(
+                f"the network's files have the sha256 {found}, the job was launched with {self.job.model_sha256}: they "
+                "were changed since, or this machine has others."
+            )
+        return model
 
     def do(self, indices: Sequence[int]) -> Iterator[Record]:
         """Do a run of chunks; one record per chunk, each when it is durable.
@@ -296,7 +316,7 @@ class Worker:
 
 def open_input(config: JobConfig) -> Volume:
     """The job's input volume. Raises as :func:`beam_inference.volumes.open_volume`."""
-    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel)
+    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel, config.storage)
 
 
 def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
@@ -318,6 +338,7 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
         bounds=job.output_bounds.box(),
         block_shape=output.block_shape,
         voxel_size_nm=job.voxel_size_nm,
+        storage=job.config.storage,
     )
 
 

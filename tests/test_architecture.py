@@ -13,7 +13,20 @@ PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
     ["errors", "bounding_box", "grids", "blending", "fill", "memory"],
     ["config", "job_file", "plan", "chunk_inference", "chunk_run"],
-    ["volumes", "outputs", "predictors", "operators", "state", "verification", "runs", "worker", "survey", "launch"],
+    [
+        "stores",
+        "files",
+        "volumes",
+        "outputs",
+        "predictors",
+        "operators",
+        "state",
+        "verification",
+        "runs",
+        "worker",
+        "survey",
+        "launch",
+    ],
     ["transforms"],
     ["pipeline", "progress", "runner", "report", "cli", "demo", "__main__", "__init__"],
 ]

@@ -3,7 +3,8 @@ from helpers import job_values, write_job
 
 from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import ConfigError
-from beam_inference.job_file import load_job, parse_job
+from beam_inference.files import load_job
+from beam_inference.job_file import parse_job
 
 
 def load(tmp_path, overrides=(), **sections):

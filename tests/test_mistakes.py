@@ -47,7 +47,7 @@ MISTAKES = {
     ),
     "zarr cannot start below zero": ({"output": {"format": "zarr3"}}, None, [], "a zarr array has no offset"),
     "output is the input": ({"output": {"path": "in"}}, None, [], "is the input"),
-    "output over http": ({"output": {"path": "http://localhost:1/v"}}, None, [], "HTTP is read-only"),
+    "output over http": ({"output": {"path": "http://localhost:1/v"}}, None, [], "can only be read from"),
     "output not writable": ({"output": {"path": "/proc/nowhere/out"}}, None, [], "cannot"),
     "output scheme unknown": ({"output": {"path": "ftp://host/out"}}, None, [], "unsupported URL scheme"),
     "voxel size": ({"model": {"voxel_size_nm": [40, 4, 4]}}, None, [], "No scale of the input fits"),

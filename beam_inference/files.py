@@ -1,0 +1,117 @@
+"""Whole files from anywhere: the job file, and the files of a network, which are fetched once per machine.
+
+They are read through TensorStore's key-value stores, as volumes and receipts are: one set of settings and one place to
+look for credentials, for all that a job touches.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from beam_inference.config import JobConfig, Network, Storage, factory_parts
+from beam_inference.errors import ConfigError, ModelContractError, VolumeError
+from beam_inference.job_file import parse_job_text
+from beam_inference.stores import LOCAL, open_kvstore, read_key, storage_of_environment
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
+    """Read a job file from a path or URL and apply ``key.key=value`` overrides (values are YAML).
+
+    Paths without a scheme, in the file as in overrides, are relative to the job file's folder. Storage settings that
+    the job leaves open are taken from the environment, see
+    :func:`beam_inference.stores.storage_of_environment`.
+
+    Raises:
+        ConfigError: the file is absent or no YAML, or the job is not valid; the message names every fault.
+    """
+    url = str(path)
+    try:
+        if "://" in url:
+            folder: str | Path = url.rpartition("/")[0]
+            text = read_file(url, storage_of_environment(LOCAL)).decode()
+        else:
+            folder, text = Path(url).absolute().parent, Path(url).read_text()
+    except VolumeError as error:
+        raise ConfigError(f"cannot read the job file: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the job file {url}: {getattr(error, 'strerror', None) or error}") from None
+    job = parse_job_text(text, folder, url, overrides)
+    return job.model_copy(update={"storage": storage_of_environment(job.storage)})
+
+
+def read_file(url: str, storage: Storage = LOCAL) -> bytes:
+    """The bytes of one file at a URL.
+
+    Raises:
+        VolumeError: it is absent, or its store does not answer.
+    """
+    folder, _, name = url.rpartition("/")
+    content = read_key(open_kvstore(folder, storage), name, folder)
+    if content is None:
+        raise VolumeError(f"the file {url} does not exist")
+    return content
+
+
+def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = None) -> Network:
+    """The model with its files on this machine: those in object stores are fetched, once, and kept.
+
+    ``sha256`` is what :func:`beam_inference.predictors.model_sha256` said at launch; copies that agree with it are used
+    again, by every worker process of this machine.
+
+    Raises:
+        ModelContractError: a file cannot be fetched, or is not the one that the job was launched with.
+    """
+    hashes = sha256.split("+") if sha256 is not None else [None, None]
+    factory = factory_parts(model.path)
+    path = _local_file(factory[0] if factory else model.path, "model.path", storage, hashes[0])
+    weights = model.weights and _local_file(model.weights, "model.weights", storage, hashes[-1])
+    return model.model_copy(update={"path": f"{path}:{factory[1]}" if factory else path, "weights": weights})
+
+
+def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str:
+    """A path of a file's content; ``url`` itself where that is local, or no file at all (``identity``, a module)."""
+    if "://" not in url or url.startswith("file://"):
+        return url
+    name = url.rpartition("/")[2]
+    folder = _cache_folder()
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of a machine fetch a file once, not once each
+        if sha256 is not None and _sha256_of(folder / sha256 / name) == sha256:
+            return str(folder / sha256 / name)
+        try:
+            content = read_file(url, storage)
+        except VolumeError as error:
+            raise ModelContractError(f"{key}: {error}") from None
+        found = hashlib.sha256(content).hexdigest()
+        if sha256 is not None and found != sha256:
+            raise ModelContractError(
+                f"{key}: {url} has the sha256 {found}, the job was launched with {sha256}: the file was changed since. "
+                "Restore it, or launch again with another output.path."
+            )
+        path = folder / found / name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = path.with_name(f"{name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(path)
+        return str(path)
+
+
+def _cache_folder() -> Path:
+    """A folder of this user's own: what lies there is loaded as a network."""
+    folder = Path(tempfile.gettempdir()) / f"beam_inference_models_{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        raise ModelContractError(f"{folder} belongs to someone else: networks are not fetched into it. Set TMPDIR.")
+    return folder
+
+
+def _sha256_of(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

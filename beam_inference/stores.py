@@ -1,0 +1,177 @@
+"""Where bytes lie: TensorStore's key-value stores by URL, how they are reached, and what their errors mean.
+
+Local folders, ``gs://``, ``s3://`` and, read-only, ``http(s)://``. No key or token passes through here: TensorStore
+takes credentials from where its drivers look for them (``storage.s3.credentials`` says which place).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import tensorstore as ts
+
+from beam_inference.config import Storage
+from beam_inference.errors import VolumeError
+
+Value = TypeVar("Value")
+
+LOCAL = Storage()
+"""No settings: local files, and object stores as their own defaults reach them."""
+
+_PATIENCE_SECONDS = 90
+"""How long a store may take to answer a small request before the launch is refused."""
+
+# TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
+_RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
+
+_TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
+_GCS_URL = "TENSORSTORE_GCS_HTTP_URL"
+_gcs_url_lock = threading.Lock()
+
+
+def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os.environ) -> Storage:
+    """Settings completed by the variables that the stores' own tools know.
+
+    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION`` and ``AWS_DEFAULT_REGION`` for S3,
+    ``STORAGE_EMULATOR_HOST`` for Google Cloud Storage. What the job file says comes first.
+    """
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    s3 = {"endpoint": storage.s3.endpoint or endpoint, "region": storage.s3.region or region}
+    gcs = {"endpoint": storage.gcs.endpoint or environment.get("STORAGE_EMULATOR_HOST")}
+    return storage.model_copy(
+        update={"s3": storage.s3.model_copy(update=s3), "gcs": storage.gcs.model_copy(update=gcs)}
+    )
+
+
+@functools.cache
+def _context(storage: Storage) -> ts.Context:
+    """One TensorStore context per settings and process, so that its limits hold for all that is opened with them."""
+    resources: dict[str, Any] = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
+    for kind in ("gcs", "s3", "http"):
+        limit = getattr(storage, kind).concurrency
+        if limit is not None:
+            resources[f"{kind}_request_concurrency"] = {"limit": limit}
+    if storage.gcs.user_project is not None:
+        resources["gcs_user_project"] = {"project_id": storage.gcs.user_project}
+    if storage.s3.credentials is not None:
+        resources["aws_credentials"] = {"type": storage.s3.credentials}
+        if storage.s3.profile is not None:
+            resources["aws_credentials"]["profile"] = storage.s3.profile
+    return ts.Context(resources)
+
+
+def kvstore_spec(url: str, storage: Storage) -> Any:
+    """What TensorStore opens to reach the folder at a URL: the URL, or a spec where an endpoint or region is set."""
+    folder = url if url.endswith("/") else url + "/"
+    if not folder.startswith("s3://") or (storage.s3.endpoint is None and storage.s3.region is None):
+        return folder
+    spec = ts.KvStore.Spec(folder).to_json()
+    if storage.s3.endpoint is not None:
+        spec["endpoint"] = storage.s3.endpoint
+    spec["aws_region"] = storage.s3.region or "us-east-1"
+    return spec
+
+
+@contextmanager
+def _gcs_endpoint(storage: Storage) -> Iterator[None]:
+    """TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened."""
+    if storage.gcs.endpoint is None:
+        yield
+        return
+    with _gcs_url_lock:
+        before = os.environ.get(_GCS_URL)
+        os.environ[_GCS_URL] = storage.gcs.endpoint
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_GCS_URL]
+            else:
+                os.environ[_GCS_URL] = before
+
+
+def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage) -> Value:
+    """What ``opening`` gives, called with the TensorStore context of ``storage``.
+
+    Raises:
+        ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
+    """
+    with _gcs_endpoint(storage):
+        return opening(_context(storage)).result(timeout=_PATIENCE_SECONDS)
+
+
+def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
+    """The key-value store under a URL.
+
+    Raises:
+        VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
+    """
+    try:
+        return opened(lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
+
+
+def read_key(store: Any, key: str, url: str) -> bytes | None:
+    """The value of a key, or None if it is absent.
+
+    Raises:
+        VolumeError: the store does not answer.
+    """
+    try:
+        result = store.read(key).result(timeout=_PATIENCE_SECONDS)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
+    return bytes(result.value) if result.state == "value" else None
+
+
+def place_of_url(url: str, storage: Storage = LOCAL) -> str:
+    """Where a URL leads, made canonical: equal for two ways to name one place."""
+    return place_of_store(open_kvstore(url, storage))
+
+
+def place_of_store(store: Any) -> str:
+    """Where a key-value store lies, as :func:`place_of_url` says it."""
+    spec = store.spec().to_json()
+    if spec["driver"] == "file":
+        return os.path.realpath(str(spec["path"]))
+    named = ("driver", "bucket", "path", "base_url", "endpoint")
+    return json.dumps({key: value for key, value in spec.items() if key in named})
+
+
+def local_folder(url: str) -> Path | None:
+    """The local folder of a file:// URL, else None."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def status(error: BaseException) -> str:
+    """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
+    match = re.match(r"([A-Z_]{4,})\b", str(error))
+    return match[1] if match else ""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a TensorStore error, by the status its text begins with, may pass; a full disk does not."""
+    return status(error) in _TRANSIENT and status(error) != "RESOURCE_EXHAUSTED"
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a failed read may succeed later; here RESOURCE_EXHAUSTED is a busy store."""
+    return status(error) in _TRANSIENT
+
+
+def one_line(error: Exception) -> str:
+    """The error's text without TensorStore's source locations."""
+    text = " ".join(str(error).split()) or f"no answer within {_PATIENCE_SECONDS} s"
+    return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)
