@@ -24,6 +24,7 @@ setup(
         "google-cloud-storage>=2.18",
         "numpy>=2.0",
         "pydantic>=2.8",
+        "python-json-logger>=3.1",
         "pyyaml>=6.0",
         "rich>=13.7",
         "safetensors>=0.4",

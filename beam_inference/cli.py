@@ -1,4 +1,4 @@
-"""The command line: ``beam-inference plan | run | verify | demo | schema``.
+"""The command line: ``beam-inference plan | run | status | verify | demo | schema``.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound, 130 interrupted.
 """
@@ -8,11 +8,14 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from beam_inference.errors import (
@@ -25,6 +28,11 @@ from beam_inference.errors import (
     StateError,
     UserError,
 )
+from beam_inference.logs import configure
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 5.0
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -45,36 +53,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_with_flags(arguments: Sequence[str] | None = None) -> int:
-    """``run``, for launchers that pass flags only: ``--job=job.yaml`` and the flags of ``run``."""
-    parser = argparse.ArgumentParser(description="Run a beam-inference job.", epilog=_EPILOG, allow_abbrev=False)
-    parser.add_argument("--job", required=True, metavar="JOB.YAML", help="the job file")
-    _add_run_flags(parser)
+    """``run``, for launchers that pass flags only: ``--job=job.yaml`` and the flags of ``run``.
+
+    Launchers with forms pass every field: ``--flag=`` is a flag not given, and switches take ``=true`` or ``=false``.
+    """
+    parser = flags_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    known, beam_flags = parser.parse_known_args(words)
+    known, beam_flags = parser.parse_known_args(_as_given(words, parser))
     known.beam_flags = beam_flags
     known.words = ["python", sys.argv[0], *words]
     known.command = _run
     return guarded(known)
 
 
+def flags_parser() -> argparse.ArgumentParser:
+    """The flags of :func:`run_with_flags`, without Beam's own."""
+    parser = argparse.ArgumentParser(description="Run a beam-inference job.", epilog=_EPILOG, allow_abbrev=False)
+    parser.add_argument("--job", required=True, metavar="JOB.YAML", help="the job file, a path or URL")
+    _add_run_flags(parser)
+    return parser
+
+
+def _as_given(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
+    given = []
+    for word in words:
+        name, separator, value = word.partition("=")
+        if separator and name in switches:
+            if value not in ("true", "false", ""):
+                parser.error(f"{name} takes true or false; found {value}")
+            given += [name] if value == "true" else []
+        elif not (separator and not value and name in parser._option_string_actions):
+            given.append(word)
+    return given
+
+
 def guarded(known: argparse.Namespace) -> int:
     """Run the parsed command, with errors told as one message."""
     debug = getattr(known, "debug", False)
-    level = logging.DEBUG if debug else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s: %(message)s", stream=sys.stderr)
-    # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
-    logging.getLogger("apache_beam").setLevel(logging.INFO if debug else logging.CRITICAL)
+    structured = getattr(known, "log_format", "text") == "json"
+    configure(debug=debug, structured=structured)
     try:
         with _terminable():
             return int(known.command(known))
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        _tell("interrupted", structured)
         return INTERRUPTED
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}", structured)
         return BAD_INPUT
     except BeamInferenceError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell(f"error: {error}", structured)
         return FAILED
     except BrokenPipeError:
         return FAILED
@@ -82,12 +111,19 @@ def guarded(known: argparse.Namespace) -> int:
         if debug:
             raise
         reason = " ".join(str(error).split()) or "no message"
-        print(
+        _tell(
             f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a defect of beam-inference. "
             "With --debug the command shows where it happened.",
-            file=sys.stderr,
+            structured,
         )
         return FAILED
+
+
+def _tell(message: str, structured: bool) -> None:
+    if structured:
+        logger.error(message.removeprefix("error: "))
+    else:
+        print(message, file=sys.stderr)
 
 
 @contextmanager
@@ -129,6 +165,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_run_flags(run)
     run.set_defaults(command=_run)
 
+    status = commands.add_parser(
+        "status", help="how far a job is, on any runner, seen from any machine", allow_abbrev=False
+    )
+    _add_job(status)
+    status.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
+    status.set_defaults(command=_status)
+
     verify = commands.add_parser("verify", help="is a job complete? exit 0 only if it is", allow_abbrev=False)
     _add_job(verify)
     verify.add_argument("--deep", action="store_true", help="read every chunk back and compare its checksum")
@@ -145,19 +188,55 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB.YAML", help="the job file")
-    _add_set(parser)
-    _add_debug(parser)
+    parser.add_argument("job", metavar="JOB.YAML", help="the job file, a path or URL")
+    _add_overrides(parser)
+    _add_logging(parser)
 
 
-def _add_set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY.KEY=VALUE", help="override a key of the job file; repeatable"
+def _add_overrides(parser: argparse.ArgumentParser) -> None:
+    """What changes between runs of a job file has a flag of its own; any other key is reached by --set."""
+    group = parser.add_argument_group("instead of what the job file says")
+    for name, (key, metavar, help) in _OVERRIDES.items():
+        choices = ("true", "false") if metavar is None else None
+        group.add_argument(f"--{name}", metavar=metavar, choices=choices, help=f"{help} ({key})")
+    group.add_argument("--roi", type=_roi, metavar="START:STOP", help="the box to produce, as 0x0x0:64x512x512, z y x")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY.KEY=VALUE", help="any key of the job file; repeatable"
     )
 
 
+_OVERRIDES = {
+    "input": ("input.path", "URL", "the volume to read"),
+    "output": ("output.path", "URL", "the volume to write"),
+    "model": ("model.path", "URL", "the network"),
+    "weights": ("model.weights", "URL", "the network's weights, where model is a factory"),
+    "resume": ("job.resume", None, "skip chunks that have a receipt"),
+    "max_failed_chunks": ("job.max_failed_chunks", "N", "with more quarantined chunks the job fails"),
+}
+
+
+def _roi(text: str) -> str:
+    corner = r"-?\d+x-?\d+x-?\d+"
+    if not re.fullmatch(f"{corner}:{corner}", text):
+        raise argparse.ArgumentTypeError(f"expected START:STOP such as 0x0x0:64x512x512, in z, y, x; found {text}")
+    return text
+
+
+def _overrides(known: argparse.Namespace) -> list[str]:
+    """All overrides as --set takes them; what was given with --set comes last."""
+    given = [
+        f"{key}={json.dumps(value)}" if metavar == "URL" else f"{key}={value}"
+        for name, (key, metavar, _) in _OVERRIDES.items()
+        if (value := getattr(known, name)) is not None
+    ]
+    if known.roi is not None:
+        start, _, stop = known.roi.partition(":")
+        given += [f"roi.start={start}", f"roi.stop={stop}"]
+    return [*given, *known.set]
+
+
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    _add_set(parser)
+    _add_overrides(parser)
     parser.add_argument(
         "--chunks", metavar="FILE", help="do only the chunks of a quarantine file, or indices one a line"
     )
@@ -165,6 +244,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
     )
     parser.add_argument("--allow_pickle", action="store_true", help="load model files that can execute code they carry")
+    _add_logging(parser)
+
+
+def _add_logging(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--log_format", "--log-format", choices=("text", "json"), default="text", help="json: one object a line"
+    )
     _add_debug(parser)
 
 
@@ -177,7 +263,7 @@ def _plan(known: argparse.Namespace) -> int:
     from beam_inference.report import print_plan
     from beam_inference.survey import survey
 
-    print_plan(survey(load_job(known.job, known.set)))
+    print_plan(survey(load_job(known.job, _overrides(known))))
     return 0
 
 
@@ -194,7 +280,7 @@ def _run(known: argparse.Namespace) -> int:
         raise ConfigError(
             f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
         )
-    config = load_job(known.job, known.set)
+    config = load_job(known.job, _overrides(known))
     outcome = run_job(
         config, known.beam_flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle
     )
@@ -204,19 +290,41 @@ def _run(known: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
+def _status(known: argparse.Namespace) -> int:
+    from beam_inference.files import load_job
+    from beam_inference.report import print_status
+    from beam_inference.state import State
+    from beam_inference.status import job_status
+    from beam_inference.survey import default_state_url
+
+    config = load_job(known.job, _overrides(known))
+    state = State(default_state_url(config), config.storage)
+    while True:
+        job = state.load_job()
+        if job is None:
+            raise StateError(f"nothing to tell: {state.url} holds no job. Has it been launched, with this output.path?")
+        start = time.monotonic()
+        status = job_status(job, state, datetime.now(UTC))
+        print_status(status)
+        sys.stdout.flush()
+        if not known.watch or not status.missing:
+            return COMPLETE
+        time.sleep(max(_WATCH_SECONDS, 10 * (time.monotonic() - start)))
+
+
 def _verify(known: argparse.Namespace) -> int:
     from rich.console import Console
 
     from beam_inference.files import load_job
+    from beam_inference.job_parts import output_spec
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
     from beam_inference.report import print_verification
     from beam_inference.state import State
     from beam_inference.survey import default_state_url
     from beam_inference.verification import verify
-    from beam_inference.worker import output_spec
 
-    config = load_job(known.job, known.set)
+    config = load_job(known.job, _overrides(known))
     state = State(default_state_url(config), config.storage)
     job = state.load_job()
     if job is None:

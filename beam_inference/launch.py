@@ -18,12 +18,14 @@ from pathlib import Path
 from beam_inference.config import JobConfig
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.files import local_model
+from beam_inference.job_parts import open_input, try_network
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
 from beam_inference.predictors import describe_engine, device_memory, load_predictor, model_sha256
+from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
-from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, ResolvedJob, State
+from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, State
 from beam_inference.survey import (
     STATE_FOLDER,
     THIS_PROCESS,
@@ -35,7 +37,7 @@ from beam_inference.survey import (
     survey,
 )
 from beam_inference.verification import receipt_fault
-from beam_inference.worker import Launch, open_input, try_network
+from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
 

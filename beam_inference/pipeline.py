@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
+from beam_inference.errors import WorkerFault
 from beam_inference.state import LaunchSummary
 from beam_inference.transforms import InferVolume
 from beam_inference.worker import Launch, Record
@@ -49,7 +50,22 @@ def _outcome(record: Record) -> str:
 
 
 def _write_summary(counts: dict[str, int], launch: Launch) -> None:
+    """The launch's last step, on a worker: there may be no launcher left that could judge (a template has none).
+
+    Raises:
+        WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the runner says failed.
+    """
     summary = LaunchSummary(
         done=counts.get("done", 0), skipped=counts.get("skipped", 0), quarantined=counts.get("quarantined", 0)
     )
-    launch.state().write_summary(launch.id, summary)
+    job, state = launch.resolved(), launch.state()
+    state.write_summary(launch.id, summary)
+    if not summary.quarantined:
+        return
+    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))
+    bound = job.config.job.max_failed_chunks
+    if bound is not None and summary.quarantined > bound:
+        raise WorkerFault(
+            f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
+            f"{state.url}/quarantine.jsonl"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from beam_inference.errors import BeamInferenceError
-from beam_inference.state import ResolvedJob
+from beam_inference.resolved_job import ResolvedJob
+
+logger = logging.getLogger(__name__)
 
 _LINE_SECONDS = 10.0
 
@@ -39,7 +42,7 @@ class Progress:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=not self._console.is_terminal or logger.isEnabledFor(logging.INFO),
         )
         self._next_count = self._next_line = 0.0
 
@@ -79,7 +82,9 @@ class Progress:
 
     def say(self, message: str) -> None:
         """A line, above the bar if there is one."""
-        if self._bar.disable:
+        if logger.isEnabledFor(logging.INFO):  # structured logs have progress among them
+            logger.info(message, extra={"done": self._done, "chunks": self._total})
+        elif self._bar.disable:
             print(message, file=self._console.file, flush=True)
         else:
             self._console.print(message)

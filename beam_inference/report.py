@@ -6,6 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from beam_inference.verification import VerifyReport
 
 if TYPE_CHECKING:
     from beam_inference.runner import JobOutcome
+    from beam_inference.status import JobStatus
 
 _NAMED_CHUNKS = 10
 
@@ -78,6 +80,9 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) 
     state, again = default_state_url(config), _without_chunks(words)
     if not config.job.resume:
         again += ["--set", "job.resume=true"]  # what is done is not to be done anew
+    if outcome.staged_at:
+        print(f"staged at {outcome.staged_at}: whoever launches it runs the job; see how far it is with status")
+        return
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
     print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s", end="")
@@ -125,6 +130,22 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
         print("complete" + (", and every chunk reads back as it was written" if deep else ""))
     else:
         print("not complete")
+
+
+def print_status(status: JobStatus) -> None:
+    """How far a job is, in a few lines."""
+    done = status.done / status.planned
+    print(f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} missing", end="")
+    print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
+    if not status.missing:
+        print("nothing is missing" if status.quarantined else "complete; verify reads it back")
+    elif status.rate is None:
+        since = f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC" if status.latest else ""
+        print(f"no chunk was finished in the last five minutes{since}")
+    else:
+        speed = f"{status.rate:.3g} chunks/s, {status.rate * status.voxels_per_chunk / 1e6:.3g} Mvoxel/s"
+        left = timedelta(seconds=round(status.seconds_left or 0))
+        print(f"{speed}, by {status.workers} or more worker processes; {left} left at this rate")
 
 
 def _itemsize(dtype: str) -> int:

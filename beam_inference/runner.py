@@ -16,12 +16,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import (
     DirectOptions,
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     StandardOptions,
@@ -41,8 +42,9 @@ from beam_inference.errors import (
 )
 from beam_inference.launch import prepare
 from beam_inference.progress import Progress
+from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
-from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, ResolvedJob, State
+from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, State
 from beam_inference.survey import Place
 from beam_inference.worker import Launch
 
@@ -65,6 +67,7 @@ class JobOutcome:
         summary: what this launch's workers did; None if it did not reach its end.
         seconds: wall time of the pipeline.
         error: what ended the launch early, if anything did.
+        staged_at: where the pipeline was put for another to run (``--template_location``), instead of running it.
     """
 
     exit_code: int
@@ -75,6 +78,7 @@ class JobOutcome:
     summary: LaunchSummary | None
     seconds: float
     error: str | None
+    staged_at: str | None = None
 
     @property
     def missing(self) -> int:
@@ -121,7 +125,10 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     return options
 
 
-_OWN_FLAGS = ("--set", "--chunks", "--overwrite", "--allow_pickle", "--debug", "--job")
+_OWN_FLAGS = (
+    *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
+    *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
+)
 
 
 def place_of(options: PipelineOptions) -> Place:
@@ -174,7 +181,11 @@ def run_job(
     chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
     start = time.monotonic()
     interrupted, error = _execute(options, launch, job, state, chosen)
-    return _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
+    outcome = _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
+    staged_at = options.view_as(GoogleCloudOptions).template_location
+    if staged_at and not interrupted and error is None:
+        return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
+    return outcome
 
 
 def _execute(

@@ -16,147 +16,28 @@ or a state folder put together by hand, cannot make a chunk count as done.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import cached_property, partial
-from pathlib import PurePath
+from functools import partial
 from typing import Any, TypeVar
 
 import tenacity
 import tensorstore as ts
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
-from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.config import JobConfig, Storage, factory_parts
+from beam_inference.config import Storage
 from beam_inference.errors import StateError, WorkerFault
-from beam_inference.plan import InferencePlan, make_plan
+from beam_inference.resolved_job import Box, Frozen, ResolvedJob
 from beam_inference.stores import LOCAL, is_transient, one_line, open_kvstore
 
 CHUNKS_PER_FOLDER = 4096
+_LISTINGS_AT_A_TIME = 32
 
-Entry = TypeVar("Entry", bound="_Frozen")
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+Entry = TypeVar("Entry", bound="Frozen")
 
 
-class Box(_Frozen):
-    """A bounding box as it stands in JSON, ZYX."""
-
-    start: Zyx
-    stop: Zyx
-
-    @classmethod
-    def of(cls, box: BoundingBox) -> Box:
-        """The JSON form of a box."""
-        return cls(start=box.start, stop=box.stop)
-
-    def box(self) -> BoundingBox:
-        """The box."""
-        return BoundingBox(self.start, self.stop)
-
-
-class ResolvedJob(_Frozen):
-    """A job with every default and ``auto`` made definite: what workers and later launches go by.
-
-    Attributes:
-        config: the job, paths absolute, device definite.
-        input_bounds, input_channels, input_dtype: of the volume read.
-        roi: the box to produce.
-        output_bounds: extent of the output.
-        voxel_size_nm: of the output, ZYX.
-        model_sha256: see :func:`beam_inference.predictors.model_files.model_sha256`.
-        engine: what of the engine determines bits, see :meth:`beam_inference.predictors.Predictor.describe`.
-        working_set_bytes: what the network allocates for a batch, measured; not part of the fingerprint.
-        versions: of the libraries at first launch; not part of the fingerprint, only warned about.
-    """
-
-    config: JobConfig
-    input_bounds: Box
-    input_channels: int
-    input_dtype: str
-    roi: Box
-    output_bounds: Box
-    voxel_size_nm: tuple[float, float, float]
-    model_sha256: str
-    engine: dict[str, str]
-    working_set_bytes: int
-    versions: dict[str, str]
-
-    @cached_property
-    def plan(self) -> InferencePlan:
-        """The job's geometry."""
-        inference, roi = self.config.inference, self.config.roi
-        margin = (0, 0, 0) if inference.seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
-        return make_plan(
-            volume=self.input_bounds.box(),
-            roi=self.roi.box(),
-            context=roi.context if roi else (0, 0, 0),
-            patch_shape=inference.patch_shape,
-            patch_overlap=inference.patch_overlap,
-            chunk_shape=inference.chunk_shape,
-            crop_margin=self.config.model.crop_margin,
-            seams=inference.seams,
-            chunk_crop_margin=margin,
-        )
-
-    @cached_property
-    def identity(self) -> dict[str, dict[str, Any]]:
-        """All that determines the output's bytes, in sections of JSON values."""
-        config, plan = self.config, self.plan
-        return {
-            "input": {
-                **config.input.model_dump(mode="json"),
-                "bounds": self.input_bounds.model_dump(mode="json"),
-                "dtype": self.input_dtype,
-            },
-            "model": {
-                **config.model.model_dump(mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}),
-                "sha256": self.model_sha256,
-                "factory": _factory_name(config.model.path),
-            },
-            "engine": {**self.engine, "batch_size": config.inference.batch_size},
-            "geometry": {
-                "roi": self.roi.model_dump(mode="json"),
-                "domain": Box.of(plan.lattice.domain).model_dump(mode="json"),
-                "patch_shape": list(plan.lattice.patch_shape),
-                "patch_overlap": list(plan.lattice.patch_overlap),
-                "chunk_shape": list(plan.chunks.chunk_shape),
-                "seams": plan.seams,
-                "chunk_crop_margin": list(plan.chunk_crop_margin),
-            },
-            "output": config.output.model_dump(mode="json", include={"format", "dtype", "block_shape", "value_range"}),
-        }
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hash of :attr:`identity`: 64 hexadecimal digits."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-
-    def differences(self, other: ResolvedJob) -> list[str]:
-        """What differs between the identities of this job and another, one line per key."""
-        lines = []
-        for section, values in self.identity.items():
-            theirs = other.identity[section]
-            lines += [
-                f"{section}.{key}: {values.get(key)} here, {theirs.get(key)} there"
-                for key in sorted({*values, *theirs})
-                if values.get(key) != theirs.get(key)
-            ]
-        return lines
-
-
-def _factory_name(path: str) -> str | None:
-    """Which function makes the network, without the folder that its file lies in."""
-    factory = factory_parts(path)
-    return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None
-
-
-class ChannelStatistics(_Frozen):
+class ChannelStatistics(Frozen):
     """Of one channel of a chunk as written."""
 
     min: float
@@ -166,7 +47,7 @@ class ChannelStatistics(_Frozen):
     nans: int
 
 
-class Receipt(_Frozen):
+class Receipt(Frozen):
     """Proof that a chunk is durably written.
 
     Attributes:
@@ -177,6 +58,7 @@ class Receipt(_Frozen):
         batch_size: patches per network call; below the job's if the device ran out of memory.
         seconds: per stage.
         attempts: per stage.
+        finished_at: when its blocks were durable. worker: the process that did it, ``host:pid``.
         launch: which launch did it.
         fingerprint: of the job.
     """
@@ -188,11 +70,13 @@ class Receipt(_Frozen):
     batch_size: int
     seconds: dict[str, float]
     attempts: dict[str, int]
+    finished_at: datetime
+    worker: str
     launch: str
     fingerprint: str
 
 
-class QuarantineRecord(_Frozen):
+class QuarantineRecord(Frozen):
     """Why a chunk could not be done.
 
     Attributes:
@@ -214,7 +98,7 @@ class QuarantineRecord(_Frozen):
     fingerprint: str
 
 
-class LaunchSummary(_Frozen):
+class LaunchSummary(Frozen):
     """How a launch ended: chunks done, found done by workers, and quarantined by it."""
 
     done: int
@@ -276,9 +160,17 @@ class State:
         """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time."""
         yield from self._entries(Receipt, "receipts", start, stop)
 
+    def read_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
+        """The receipts of some chunks, as far as there are any; read concurrently."""
+        return list(self._read_entries(Receipt, "receipts", chunks))
+
     def receipt_indices(self, start: int, stop: int) -> list[int]:
         """Which of the chunks ``start … stop`` have a receipt, in order. Lists; reads nothing."""
         return self._indices("receipts", start, stop)
+
+    def quarantine_indices(self, start: int, stop: int) -> list[int]:
+        """Which of the chunks ``start … stop`` have a quarantine record, in order. Lists; reads nothing."""
+        return self._indices("quarantine", start, stop)
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
@@ -369,25 +261,40 @@ class State:
 
     def _entries(self, kind: type[Entry], folder: str, start: int, stop: int) -> Iterator[Entry]:
         for first in range(start, stop, CHUNKS_PER_FOLDER):
-            indices = self._indices(folder, first, min(stop, first + CHUNKS_PER_FOLDER))
-            keys = [self._key(folder, index) for index in indices]
-            for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
-                result = self._request("read", key, _again_if_failed(reading, self._store, key))
-                if result.state == "value":
-                    yield self._parse(kind, key, bytes(result.value))
+            yield from self._read_entries(
+                kind, folder, self._indices(folder, first, min(stop, first + CHUNKS_PER_FOLDER))
+            )
+
+    def _read_entries(self, kind: type[Entry], folder: str, chunks: Sequence[int]) -> Iterator[Entry]:
+        keys = [self._key(folder, chunk) for chunk in chunks]
+        for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
+            result = self._request("read", key, _again_if_failed(reading, partial(self._store.read, key)))
+            if result.state == "value":
+                yield self._parse(kind, key, bytes(result.value))
 
     def _indices(self, folder: str, start: int, stop: int) -> list[int]:
-        keys = ts.KvStore.KeyRange(inclusive_min=self._key(folder, start), exclusive_max=self._key(folder, stop))
-        names = self._request("list", folder, lambda: self._store.list(keys).result())
-        # A killed writer leaves lock files beside the keys of a local store.
-        return sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
+        """Of a range of chunks; its folders are listed concurrently, some at a time."""
+        ranges = [
+            ts.KvStore.KeyRange(
+                inclusive_min=self._key(folder, first),
+                exclusive_max=self._key(folder, min(stop, first + CHUNKS_PER_FOLDER)),
+            )
+            for first in range(start, stop, CHUNKS_PER_FOLDER)
+        ]
+        indices: list[int] = []
+        for batch in [ranges[i : i + _LISTINGS_AT_A_TIME] for i in range(0, len(ranges), _LISTINGS_AT_A_TIME)]:
+            for keys, listing in [(keys, self._store.list(keys)) for keys in batch]:
+                names = self._request("list", folder, _again_if_failed(listing, partial(self._store.list, keys)))
+                # A killed writer leaves lock files beside the keys of a local store.
+                indices += sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
+        return indices
 
 
-def _again_if_failed(reading: Any, store: Any, key: str) -> Callable[[], Any]:
-    """The result of a read under way; once that has failed, of a new one."""
-    under_way = [reading]
+def _again_if_failed(under_way: Any, again: Callable[[], Any]) -> Callable[[], Any]:
+    """The result of a request under way; once that has failed, of a new one."""
+    first = [under_way]
 
     def result() -> Any:
-        return (under_way.pop() if under_way else store.read(key)).result()
+        return (first.pop() if first else again()).result()
 
     return result

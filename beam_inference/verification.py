@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.errors import BeamInferenceError
-from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, ResolvedJob, State
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, State
 from beam_inference.volumes import Volume
 
 _NAMED = 20

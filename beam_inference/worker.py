@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import platform
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -18,7 +22,7 @@ from numpy.typing import NDArray
 
 from beam_inference.chunk_inference import infer_chunk
 from beam_inference.chunk_run import run_chunks
-from beam_inference.config import Affine, JobConfig, Network
+from beam_inference.config import Network
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -30,15 +34,14 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.files import local_model
-from beam_inference.operators.normalize import Normalization, unit
+from beam_inference.job_parts import normalization, open_input, output_spec, try_network
 from beam_inference.operators.quantize import quantize
-from beam_inference.outputs import OutputSpec, open_output
-from beam_inference.plan import InferencePlan
-from beam_inference.predictors import Predictor, load_predictor, model_sha256
-from beam_inference.predictors.contract import ContractReport, check_contract
-from beam_inference.state import Box, ChannelStatistics, QuarantineRecord, Receipt, ResolvedJob, State
+from beam_inference.outputs import open_output
+from beam_inference.predictors import load_predictor, model_sha256
+from beam_inference.resolved_job import Box, ResolvedJob
+from beam_inference.state import ChannelStatistics, QuarantineRecord, Receipt, State
 from beam_inference.verification import crc32
-from beam_inference.volumes import TransientWriteError, Volume, open_volume
+from beam_inference.volumes import TransientWriteError
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +133,7 @@ class Worker:
             )
         if not launch.contract_checked:
             self._try_network()
+        self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.batch_size
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
@@ -151,6 +155,19 @@ class Worker:
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
+        self._run_of.update(dict.fromkeys(indices, indices[0]))
+        start, outcomes = time.perf_counter(), Counter[str]()
+        for record in self._do(indices):
+            outcomes[record.outcome] += 1
+            yield record
+        seconds = time.perf_counter() - start
+        told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "stopped before its first"
+        extra = {**self._about(indices[0]), "seconds": round(seconds, 3), "outcomes": dict(outcomes)}
+        logger.info("run of %d chunks from %d: %s", len(indices), indices[0], told, extra=extra)
+        for index in indices:
+            self._run_of.pop(index, None)
+
+    def _do(self, indices: Sequence[int]) -> Iterator[Record]:
         done = {index: self._done_before(index) for index in indices} if self.launch.honour_receipts else {}
         yield from (record for record in done.values() if record is not None)
         yield from run_chunks(
@@ -161,6 +178,15 @@ class Worker:
             self._quarantine,
             lambda: self.state.stop_requested(self.launch.id),
         )
+
+    def _about(self, index: int) -> dict[str, object]:
+        """What a structured log tells beside a message about a chunk."""
+        return {
+            "job": self.job.fingerprint[:16],
+            "launch": self.launch.id,
+            "run": self._run_of.get(index, index),
+            "chunk": index,
+        }
 
     def _done_before(self, index: int) -> Record | None:
         receipt = self.state.read_receipt(index)
@@ -238,6 +264,8 @@ class Worker:
                 batch_size=core.batch_size,
                 seconds={"read": core.read.seconds, "infer": core.seconds, "write": seconds},
                 attempts={"read": core.read.attempts, "infer": core.attempts, "write": attempts},
+                finished_at=datetime.now(UTC),
+                worker=f"{platform.node()}:{os.getpid()}",
                 launch=self.launch.id,
                 fingerprint=self.job.fingerprint,
             )
@@ -246,7 +274,8 @@ class Worker:
 
     def _quarantine(self, index: int, fault: ChunkFault) -> Record:
         work = self.job.plan.work(index)
-        logger.warning("chunk %d %s quarantined: %s", index, work.core_box, fault)
+        extra = {**self._about(index), "stage": fault.stage, "attempt": fault.attempts}
+        logger.warning("chunk %d %s quarantined: %s", index, work.core_box, fault, extra=extra)
         self.state.write_quarantine(
             QuarantineRecord(
                 chunk=index,
@@ -280,6 +309,7 @@ class Worker:
                 stage,
                 state.attempt_number,
                 _first_line(state.outcome.exception() if state.outcome else None),
+                extra={**self._about(index), "stage": stage, "attempt": state.attempt_number},
             ),
             reraise=True,
         )
@@ -312,58 +342,6 @@ class Worker:
 
     def _try_network(self) -> None:
         try_network(self._predictor, self.job.config, self._input, self.job.plan)
-
-
-def open_input(config: JobConfig) -> Volume:
-    """The job's input volume. Raises as :func:`beam_inference.volumes.open_volume`."""
-    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel, config.storage)
-
-
-def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
-    """What ``model.normalize`` does to stored values of a dtype. Raises ConfigError for unit with floats."""
-    normalize = config.model.normalize
-    if isinstance(normalize, Affine):
-        return Normalization(normalize.scale, normalize.offset, normalize.clip)
-    return unit(dtype) if normalize == "unit" else Normalization()
-
-
-def output_spec(job: ResolvedJob) -> OutputSpec:
-    """What the job's output is."""
-    output = job.config.output
-    return OutputSpec(
-        url=output.path,
-        format=output.format,
-        dtype=output.dtype,
-        channels=job.config.model.output_channels,
-        bounds=job.output_bounds.box(),
-        block_shape=output.block_shape,
-        voxel_size_nm=job.voxel_size_nm,
-        storage=job.config.storage,
-    )
-
-
-def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan) -> ContractReport:
-    """Run the network once, on the patch in the middle of the ROI.
-
-    Raises:
-        ModelContractError: it does not answer as the job says.
-    """
-    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
-    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
-    try:
-        patch = volume.cutout(box, config.input.fill, config.input.fill_value)
-    except (TransientReadError, PermanentReadError) as error:
-        logger.warning("trying the network on zeros, because %s", error)
-        patch = np.zeros((volume.channels, *box.shape), volume.dtype)
-    return check_contract(
-        predictor,
-        patch,
-        normalization(config, volume.dtype),
-        batch_size=config.inference.batch_size,
-        patch_shape=plan.lattice.patch_shape,
-        crop_margin=plan.crop_margin,
-        output_channels=config.model.output_channels,
-    )
 
 
 def _statistics(channel: NDArray[Any]) -> ChannelStatistics:

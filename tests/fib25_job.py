@@ -10,7 +10,8 @@ import yaml
 from helpers import read_volume
 
 from beam_inference.cli import main
-from beam_inference.state import ResolvedJob, State
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.state import State
 
 NETWORKS = Path(__file__).parent / "networks"
 

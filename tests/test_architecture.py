@@ -12,23 +12,13 @@ import beam_inference
 PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
     ["errors", "bounding_box", "grids", "blending", "fill", "memory"],
-    ["config", "job_file", "plan", "chunk_inference", "chunk_run"],
+    ["config", "job_file", "plan", "chunk_inference", "chunk_run", "accelerators"],
     [
-        "stores",
-        "files",
-        "volumes",
-        "outputs",
-        "predictors",
-        "operators",
-        "state",
-        "verification",
-        "runs",
-        "worker",
-        "survey",
-        "launch",
+        *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "state"),
+        *("verification", "status", "runs", "job_parts", "worker", "survey", "launch"),
     ],
     ["transforms"],
-    ["pipeline", "progress", "runner", "report", "cli", "demo", "__main__", "__init__"],
+    ["pipeline", "logs", "progress", "runner", "report", "flex_template", "cli", "demo", "__main__", "__init__"],
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FORBIDDEN = {

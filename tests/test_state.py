@@ -1,3 +1,4 @@
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -6,17 +7,9 @@ from helpers import job_values
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job_file import parse_job
+from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.runs import missing_runs
-from beam_inference.state import (
-    CHUNKS_PER_FOLDER,
-    Box,
-    ChannelStatistics,
-    LaunchSummary,
-    QuarantineRecord,
-    Receipt,
-    ResolvedJob,
-    State,
-)
+from beam_inference.state import CHUNKS_PER_FOLDER, ChannelStatistics, LaunchSummary, QuarantineRecord, Receipt, State
 
 
 def resolved(chunk_shape=(16, 16, 16), **sections):
@@ -50,6 +43,8 @@ def receipt(chunk, job=None, **changes):
         "batch_size": 1,
         "seconds": {},
         "attempts": {},
+        "finished_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "worker": "host:1",
         "launch": "a",
         "fingerprint": job.fingerprint,
     }
@@ -163,6 +158,16 @@ def test_receipts_of_another_job_in_the_same_folder_do_not_count(state):
         State(state.url).receipt_indices(0, 100)
 
 
+class Failed:
+    """A request that fails when its result is asked for, as TensorStore's do."""
+
+    def __init__(self, message):
+        self._message = message
+
+    def result(self):
+        raise ValueError(self._message)
+
+
 class Flaky:
     """A key-value store of which the first two requests of each kind fail."""
 
@@ -173,7 +178,7 @@ class Flaky:
         def request(*arguments, **options):
             self._failed[name] = self._failed.get(name, 0) + 1
             if self._failed[name] <= 2:
-                raise ValueError(self._message)
+                return Failed(self._message)
             return getattr(self._store, name)(*arguments, **options)
 
         return request

@@ -14,7 +14,8 @@ from beam_inference import pipeline as job_pipeline
 from beam_inference.errors import WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
-from beam_inference.state import ResolvedJob, State
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.state import State
 from beam_inference.transforms import GenerateRuns, InferVolume
 from beam_inference.verification import verify
 from beam_inference.worker import Launch, Worker

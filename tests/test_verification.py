@@ -6,10 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from beam_inference.job_file import parse_job
+from beam_inference.job_parts import output_spec
 from beam_inference.launch import prepare
 from beam_inference.outputs import open_output
 from beam_inference.verification import crc32, verify
-from beam_inference.worker import Worker, output_spec
+from beam_inference.worker import Worker
 
 
 @pytest.fixture

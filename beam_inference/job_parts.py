@@ -1,0 +1,72 @@
+"""The parts that a job speaks of: its input, what its output is, how values are normalised, its network on trial."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from beam_inference.config import Affine, JobConfig
+from beam_inference.errors import PermanentReadError, TransientReadError
+from beam_inference.operators.normalize import Normalization, unit
+from beam_inference.outputs import OutputSpec
+from beam_inference.plan import InferencePlan
+from beam_inference.predictors import Predictor
+from beam_inference.predictors.contract import ContractReport, check_contract
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.volumes import Volume, open_volume
+
+logger = logging.getLogger(__name__)
+
+
+def open_input(config: JobConfig) -> Volume:
+    """The job's input volume. Raises as :func:`beam_inference.volumes.open_volume`."""
+    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel, config.storage)
+
+
+def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
+    """What ``model.normalize`` does to stored values of a dtype. Raises ConfigError for unit with floats."""
+    normalize = config.model.normalize
+    if isinstance(normalize, Affine):
+        return Normalization(normalize.scale, normalize.offset, normalize.clip)
+    return unit(dtype) if normalize == "unit" else Normalization()
+
+
+def output_spec(job: ResolvedJob) -> OutputSpec:
+    """What the job's output is."""
+    output = job.config.output
+    return OutputSpec(
+        url=output.path,
+        format=output.format,
+        dtype=output.dtype,
+        channels=job.config.model.output_channels,
+        bounds=job.output_bounds.box(),
+        block_shape=output.block_shape,
+        voxel_size_nm=job.voxel_size_nm,
+        storage=job.config.storage,
+    )
+
+
+def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan) -> ContractReport:
+    """Run the network once, on the patch in the middle of the ROI.
+
+    Raises:
+        ModelContractError: it does not answer as the job says.
+    """
+    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
+    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
+    try:
+        patch = volume.cutout(box, config.input.fill, config.input.fill_value)
+    except (TransientReadError, PermanentReadError) as error:
+        logger.warning("trying the network on zeros, because %s", error)
+        patch = np.zeros((volume.channels, *box.shape), volume.dtype)
+    return check_contract(
+        predictor,
+        patch,
+        normalization(config, volume.dtype),
+        batch_size=config.inference.batch_size,
+        patch_shape=plan.lattice.patch_shape,
+        crop_margin=plan.crop_margin,
+        output_channels=config.model.output_channels,
+    )

@@ -1,0 +1,133 @@
+"""A job with everything definite: what workers and later launches go by, and what identifies its output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from functools import cached_property
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.config import JobConfig, factory_parts
+from beam_inference.plan import InferencePlan, make_plan
+
+
+class Frozen(BaseModel):
+    """A record as it stands in JSON: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Box(Frozen):
+    """A bounding box as it stands in JSON, ZYX."""
+
+    start: Zyx
+    stop: Zyx
+
+    @classmethod
+    def of(cls, box: BoundingBox) -> Box:
+        """The JSON form of a box."""
+        return cls(start=box.start, stop=box.stop)
+
+    def box(self) -> BoundingBox:
+        """The box."""
+        return BoundingBox(self.start, self.stop)
+
+
+class ResolvedJob(Frozen):
+    """A job with every default and ``auto`` made definite: what workers and later launches go by.
+
+    Attributes:
+        config: the job, paths absolute, device definite.
+        input_bounds, input_channels, input_dtype: of the volume read.
+        roi: the box to produce.
+        output_bounds: extent of the output.
+        voxel_size_nm: of the output, ZYX.
+        model_sha256: see :func:`beam_inference.predictors.model_files.model_sha256`.
+        engine: what of the engine determines bits, see :meth:`beam_inference.predictors.Predictor.describe`.
+        working_set_bytes: what the network allocates for a batch, measured; not part of the fingerprint.
+        versions: of the libraries at first launch; not part of the fingerprint, only warned about.
+    """
+
+    config: JobConfig
+    input_bounds: Box
+    input_channels: int
+    input_dtype: str
+    roi: Box
+    output_bounds: Box
+    voxel_size_nm: tuple[float, float, float]
+    model_sha256: str
+    engine: dict[str, str]
+    working_set_bytes: int
+    versions: dict[str, str]
+
+    @cached_property
+    def plan(self) -> InferencePlan:
+        """The job's geometry."""
+        inference, roi = self.config.inference, self.config.roi
+        margin = (0, 0, 0) if inference.seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
+        return make_plan(
+            volume=self.input_bounds.box(),
+            roi=self.roi.box(),
+            context=roi.context if roi else (0, 0, 0),
+            patch_shape=inference.patch_shape,
+            patch_overlap=inference.patch_overlap,
+            chunk_shape=inference.chunk_shape,
+            crop_margin=self.config.model.crop_margin,
+            seams=inference.seams,
+            chunk_crop_margin=margin,
+        )
+
+    @cached_property
+    def identity(self) -> dict[str, dict[str, Any]]:
+        """All that determines the output's bytes, in sections of JSON values."""
+        config, plan = self.config, self.plan
+        return {
+            "input": {
+                **config.input.model_dump(mode="json"),
+                "bounds": self.input_bounds.model_dump(mode="json"),
+                "dtype": self.input_dtype,
+            },
+            "model": {
+                **config.model.model_dump(mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}),
+                "sha256": self.model_sha256,
+                "factory": _factory_name(config.model.path),
+            },
+            "engine": {**self.engine, "batch_size": config.inference.batch_size},
+            "geometry": {
+                "roi": self.roi.model_dump(mode="json"),
+                "domain": Box.of(plan.lattice.domain).model_dump(mode="json"),
+                "patch_shape": list(plan.lattice.patch_shape),
+                "patch_overlap": list(plan.lattice.patch_overlap),
+                "chunk_shape": list(plan.chunks.chunk_shape),
+                "seams": plan.seams,
+                "chunk_crop_margin": list(plan.chunk_crop_margin),
+            },
+            "output": config.output.model_dump(mode="json", include={"format", "dtype", "block_shape", "value_range"}),
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of :attr:`identity`: 64 hexadecimal digits."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
+
+    def differences(self, other: ResolvedJob) -> list[str]:
+        """What differs between the identities of this job and another, one line per key."""
+        lines = []
+        for section, values in self.identity.items():
+            theirs = other.identity[section]
+            lines += [
+                f"{section}.{key}: {values.get(key)} here, {theirs.get(key)} there"
+                for key in sorted({*values, *theirs})
+                if values.get(key) != theirs.get(key)
+            ]
+        return lines
+
+
+def _factory_name(path: str) -> str | None:
+    """Which function makes the network, without the folder that its file lies in."""
+    factory = factory_parts(path)
+    return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None

@@ -1,0 +1,85 @@
+"""How far a job is, told from its state folder alone: on any machine, for any runner, also while it runs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.state import State
+
+_SAMPLE = 400
+"""Receipts that are read to estimate the rate; the others are only counted."""
+_RECENT = 40
+"""Of those, how many of the latest the rate is taken from: its error is then about a sixth."""
+_LATELY = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How far a job is.
+
+    Attributes:
+        planned: chunks of the job. done: those with a receipt. quarantined: those that could not be done.
+        rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
+        workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
+        latest: when the latest of the chunks that were looked at was finished.
+        voxels_per_chunk: on average.
+    """
+
+    planned: int
+    done: int
+    quarantined: int
+    rate: float | None
+    workers: int
+    latest: datetime | None
+    voxels_per_chunk: float
+
+    @property
+    def missing(self) -> int:
+        """Chunks with neither receipt nor quarantine record."""
+        return self.planned - self.done - self.quarantined
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate of late; None where there is none."""
+        return self.missing / self.rate if self.rate else None
+
+
+def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
+    """Count a job's receipts and quarantine records, and read a few hundred of the receipts.
+
+    Raises:
+        WorkerFault: the state folder cannot be read.
+    """
+    state = state.of(job)
+    count = job.plan.chunks.count
+    done = state.receipt_indices(0, count)
+    quarantined = set(state.quarantine_indices(0, count)).difference(done)
+    receipts = state.read_receipts(_sample(done))
+    finished = sorted(receipt.finished_at for receipt in receipts)
+    return JobStatus(
+        planned=count,
+        done=len(done),
+        quarantined=len(quarantined),
+        rate=_rate(finished, len(done), now),
+        workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
+        latest=finished[-1] if finished else None,
+        voxels_per_chunk=job.plan.chunks.roi.size / count,
+    )
+
+
+def _sample(indices: Sequence[int]) -> list[int]:
+    """Some of the indices, spread evenly at random: workers begin all over the job, so no part of it is the latest."""
+    return sorted(random.Random(len(indices)).sample(indices, min(len(indices), _SAMPLE)))
+
+
+def _rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:
+    """Chunks a second, from when a sample of ``done`` chunks was finished (ascending)."""
+    if len(finished) < 2 or now - finished[-1] > _LATELY:
+        return None
+    recent = finished[-_RECENT:]
+    seconds = (now - recent[0]).total_seconds()
+    return (len(recent) - 1) / seconds * done / len(finished) if seconds > 0 else None
