@@ -239,9 +239,13 @@ def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, vo
             )
 
 
-def index_ranges(count: int, parts: int = 512) -> list[tuple[int, int]]:
-    """At most ``parts`` half-open ranges that cover ``0 … count`` evenly: what a pipeline's graph holds of a job."""
-    parts = min(count, parts)
+def index_ranges(count: int, workers: int = 1) -> list[tuple[int, int]]:
+    """Half-open ranges that cover ``0 … count`` evenly: what a pipeline's graph holds of a job.
+
+    512 of them, or eight for each worker if that is more, as far as there are chunks: some runners share the work out
+    by range.
+    """
+    parts = min(count, max(512, 8 * workers))
     return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]
 
 

@@ -5,8 +5,6 @@ What a job came to is judged from its receipts and quarantine records, never fro
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import io
 import logging
 import os
@@ -20,17 +18,10 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import (
-    DirectOptions,
-    GoogleCloudOptions,
-    PipelineOptions,
-    PortableOptions,
-    StandardOptions,
-    WorkerOptions,
-)
-from apache_beam.runners.runner import create_runner
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
 from beam_inference import pipeline as job_pipeline
+from beam_inference.beam_flags import beam_options, place_of, with_partitions, workers_of
 from beam_inference.config import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -38,20 +29,16 @@ from beam_inference.errors import (
     FAILED,
     INTERRUPTED,
     BeamInferenceError,
-    ConfigError,
 )
 from beam_inference.launch import prepare
+from beam_inference.plan import index_ranges
 from beam_inference.progress import Progress
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, State
-from beam_inference.survey import Place
 from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
-
-_LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
-_LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,76 +73,6 @@ class JobOutcome:
         return self.chunks - self.done - len(self.quarantined)
 
 
-def beam_options(flags: Sequence[str]) -> PipelineOptions:
-    """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
-
-    Raises:
-        ConfigError: a flag is not one of Beam's, which Beam itself would only log.
-    """
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
-    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
-        kind._add_argparse_args(parser)  # type: ignore[arg-type]
-    try:
-        _, unknown = parser.parse_known_args(list(flags))
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}") from None
-    if unknown:
-        name = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
-        hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
-        raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
-    options = PipelineOptions(list(flags))
-    if options.view_as(DirectOptions).direct_num_workers < 0:
-        raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
-    standard = options.view_as(StandardOptions)
-    if (standard.runner or "DirectRunner").lower() in ("directrunner", "fnapirunner"):
-        # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
-        given = {flag.split("=")[0] for flag in flags}
-        extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
-        options = PipelineOptions([*flags, *extra])
-        options.view_as(StandardOptions).runner = "FnApiRunner"
-        return options
-    if standard.runner.lower() == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
-        raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
-    try:
-        create_runner(standard.runner)
-    except (ImportError, AttributeError, ValueError):
-        raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
-    return options
-
-
-_OWN_FLAGS = (
-    *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
-    *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
-)
-
-
-def place_of(options: PipelineOptions) -> Place:
-    """Where the workers of a runner are."""
-    name = str(options.view_as(StandardOptions).runner).rsplit(".")[-1].lower()
-    direct = options.view_as(DirectOptions)
-    if name in _LOCAL:
-        workers = direct.direct_num_workers or os.cpu_count() or 1
-        mode = direct.direct_running_mode if name == "fnapirunner" else "in_memory"
-        return Place(
-            processes_per_host=workers if mode == "multi_processing" else 1,
-            threads_per_process=workers if mode == "multi_threading" else 1,
-        )
-    if name == "portablerunner":
-        endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
-        return Place(is_this_machine=endpoint.startswith("localhost"))
-    return Place(is_this_machine=False, shares_files=name not in ("dataflowrunner", "testdataflowrunner"))
-
-
-def _workers(options: PipelineOptions) -> int:
-    """Workers that will share the job, as far as the flags say."""
-    place, scale = place_of(options), options.view_as(WorkerOptions)
-    if place.is_this_machine:
-        return place.processes_per_host * place.threads_per_process
-    return int(scale.max_num_workers or scale.num_workers or 1)
-
-
 def run_job(
     config: JobConfig,
     flags: Sequence[str] = (),
@@ -175,12 +92,13 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
+    workers = workers_of(options)
     launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)
     job, state = launch.resolved(), launch.state()
     file = launch.chunks_file
     chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
     start = time.monotonic()
-    interrupted, error = _execute(options, launch, job, state, chosen)
+    interrupted, error = _execute(options, workers, launch, job, state, chosen)
     outcome = _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
     staged_at = options.view_as(GoogleCloudOptions).template_location
     if staged_at and not interrupted and error is None:
@@ -190,6 +108,7 @@ def run_job(
 
 def _execute(
     options: PipelineOptions,
+    workers: int,
     launch: Launch,
     job: ResolvedJob,
     state: State,
@@ -200,9 +119,15 @@ def _execute(
 
     def run() -> None:
         try:
-            pipeline = beam.Pipeline(options=options)
-            job_pipeline.build(pipeline, launch, _workers(options))
-            pipeline.run().wait_until_finish()
+            ranges = index_ranges(job.plan.chunks.count, workers)
+            pipeline = beam.Pipeline(options=with_partitions(options, len(ranges)))
+            job_pipeline.build(pipeline, launch, workers)
+            result = pipeline.run()
+            try:
+                result.wait_until_finish()
+            finally:
+                if hasattr(result, "client"):  # of a Dask cluster: it would look for its scheduler for ever
+                    result.client.close()
         except BaseException as failure:  # whatever it is, it is told of in the main thread
             failures.append(failure)
 

@@ -45,7 +45,7 @@ class GenerateRuns(beam.PTransform):
         if self._launch.chunks_file is None:
             runs = (
                 begin
-                | "IndexRanges" >> beam.Create(index_ranges(count))
+                | "IndexRanges" >> beam.Create(index_ranges(count, self._workers))
                 | "MissingRuns" >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
             )
         else:

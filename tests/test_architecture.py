@@ -18,7 +18,19 @@ FLOORS = [
         *("verification", "status", "runs", "job_parts", "worker", "survey", "launch"),
     ],
     ["transforms"],
-    ["pipeline", "logs", "progress", "runner", "report", "flex_template", "cli", "demo", "__main__", "__init__"],
+    [
+        "pipeline",
+        "beam_flags",
+        "logs",
+        "progress",
+        "runner",
+        "report",
+        "flex_template",
+        "cli",
+        "demo",
+        "__main__",
+        "__init__",
+    ],
 ]
 FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
 FORBIDDEN = {

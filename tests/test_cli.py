@@ -15,8 +15,8 @@ import torch
 import yaml
 from helpers import TOYS, job_values, read_volume, toy, write_job, write_volume
 
+from beam_inference.beam_flags import beam_options, place_of
 from beam_inference.cli import main, run_with_flags
-from beam_inference.runner import beam_options, place_of
 
 MAIN = Path(__file__).parents[1] / "templates" / "main.py"
 

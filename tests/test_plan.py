@@ -188,9 +188,9 @@ def test_what_passes_writes_every_block_whole_and_once(block, chunk, start, leng
 
 
 @given(st.integers(1, 10_000), st.integers(1, 600))
-def test_index_ranges_cover_all_chunks_once(count, parts):
-    ranges = index_ranges(count, parts)
-    assert len(ranges) <= parts
+def test_index_ranges_cover_all_chunks_once(count, workers):
+    ranges = index_ranges(count, workers)
+    assert len(ranges) == min(count, max(512, 8 * workers))
     assert ranges[0][0] == 0
     assert ranges[-1][1] == count
     assert all(a[1] == b[0] for a, b in pairwise(ranges))

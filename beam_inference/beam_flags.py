@@ -1,0 +1,164 @@
+"""Beam's command-line flags: which are known, which runner they mean, and where its workers are."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+from collections.abc import Sequence
+
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.runners.runner import create_runner
+
+from beam_inference.errors import ConfigError
+from beam_inference.survey import Place
+
+_LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
+_LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
+_FIRST_WORKER_SECONDS = 60
+_OWN_FLAGS = (  # those that may have been meant
+    *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
+    *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
+)
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
+
+
+def beam_options(flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
+
+    Raises:
+        ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner cannot be had.
+    """
+    if any(flag.lower().endswith("daskrunner") for flag in flags):
+        _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
+    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
+        kind._add_argparse_args(parser)  # type: ignore[arg-type]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}") from None
+    if unknown:
+        name = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
+        hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
+        raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
+    options = PipelineOptions(list(flags))
+    if options.view_as(DirectOptions).direct_num_workers < 0:
+        raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
+    standard = options.view_as(StandardOptions)
+    runner = (standard.runner or "DirectRunner").rsplit(".")[-1].lower()
+    if runner in ("directrunner", "fnapirunner"):
+        # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
+        given = {flag.split("=")[0] for flag in flags}
+        extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
+        options = PipelineOptions([*flags, *extra])
+        options.view_as(StandardOptions).runner = "FnApiRunner"
+        return options
+    if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
+        raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
+    if runner == "daskrunner":
+        standard.runner = _DASK  # Beam has no short name for it
+    try:
+        create_runner(str(standard.runner))
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
+    return options
+
+
+def place_of(options: PipelineOptions) -> Place:
+    """Where the workers of a runner are."""
+    name = _name(options)
+    if name in _LOCAL:
+        direct = options.view_as(DirectOptions)
+        workers = direct.direct_num_workers or os.cpu_count() or 1
+        mode = direct.direct_running_mode if name == "fnapirunner" else "in_memory"
+        return Place(
+            processes_per_host=workers if mode == "multi_processing" else 1,
+            threads_per_process=workers if mode == "multi_threading" else 1,
+        )
+    if name == "daskrunner" and _dask_scheduler(options) == (None, None):
+        from distributed.deploy.utils import nprocesses_nthreads
+
+        processes, threads = nprocesses_nthreads()  # what a cluster on this machine will be started with
+        return Place(processes_per_host=processes, threads_per_process=threads)
+    if name == "portablerunner":
+        endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+        return Place(is_this_machine=endpoint.startswith("localhost"))
+    return Place(is_this_machine=False, shares_files=name not in ("dataflowrunner", "testdataflowrunner"))
+
+
+def workers_of(options: PipelineOptions) -> int:
+    """Workers that will share the job, as far as the flags say; of a Dask cluster, as its scheduler says.
+
+    Raises:
+        ConfigError: the Dask cluster does not answer, or has no workers.
+    """
+    place, scale = place_of(options), options.view_as(WorkerOptions)
+    if place.is_this_machine:
+        return place.processes_per_host * place.threads_per_process
+    if _name(options) == "daskrunner":
+        return _dask_workers(*_dask_scheduler(options))
+    return int(scale.max_num_workers or scale.num_workers or 1)
+
+
+def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
+    """The options, with Dask told to make ``count`` partitions of what the pipeline begins with, if it is to run there.
+
+    A partition is Dask's unit of work and of retry; left to itself it makes one of 128 elements, so that most workers
+    would have nothing to do.
+    """
+    if _name(options) == "daskrunner":
+        from apache_beam.runners.dask.dask_runner import DaskOptions
+
+        dask = options.view_as(DaskOptions)
+        if dask.npartitions is None and dask.partition_size is None:
+            dask.npartitions = count
+    return options
+
+
+def _name(options: PipelineOptions) -> str:
+    return str(options.view_as(StandardOptions).runner).rsplit(".")[-1].lower()
+
+
+def _need_dask() -> None:
+    try:
+        import apache_beam.runners.dask.dask_runner  # noqa: F401
+        import distributed  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--runner=DaskRunner needs Dask, which is not installed: pip install 'beam-inference[dask]', here and on "
+            "the cluster's workers"
+        ) from None
+
+
+def _dask_scheduler(options: PipelineOptions) -> tuple[str | None, str | None]:
+    """Address and file of the scheduler, as far as they are given."""
+    from apache_beam.runners.dask.dask_runner import DaskOptions
+
+    dask = options.view_as(DaskOptions)
+    return dask.address, dask.scheduler_file
+
+
+def _dask_workers(address: str | None, scheduler_file: str | None) -> int:
+    from distributed import Client
+
+    where = address or scheduler_file
+    try:
+        with Client(address=address, scheduler_file=scheduler_file, timeout=10, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+    except TimeoutError:
+        raise ConfigError(
+            f"the Dask cluster at {where} has no workers, after {_FIRST_WORKER_SECONDS} s. Start some: dask worker …"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the Dask scheduler at {where} does not answer: {error}. Is the cluster running?") from None
+    return sum(int(worker["nthreads"]) for worker in workers.values())

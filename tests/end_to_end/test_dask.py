@@ -1,0 +1,129 @@
+"""A job on a Dask cluster of real processes: the same bytes, also when one of them is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy_networks
+from distributed import Client
+from helpers import TOYS, job_values, read_volume, write_job
+
+from beam_inference.cli import main
+from beam_inference.state import State
+
+DASK = Path(sys.executable).with_name("dask")
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Scheduler and two worker processes of one thread each, with nannies; the scheduler's address."""
+    file = tmp_path / "scheduler.json"
+    common = ["--scheduler-file", str(file), "--no-dashboard"]
+    worker = ["worker", "--nworkers", "2", "--nthreads", "1", "--local-directory", str(tmp_path / "dask")]
+    with (tmp_path / "dask.log").open("w") as log:
+        processes = [
+            subprocess.Popen([str(DASK), *words, *common], stdout=log, stderr=log, start_new_session=True)
+            for words in (["scheduler", "--port", "0"], worker)
+        ]
+        try:
+            wait_for(file)
+            with Client(scheduler_file=str(file), set_as_default=False) as client:
+                client.wait_for_workers(2, timeout=60)
+            yield ["--runner=DaskRunner", f"--dask_scheduler_file={file}"]
+        finally:
+            for process in reversed(processes):
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text().strip():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.1)
+
+
+def receipts_of(output):
+    state = State(f"file://{output}/_beam_inference")
+    job = state.load_job()
+    return list(state.of(job).receipts(0, job.plan.chunks.count))
+
+
+def job_and_result(volume_in, tmp_path, network, state):
+    """A job file for a toy network with weights, 18 chunks; and its result without Dask."""
+    torch.save(state, tmp_path / "weights.pt")
+    model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
+    keys = {"threads": 1, "patch_shape": [16, 32, 32]}
+    plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys)
+    assert main(["run", str(write_job(tmp_path / "plain.yaml", plain))]) == 0
+    values = job_values(volume_in, tmp_path / "out", model=model, inference=keys)
+    return str(write_job(tmp_path / "job.yaml", values)), read_volume(tmp_path / "plain")
+
+
+@pytest.fixture
+def slow_job(volume_in, tmp_path):
+    """A network without weights that takes its time, so that a test can see its job under way."""
+    return job_and_result(volume_in, tmp_path, "slow", {})
+
+
+@pytest.fixture
+def conv_job(volume_in, tmp_path):
+    """A convolution."""
+    torch.manual_seed(0)
+    return job_and_result(volume_in, tmp_path, "conv", toy_networks.conv().state_dict())
+
+
+def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, cluster, tmp_path, capsys):
+    path, expected = conv_job
+    assert main(["run", path, *cluster]) == 0
+    assert "18 of 18 chunks done" in capsys.readouterr().out
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    assert main(["verify", path, "--deep"]) == 0
+    workers = {receipt.worker for receipt in receipts_of(tmp_path / "out")}
+    assert len(workers) == 2
+    assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
+
+
+def test_a_worker_process_is_killed(slow_job, cluster, tmp_path):
+    path, expected = slow_job
+    command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            wait_for(tmp_path / "out" / "_beam_inference" / "job.json")
+            while len(done := receipts_of(tmp_path / "out")) < 3 and run.poll() is None:
+                time.sleep(0.05)
+            os.kill(int(done[0].worker.rpartition(":")[2]), signal.SIGKILL)
+            out, err = run.communicate(timeout=90)
+        finally:
+            run.kill()
+    assert run.returncode == 0, err
+    assert len(done) < 18
+    assert "18 of 18 chunks done" in out
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    after = receipts_of(tmp_path / "out")
+    first = {receipt.chunk: receipt for receipt in done}
+    assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), "done once, kept"
+
+
+def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
+    path, expected = conv_job
+    block = next(volume_in.glob("*/*_*-*_*"))
+    whole = block.read_bytes()
+    block.write_bytes(whole[:10])
+    assert main(["run", path, *cluster]) == 3
+    block.write_bytes(whole)
+    assert main(["run", path, *cluster, "--chunks", str(tmp_path / "out/_beam_inference/quarantine.jsonl")]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+
+
+def test_a_cluster_that_is_not_there(job, capsys, tmp_path, monkeypatch):
+    path = job(inference={"threads": 1})
+    assert main(["run", path, "--runner=DaskRunner", "--dask_client_address=tcp://localhost:1"]) == 2
+    assert "does not answer" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
