@@ -42,3 +42,42 @@ bench: $(READY)  ## measure, and write benchmarks/results
 clean:
 	rm -rf $(VENV) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Dataflow, see docs/dataflow.md. Variables may stand in the environment: make image PROJECT=… REGION=…
+REPOSITORY ?= inference
+TAG ?= $(shell git rev-parse --short HEAD)
+DOCKERFILE ?= templates/flex/Dockerfile
+IMAGE ?= $(REGION)-docker.pkg.dev/$(PROJECT)/$(REPOSITORY)/beam-inference:$(TAG)
+TEMPLATE ?= gs://$(BUCKET)/templates/beam-inference-$(TAG).json
+NAME ?= beam-inference-$(shell date +%Y%m%d-%H%M%S)
+WORKERS ?= 1
+LAUNCHER ?= n1-standard-2
+comma := ,
+needs = $(foreach name,$(1),$(if $($(name)),,$(error $(name) is not set. Say make $@ $(name)=…; see docs/dataflow.md)))
+
+.PHONY: hadolint metadata image template-build template-run
+
+hadolint: $(READY)  ## lint the Dockerfiles
+	$(BIN)/hadolint templates/flex/Dockerfile templates/flex/Dockerfile.cpu
+
+metadata: $(READY)  ## write the template's form anew, from the flags
+	$(BIN)/python -m beam_inference.flex_template > templates/flex/metadata.json.new
+	mv templates/flex/metadata.json.new templates/flex/metadata.json
+
+image:  ## build and push the image of launcher and workers, in Cloud Build
+	$(call needs,PROJECT REGION)
+	gcloud builds submit --project=$(PROJECT) --config=templates/flex/cloudbuild.yaml \
+		--substitutions=_IMAGE=$(IMAGE),_DOCKERFILE=$(DOCKERFILE),_REVISION=$(TAG) .
+
+template-build:  ## write the Flex Template of an image to the bucket
+	$(call needs,PROJECT REGION BUCKET)
+	gcloud dataflow flex-template build $(TEMPLATE) --project=$(PROJECT) --image=$(IMAGE) --sdk-language=PYTHON \
+		--metadata-file=templates/flex/metadata.json
+
+template-run:  ## run a job: JOB=gs://…/job.yaml, and GPU=l4 for GPUs
+	$(call needs,PROJECT REGION BUCKET JOB WORKER)
+	gcloud dataflow flex-template run $(NAME) --project=$(PROJECT) --region=$(REGION) \
+		--template-file-gcs-location=$(TEMPLATE) --service-account-email=$(WORKER) \
+		--launcher-machine-type=$(LAUNCHER) --num-workers=$(WORKERS) --max-workers=$(WORKERS) \
+		--staging-location=gs://$(BUCKET)/staging --temp-location=gs://$(BUCKET)/temp \
+		--parameters=job=$(JOB)$(comma)sdk_container_image=$(IMAGE)$(comma)log_format=json$(if $(GPU),$(comma)gpu=$(GPU))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import os
 from collections.abc import Sequence
 
@@ -11,13 +12,17 @@ from apache_beam.options.pipeline_options import (
     DirectOptions,
     PipelineOptions,
     PortableOptions,
+    SetupOptions,
     StandardOptions,
     WorkerOptions,
 )
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
 
 from beam_inference.errors import ConfigError
 from beam_inference.survey import Place
+
+logger = logging.getLogger(__name__)
 
 _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
@@ -25,7 +30,9 @@ _FIRST_WORKER_SECONDS = 60
 _OWN_FLAGS = (  # those that may have been meant
     *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
     *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
+    *("--gpu", "--gpu_count", "--gpu_driver", "--gpu_sharing"),
 )
+_DATAFLOW = ("dataflowrunner", "testdataflowrunner")
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
@@ -45,7 +52,11 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         _, unknown = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}") from None
-    if unknown:
+    if unknown and any(flag.startswith("--template_location") for flag in flags):
+        # Dataflow's own launcher passes what this version of Beam need not know.
+        logger.warning("flags that Apache Beam does not know: %s", " ".join(unknown))
+        flags = [flag for flag in flags if flag not in unknown]
+    elif unknown:
         name = unknown[0].split("=")[0]
         close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
         hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
@@ -64,12 +75,17 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         return options
     if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
         raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
+    if runner in _DATAFLOW:
+        options = _with_image(flags)
     if runner == "daskrunner":
         standard.runner = _DASK  # Beam has no short name for it
     try:
-        create_runner(str(standard.runner))
+        instance = create_runner(str(standard.runner))
     except (ImportError, AttributeError, ValueError):
         raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
+    faults = PipelineOptionsValidator(options, instance).validate()  # which Beam itself does only as it submits
+    if faults:
+        raise ConfigError("\n".join(map(str, faults)))
     return options
 
 
@@ -92,7 +108,7 @@ def place_of(options: PipelineOptions) -> Place:
     if name == "portablerunner":
         endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
         return Place(is_this_machine=endpoint.startswith("localhost"))
-    return Place(is_this_machine=False, shares_files=name not in ("dataflowrunner", "testdataflowrunner"))
+    return Place(is_this_machine=False, shares_files=name not in _DATAFLOW)
 
 
 def workers_of(options: PipelineOptions) -> int:
@@ -126,6 +142,27 @@ def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
 
 def _name(options: PipelineOptions) -> str:
     return str(options.view_as(StandardOptions).runner).rsplit(".")[-1].lower()
+
+
+def _with_image(flags: Sequence[str]) -> PipelineOptions:
+    """Options for Dataflow, whose workers have what their image has.
+
+    Raises:
+        ConfigError: Beam's own image is meant, which has neither this package nor PyTorch.
+    """
+    options = PipelineOptions(list(flags))
+    if not options.view_as(WorkerOptions).sdk_container_image:
+        raise ConfigError(
+            "--runner=DataflowRunner needs --sdk_container_image=IMAGE: Beam's own image has neither beam-inference "
+            "nor PyTorch. docs/dataflow.md says how to build one."
+        )
+    setup = options.view_as(SetupOptions)
+    given = {flag.split("=")[0] for flag in flags}
+    if "--sdk_location" not in given:
+        setup.sdk_location = "container"  # it is in the image; Beam would fetch it from PyPI to upload it
+    if not given & {"--save_main_session", "--no_save_main_session"}:
+        setup.save_main_session = False  # everything is importable there
+    return options
 
 
 def _need_dask() -> None:

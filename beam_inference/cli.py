@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
+from beam_inference.accelerators import add_gpu_flags, check_device, dataflow_flags, gpu_options
 from beam_inference.errors import (
     BAD_INPUT,
     COMPLETE,
@@ -244,12 +245,17 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
     )
     parser.add_argument("--allow_pickle", action="store_true", help="load model files that can execute code they carry")
+    add_gpu_flags(parser)
     _add_logging(parser)
 
 
 def _add_logging(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--log_format", "--log-format", choices=("text", "json"), default="text", help="json: one object a line"
+        "--log_format",
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="how to log: lines for people, or JSON, an object a line",
     )
     _add_debug(parser)
 
@@ -281,8 +287,14 @@ def _run(known: argparse.Namespace) -> int:
             f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
         )
     config = load_job(known.job, _overrides(known))
+    gpu = gpu_options(known)
+    flags = list(known.beam_flags)
+    if gpu is not None:
+        flags += dataflow_flags(gpu, flags)
+        print(f"--gpu={gpu.gpu} asks for: {' '.join(flags[len(known.beam_flags) :])}", file=sys.stderr)
+    check_device(config.inference.device, gpu, flags)
     outcome = run_job(
-        config, known.beam_flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle
+        config, flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle
     )
     with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
         print_outcome(outcome, config, known.words)

@@ -252,5 +252,6 @@ def explain(error: BaseException) -> str:
     if "Channel closed prematurely" in text:
         return "a worker process died (killed, or out of memory); its runner does not start another"
     own = re.findall(r"beam_inference\.\w+\.\w+: (.+)", text)
+    text = text.removesuffix("Error:\nNone").strip()  # Dataflow's, where the job's log says nothing
     lines = (own[-1:] or text.splitlines() or [type(error).__name__])[-1:]
     return re.sub(r"\s*\[?while running '[^']*'\]?", "", lines[0] if own else text if seen is not None else lines[0])

@@ -18,6 +18,12 @@ from beam_inference.volumes import open_volume
 TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
+DATAFLOW = [
+    *("--runner=DataflowRunner", "--sdk_container_image=host/image:1", "--project=my-project", "--region=europe-west4"),
+    *("--staging_location=gs://bucket/staging", "--temp_location=gs://bucket/temp"),
+]
+"""Flags of a launch on Dataflow that is complete."""
+
 
 def write_volume(
     folder: Path,

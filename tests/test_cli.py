@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import TOYS, job_values, read_volume, toy, write_job, write_volume
+from helpers import DATAFLOW, TOYS, job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference.beam_flags import beam_options, place_of
 from beam_inference.cli import main, run_with_flags
@@ -250,7 +250,7 @@ def test_launcher_options():
     assert (place_of(default).threads_per_process, place_of(default).processes_per_host) == (2, 1)
     many = beam_options(["--direct_running_mode=multi_processing", "--direct_num_workers=3"])
     assert (place_of(many).threads_per_process, place_of(many).processes_per_host) == (1, 3)
-    assert not place_of(beam_options(["--runner=DataflowRunner"])).shares_files
+    assert not place_of(beam_options(DATAFLOW)).shares_files
 
 
 def test_example_jobs_are_valid():

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import toy
+from helpers import DATAFLOW, toy
 
 from beam_inference.cli import main
 
@@ -82,7 +82,9 @@ MISTAKES = {
         ["--runner=FlinkRunner"],
         "is not known before the launch on a remote runner",
     ),
-    "local paths on dataflow": ({}, None, ["--runner=DataflowRunner"], "which remote workers do not see"),
+    "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers do not see"),
+    "dataflow without an image": ({}, None, ["--runner=DataflowRunner"], "needs --sdk_container_image"),
+    "dataflow without a bucket": ({}, None, DATAFLOW[:-2], "temp_location"),
     "unknown runner": ({}, None, ["--runner=NoSuchRunner"], "unknown runner"),
 }
 if not torch.cuda.is_available():
