@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
-_FIRST_WORKER_SECONDS = 60
+_SCHEDULER_SECONDS, _FIRST_WORKER_SECONDS = 10, 60
 _OWN_FLAGS = (  # those that may have been meant
     *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
     *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
@@ -80,13 +80,22 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     if runner == "daskrunner":
         standard.runner = _DASK  # Beam has no short name for it
     try:
-        instance = create_runner(str(standard.runner))
+        create_runner(str(standard.runner))
     except (ImportError, AttributeError, ValueError):
         raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
-    faults = PipelineOptionsValidator(options, instance).validate()  # which Beam itself does only as it submits
+    return options
+
+
+def check_options(options: PipelineOptions) -> None:
+    """What Beam itself would check only as it submits, when output and state have been created.
+
+    Raises:
+        ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named are looked at.)
+    """
+    runner = create_runner(str(options.view_as(StandardOptions).runner))
+    faults = PipelineOptionsValidator(options, runner).validate()
     if faults:
         raise ConfigError("\n".join(map(str, faults)))
-    return options
 
 
 def place_of(options: PipelineOptions) -> Place:
@@ -121,7 +130,7 @@ def workers_of(options: PipelineOptions) -> int:
     if place.is_this_machine:
         return place.processes_per_host * place.threads_per_process
     if _name(options) == "daskrunner":
-        return _dask_workers(*_dask_scheduler(options))
+        return _dask_workers(options)
     return int(scale.max_num_workers or scale.num_workers or 1)
 
 
@@ -184,12 +193,14 @@ def _dask_scheduler(options: PipelineOptions) -> tuple[str | None, str | None]:
     return dask.address, dask.scheduler_file
 
 
-def _dask_workers(address: str | None, scheduler_file: str | None) -> int:
+def _dask_workers(options: PipelineOptions) -> int:
+    from apache_beam.runners.dask.dask_runner import DaskOptions
     from distributed import Client
 
-    where = address or scheduler_file
+    address, scheduler_file = _dask_scheduler(options)
+    where, patience = address or scheduler_file, options.view_as(DaskOptions).timeout or _SCHEDULER_SECONDS
     try:
-        with Client(address=address, scheduler_file=scheduler_file, timeout=10, set_as_default=False) as client:
+        with Client(address=address, scheduler_file=scheduler_file, timeout=patience, set_as_default=False) as client:
             client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
             workers = client.scheduler_info(n_workers=-1)["workers"]
     except TimeoutError:

@@ -21,7 +21,7 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 
 from beam_inference import pipeline as job_pipeline
-from beam_inference.beam_flags import beam_options, place_of, with_partitions, workers_of
+from beam_inference.beam_flags import beam_options, check_options, place_of, with_partitions, workers_of
 from beam_inference.config import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -36,6 +36,7 @@ from beam_inference.progress import Progress
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, State
+from beam_inference.survey import check_paths
 from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
+    check_paths(config, place_of(options), chunks_file)
+    check_options(options)
     workers = workers_of(options)
     launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)
     job, state = launch.resolved(), launch.state()

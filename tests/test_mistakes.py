@@ -84,7 +84,6 @@ MISTAKES = {
     ),
     "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers do not see"),
     "dataflow without an image": ({}, None, ["--runner=DataflowRunner"], "needs --sdk_container_image"),
-    "dataflow without a bucket": ({}, None, DATAFLOW[:-2], "temp_location"),
     "unknown runner": ({}, None, ["--runner=NoSuchRunner"], "unknown runner"),
 }
 if not torch.cuda.is_available():

@@ -43,30 +43,6 @@ def test_a_job_from_python(volume_in, tmp_path):
     assert outcome.summary.done == 18
 
 
-def test_separate_worker_processes_through_the_command_line(volume_in, tmp_path):
-    """Each process loads the network itself, and takes its share of the cores."""
-    from helpers import write_job
-
-    toys = os.path.join(os.path.dirname(__file__), "toy_networks.py")
-    job = write_job(
-        tmp_path / "job.yaml",
-        job_values(volume_in, tmp_path / "out", model={"path": f"{toys}:counted"}),
-    )
-    flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
-    log = tmp_path / "calls"
-    done = subprocess.run(
-        [sys.executable, "-m", "beam_inference", "run", str(job), *flags],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"TOY_NETWORK_LOG": str(log)},
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "18 of 18 chunks done" in done.stdout
-    processes = {line.split()[1] for line in log.read_text().splitlines()}
-    assert len(processes) >= 2, "the launcher's check is one, the workers are others"
-
-
 def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
     code = """
 import sys, time

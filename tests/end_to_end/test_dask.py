@@ -9,10 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import toy_networks
 from distributed import Client
-from helpers import TOYS, job_values, read_volume, write_job
+from helpers import read_volume
 
 from beam_inference.cli import main
 from beam_inference.state import State
@@ -55,30 +53,6 @@ def receipts_of(output):
     return list(state.of(job).receipts(0, job.plan.chunks.count))
 
 
-def job_and_result(volume_in, tmp_path, network, state):
-    """A job file for a toy network with weights, 18 chunks; and its result without Dask."""
-    torch.save(state, tmp_path / "weights.pt")
-    model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
-    keys = {"threads": 1, "patch_shape": [16, 32, 32]}
-    plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys)
-    assert main(["run", str(write_job(tmp_path / "plain.yaml", plain))]) == 0
-    values = job_values(volume_in, tmp_path / "out", model=model, inference=keys)
-    return str(write_job(tmp_path / "job.yaml", values)), read_volume(tmp_path / "plain")
-
-
-@pytest.fixture
-def slow_job(volume_in, tmp_path):
-    """A network without weights that takes its time, so that a test can see its job under way."""
-    return job_and_result(volume_in, tmp_path, "slow", {})
-
-
-@pytest.fixture
-def conv_job(volume_in, tmp_path):
-    """A convolution."""
-    torch.manual_seed(0)
-    return job_and_result(volume_in, tmp_path, "conv", toy_networks.conv().state_dict())
-
-
 def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, cluster, tmp_path, capsys):
     path, expected = conv_job
     assert main(["run", path, *cluster]) == 0
@@ -111,6 +85,7 @@ def test_a_worker_process_is_killed(slow_job, cluster, tmp_path):
     assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), "done once, kept"
 
 
+@pytest.mark.slow
 def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
     path, expected = conv_job
     block = next(volume_in.glob("*/*_*-*_*"))
@@ -124,6 +99,17 @@ def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
 
 def test_a_cluster_that_is_not_there(job, capsys, tmp_path, monkeypatch):
     path = job(inference={"threads": 1})
-    assert main(["run", path, "--runner=DaskRunner", "--dask_client_address=tcp://localhost:1"]) == 2
+    assert (
+        main(
+            [
+                "run",
+                path,
+                "--runner=DaskRunner",
+                "--dask_client_address=tcp://localhost:1",
+                "--dask_connection_timeout=2",
+            ]
+        )
+        == 2
+    )
     assert "does not answer" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

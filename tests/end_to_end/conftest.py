@@ -1,0 +1,32 @@
+"""Jobs whose result without any cluster is known."""
+
+import pytest
+import torch
+import toy_networks
+from helpers import TOYS, job_values, read_volume, write_job
+
+from beam_inference.cli import main
+
+
+def job_and_result(volume_in, tmp_path, network, state):
+    """A job file for a toy network with weights, 18 chunks; and its result in this process."""
+    torch.save(state, tmp_path / "weights.pt")
+    model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
+    keys = {"threads": 1, "patch_shape": [16, 32, 32]}
+    plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys)
+    assert main(["run", str(write_job(tmp_path / "plain.yaml", plain))]) == 0
+    values = job_values(volume_in, tmp_path / "out", model=model, inference=keys)
+    return str(write_job(tmp_path / "job.yaml", values)), read_volume(tmp_path / "plain")
+
+
+@pytest.fixture
+def slow_job(volume_in, tmp_path):
+    """A network without weights that takes its time, so that a test can see its job under way."""
+    return job_and_result(volume_in, tmp_path, "slow", {})
+
+
+@pytest.fixture
+def conv_job(volume_in, tmp_path):
+    """A convolution."""
+    torch.manual_seed(0)
+    return job_and_result(volume_in, tmp_path, "conv", toy_networks.conv().state_dict())

@@ -1,0 +1,91 @@
+"""Worker processes of Beam's own: a job service with an external worker pool, and multi_processing. The same bytes."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import read_volume
+
+from beam_inference.cli import main
+from beam_inference.state import State
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("localhost", 0))
+        return listening.getsockname()[1]
+
+
+def wait_for_port(port, process):
+    deadline = time.monotonic() + 60
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("localhost", port)) == 0:
+                return
+        assert process.poll() is None, "it ended"
+        assert time.monotonic() < deadline, "it does not listen"
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def job_service(tmp_path):
+    """Beam's job service and a pool that starts worker processes; the flags that lead there."""
+    jobs, pool = free_port(), free_port()
+    commands = [
+        ["apache_beam.runners.portability.local_job_service_main", "-p", str(jobs)],
+        ["apache_beam.runners.worker.worker_pool_main", f"--service_port={pool}"],
+    ]
+    # The pool starts a bare "python": this environment's must be the first on the path.
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with (tmp_path / "services.log").open("w") as log:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-m", *command], stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+            for command in commands
+        ]
+        try:
+            for port, process in zip((jobs, pool), processes, strict=True):
+                wait_for_port(port, process)
+            yield [
+                "--runner=PortableRunner",
+                f"--job_endpoint=localhost:{jobs}",
+                "--environment_type=EXTERNAL",
+                f"--environment_config=localhost:{pool}",
+            ]
+        finally:
+            for process in processes:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def workers_of(output):
+    state = State(f"file://{output}/_beam_inference")
+    job = state.load_job()
+    return {receipt.worker for receipt in state.of(job).receipts(0, job.plan.chunks.count)}
+
+
+def test_a_job_service_with_an_external_worker_pool(conv_job, job_service, tmp_path, capsys):
+    path, expected = conv_job
+    assert main(["run", path, *job_service]) == 0
+    assert "18 of 18 chunks done" in capsys.readouterr().out
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    assert not any(worker.endswith(f":{os.getpid()}") for worker in workers_of(tmp_path / "out"))
+    assert main(["verify", path, "--deep"]) == 0
+
+
+def test_processes_of_the_local_runner(conv_job, tmp_path):
+    path, expected = conv_job
+    flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
+    run = subprocess.run(
+        [sys.executable, "-m", "beam_inference", "run", path, *flags], capture_output=True, timeout=110
+    )
+    assert run.returncode == 0, run.stderr
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
+    assert len(workers_of(tmp_path / "out")) == 2
