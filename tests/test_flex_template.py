@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from standins.dataflow import DataflowStandIn
 
 from beam_inference import cli
 from beam_inference.flex_template import main, metadata
@@ -58,6 +59,29 @@ def test_gcloud_takes_it(tmp_path):
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert '"sdk_container_image"' in run.stdout
+
+
+def test_gcloud_launches_it_with_the_parameters_as_given(tmp_path):
+    gcloud = shutil.which("gcloud")
+    if gcloud is None:
+        pytest.skip("gcloud is absent")
+    given = {"job": "gs://bucket/job.yaml", "sdk_container_image": "h/i:1", "roi": "0x0x0:64x512x512", "gpu": "l4"}
+    command = [gcloud, "dataflow", "flex-template", "run", "fib25-1", "--region=europe-west4", "--max-workers=4"]
+    command.append("--template-file-gcs-location=gs://bucket/t.json")
+    command.append(f"--parameters={','.join(f'{key}={value}' for key, value in given.items())}")
+    with DataflowStandIn() as dataflow:
+        settings = {
+            "CLOUDSDK_API_ENDPOINT_OVERRIDES_DATAFLOW": f"{dataflow.url}/",
+            "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "true",
+            "CLOUDSDK_CORE_PROJECT": "my-project",
+            "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+            "CLOUDSDK_CONFIG": str(tmp_path),
+        }
+        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        (launch,) = dataflow.launches
+    assert launch["parameters"] == given
+    assert launch["environment"]["maxWorkers"] == 4
 
 
 def test_what_the_service_wants_of_each_parameter(parameters):
