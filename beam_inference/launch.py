@@ -239,9 +239,9 @@ def _some_receipt(state: State, count: int) -> Receipt | None:
     """The first receipt where workers begin: a bounded number of listings, also for 10^9 chunks."""
     few = count <= 512 * CHUNKS_PER_FOLDER
     for start in range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]:
-        indices = state.receipt_indices(start, min(count, start + CHUNKS_PER_FOLDER))
-        if indices:
-            return state.read_receipt(indices[0])
+        first = next(state.receipt_indices(start, min(count, start + CHUNKS_PER_FOLDER)), None)
+        if first is not None:
+            return state.read_receipt(first)
     return None
 
 

@@ -35,7 +35,7 @@ from beam_inference.plan import index_ranges
 from beam_inference.progress import Progress
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
-from beam_inference.state import CHUNKS_PER_FOLDER, LaunchSummary, QuarantineRecord, State
+from beam_inference.state import LaunchSummary, QuarantineRecord, State
 from beam_inference.survey import check_paths
 from beam_inference.worker import Launch
 
@@ -195,13 +195,8 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
     """How many of the chunks to do have a receipt."""
     if chosen is not None:
-        return sum(bool(state.receipt_indices(index, index + 1)) for index in chosen)
-    return sum(len(state.receipt_indices(a, b)) for a, b in _folders(job))
-
-
-def _folders(job: ResolvedJob) -> Iterator[tuple[int, int]]:
-    count = job.plan.chunks.count
-    return ((a, min(count, a + CHUNKS_PER_FOLDER)) for a in range(0, count, CHUNKS_PER_FOLDER))
+        return len(state.read_receipts(chosen))
+    return state.count_receipts(0, job.plan.chunks.count)
 
 
 def _judge(
@@ -213,7 +208,7 @@ def _judge(
     error: BaseException | None,
     seconds: float,
 ) -> JobOutcome:
-    everywhere = [record for a, b in _folders(job) for record in state.quarantined(a, b)]
+    everywhere = list(state.quarantined(0, job.plan.chunks.count))
     try:
         state.write_quarantine_file(everywhere)
     except BeamInferenceError as failure:

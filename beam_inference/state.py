@@ -17,7 +17,7 @@ or a state folder put together by hand, cannot make a chunk count as done.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -158,19 +158,29 @@ class State:
 
     def receipts(self, start: int, stop: int) -> Iterator[Receipt]:
         """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time."""
-        yield from self._entries(Receipt, "receipts", start, stop)
+        for first in range(start, stop, CHUNKS_PER_FOLDER):
+            indices = self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
+            yield from self._read_entries(Receipt, "receipts", indices)
 
     def read_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
         """The receipts of some chunks, as far as there are any; read concurrently."""
         return list(self._read_entries(Receipt, "receipts", chunks))
 
-    def receipt_indices(self, start: int, stop: int) -> list[int]:
-        """Which of the chunks ``start … stop`` have a receipt, in order. Lists; reads nothing."""
-        return self._indices("receipts", start, stop)
+    def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
+        """Which of the chunks ``start … stop`` have a receipt, in order. Lists folders, some at a time."""
+        ranges = [(a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)]
+        for first in range(0, len(ranges), _LISTINGS_AT_A_TIME):
+            under_way = [self._listing("receipts", *each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
+            for listing in under_way:
+                yield from listing()
+
+    def count_receipts(self, start: int, stop: int) -> int:
+        """How many of the chunks ``start … stop`` have a receipt. Lists; reads nothing."""
+        return sum(1 for _ in self.receipt_indices(start, stop))
 
     def quarantine_indices(self, start: int, stop: int) -> list[int]:
-        """Which of the chunks ``start … stop`` have a quarantine record, in order. Lists; reads nothing."""
-        return self._indices("quarantine", start, stop)
+        """Which of the chunks ``start … stop`` have a quarantine record, in order. One listing: they are few."""
+        return self._listing("quarantine", start, stop)()
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
@@ -178,9 +188,11 @@ class State:
 
     def quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
         """Quarantine records of chunks ``start … stop`` that no receipt supersedes, in order."""
-        for record in self._entries(QuarantineRecord, "quarantine", start, stop):
-            if self._read(self._key("receipts", record.chunk)) is None:
-                yield record
+        indices = self.quarantine_indices(start, stop)
+        for first in range(0, len(indices), CHUNKS_PER_FOLDER):
+            some = indices[first : first + CHUNKS_PER_FOLDER]
+            done = {receipt.chunk for receipt in self.read_receipts(some)}
+            yield from self._read_entries(QuarantineRecord, "quarantine", [i for i in some if i not in done])
 
     def write_quarantine_file(self, records: list[QuarantineRecord]) -> None:
         """Write ``quarantine.jsonl``, one record a line; removes it if there are none."""
@@ -259,34 +271,23 @@ class State:
                 "version. Delete this one file; its chunk is then done again."
             ) from None
 
-    def _entries(self, kind: type[Entry], folder: str, start: int, stop: int) -> Iterator[Entry]:
-        for first in range(start, stop, CHUNKS_PER_FOLDER):
-            yield from self._read_entries(
-                kind, folder, self._indices(folder, first, min(stop, first + CHUNKS_PER_FOLDER))
-            )
-
-    def _read_entries(self, kind: type[Entry], folder: str, chunks: Sequence[int]) -> Iterator[Entry]:
+    def _read_entries(self, kind: type[Entry], folder: str, chunks: Iterable[int]) -> Iterator[Entry]:
         keys = [self._key(folder, chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
             result = self._request("read", key, _again_if_failed(reading, partial(self._store.read, key)))
             if result.state == "value":
                 yield self._parse(kind, key, bytes(result.value))
 
-    def _indices(self, folder: str, start: int, stop: int) -> list[int]:
-        """Of a range of chunks; its folders are listed concurrently, some at a time."""
-        ranges = [
-            ts.KvStore.KeyRange(
-                inclusive_min=self._key(folder, first),
-                exclusive_max=self._key(folder, min(stop, first + CHUNKS_PER_FOLDER)),
-            )
-            for first in range(start, stop, CHUNKS_PER_FOLDER)
-        ]
-        indices: list[int] = []
-        for batch in [ranges[i : i + _LISTINGS_AT_A_TIME] for i in range(0, len(ranges), _LISTINGS_AT_A_TIME)]:
-            for keys, listing in [(keys, self._store.list(keys)) for keys in batch]:
-                names = self._request("list", folder, _again_if_failed(listing, partial(self._store.list, keys)))
-                # A killed writer leaves lock files beside the keys of a local store.
-                indices += sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
+    def _listing(self, folder: str, start: int, stop: int) -> Callable[[], list[int]]:
+        """Lists a range of chunks, at once; what is there is told when it is called."""
+        keys = ts.KvStore.KeyRange(inclusive_min=self._key(folder, start), exclusive_max=self._key(folder, stop))
+        request = _again_if_failed(self._store.list(keys), partial(self._store.list, keys))
+
+        def indices() -> list[int]:
+            names = self._request("list", folder, request)
+            # A killed writer leaves lock files beside the keys of a local store.
+            return sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
+
         return indices
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from random import Random
 
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import State
@@ -56,24 +56,33 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """
     state = state.of(job)
     count = job.plan.chunks.count
-    done = state.receipt_indices(0, count)
-    quarantined = set(state.quarantine_indices(0, count)).difference(done)
-    receipts = state.read_receipts(_sample(done))
+    done, sample = _counted_and_sampled(state.receipt_indices(0, count))
+    quarantined = sum(1 for _ in state.quarantined(0, count))
+    receipts = state.read_receipts(sample)
     finished = sorted(receipt.finished_at for receipt in receipts)
     return JobStatus(
         planned=count,
-        done=len(done),
-        quarantined=len(quarantined),
-        rate=_rate(finished, len(done), now),
+        done=done,
+        quarantined=quarantined,
+        rate=_rate(finished, done, now),
         workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / count,
     )
 
 
-def _sample(indices: Sequence[int]) -> list[int]:
-    """Some of the indices, spread evenly at random: workers begin all over the job, so no part of it is the latest."""
-    return sorted(random.Random(len(indices)).sample(indices, min(len(indices), _SAMPLE)))
+def _counted_and_sampled(indices: Iterable[int]) -> tuple[int, list[int]]:
+    """How many there are, and some of them, each as likely as any other (reservoir sampling, Vitter 1985, algorithm R).
+
+    Workers begin all over the job, so no part of it is the latest.
+    """
+    random, sample, count = Random(0), list[int](), 0
+    for count, index in enumerate(indices, 1):  # its last value is meant
+        if count <= _SAMPLE:
+            sample.append(index)
+        elif (place := random.randrange(count)) < _SAMPLE:
+            sample[place] = index
+    return count, sample
 
 
 def _rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:

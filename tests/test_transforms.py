@@ -180,7 +180,7 @@ def test_a_chunks_file_is_read_on_the_workers(position, tmp_path):
     launch = position(chunks_file=str(tmp_path / "chunks"))
     run(launch)
     job = ResolvedJob.model_validate_json(launch.job)
-    assert State(launch.state_url).of(job).receipt_indices(0, 1000) == [2, 5]
+    assert list(State(launch.state_url).of(job).receipt_indices(0, 1000)) == [2, 5]
 
 
 def test_the_graph_of_a_billion_chunks_is_under_a_megabyte(volume_in, tmp_path):

@@ -195,7 +195,7 @@ class DataflowStandIn:
         job = self._job(where)
         if job is None:
             return _error(404, f"no job {where['id']}")
-        if body.get("requestedState") != CANCELLED:
+        if body.get("requestedState") not in (CANCELLED, 5):  # Google's client writes its number
             return _error(400, f"expected requestedState {CANCELLED}, found {body}")
         if job.is_active:
             job.enter(CANCELLING)
