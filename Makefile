@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench clean
+.PHONY: setup demo test test-all lint type format bench load clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -38,6 +38,9 @@ format: $(READY)
 
 bench: $(READY)  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench
+
+load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
+	$(BIN)/python -m benchmarks.load
 
 clean:
 	rm -rf $(VENV) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -133,6 +133,7 @@ class Worker:
             )
         if not launch.contract_checked:
             self._try_network()
+        self._stop, self._stop_known_until = False, 0.0
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.batch_size
@@ -168,16 +169,24 @@ class Worker:
             self._run_of.pop(index, None)
 
     def _do(self, indices: Sequence[int]) -> Iterator[Record]:
-        done = {index: self._done_before(index) for index in indices} if self.launch.honour_receipts else {}
-        yield from (record for record in done.values() if record is not None)
+        receipts = self.state.read_receipts(indices) if self.launch.honour_receipts else []
+        yield from map(self._done_before, receipts)
+        done = {receipt.chunk for receipt in receipts}
         yield from run_chunks(
-            [index for index in indices if done.get(index) is None],
+            [index for index in indices if index not in done],
             self._read,
             self._infer,
             self._write,
             self._quarantine,
-            lambda: self.state.stop_requested(self.launch.id),
+            self._should_stop,
         )
+
+    def _should_stop(self) -> bool:
+        """Asked before every chunk, and looked up once a second: a request to the store is not free."""
+        if time.monotonic() >= self._stop_known_until and not self._stop:
+            self._stop = self.state.stop_requested(self.launch.id)
+            self._stop_known_until = time.monotonic() + 1
+        return self._stop
 
     def _about(self, index: int) -> dict[str, object]:
         """What a structured log tells beside a message about a chunk."""
@@ -188,17 +197,14 @@ class Worker:
             "chunk": index,
         }
 
-    def _done_before(self, index: int) -> Record | None:
-        receipt = self.state.read_receipt(index)
-        if receipt is None:
-            return None
+    def _done_before(self, receipt: Receipt) -> Record:
         if receipt.fingerprint != self.job.fingerprint:
             raise StateError(
-                f"{self.state.url} holds a receipt of another job for chunk {index} (fingerprint "
+                f"{self.state.url} holds a receipt of another job for chunk {receipt.chunk} (fingerprint "
                 f"{receipt.fingerprint[:12]}, expected {self.job.fingerprint[:12]}). Give this job its own state_path."
             )
         # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
-        return Record(index, "done" if receipt.launch == self.launch.id else "skipped")
+        return Record(receipt.chunk, "done" if receipt.launch == self.launch.id else "skipped")
 
     def _read(self, index: int) -> _Cutout:
         work, config = self.job.plan.work(index), self.job.config
