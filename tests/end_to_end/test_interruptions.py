@@ -90,7 +90,12 @@ PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("number", "flags"),
-    [(signal.SIGTERM, ()), (signal.SIGINT, ()), (signal.SIGTERM, PROCESSES), (signal.SIGINT, PROCESSES)],
+    [
+        (signal.SIGTERM, ()),
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, PROCESSES),
+        pytest.param(signal.SIGINT, PROCESSES, marks=pytest.mark.slow),
+    ],
     ids=["SIGTERM", "Ctrl-C", "SIGTERM with worker processes", "Ctrl-C with worker processes"],
 )
 def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, undisturbed, tmp_path, number, flags):

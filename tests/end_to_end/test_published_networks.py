@@ -63,6 +63,7 @@ def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, 
     assert_equal_as_stored(found, expected)
 
 
+@pytest.mark.slow
 def test_the_second_samples_running_result_was_stored_after_the_statistics_had_moved(
     shared_data, tmp_path, monkeypatch
 ):
