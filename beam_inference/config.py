@@ -39,12 +39,19 @@ def _as_list(value: object) -> object:
 def _as_path(value: object) -> object:
     if isinstance(value, str) and not value.strip():
         raise ValueError("an empty path")
-    if isinstance(value, str) and _CREDENTIALS_IN_URL.search(value):  # the value itself must not be shown
-        raise ValueError(
-            "this URL holds credentials (user:password@, or a signature or token after ?). The job is recorded beside "
-            "its output, where others can read it. Let the store find its credentials, see docs/object-stores.md"
-        )
+    if isinstance(value, str):
+        refuse_credentials(value)
     return value
+
+
+def refuse_credentials(url: str) -> None:
+    """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
+    if _CREDENTIALS_IN_URL.search(url):
+        raise ValueError(
+            "this URL holds credentials (user:password@, or a signature or token after ?). What a job names is "
+            "recorded beside its output and told in messages, where others can read it. Let the store find its "
+            "credentials, see docs/object-stores.md"
+        )
 
 
 def _as_writable(value: object) -> object:

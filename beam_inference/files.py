@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from beam_inference.config import JobConfig, Network, Storage, factory_parts
+from beam_inference.config import JobConfig, Network, Storage, factory_parts, refuse_credentials
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job_text
 from beam_inference.stores import LOCAL, open_kvstore, read_key, storage_of_environment
@@ -30,6 +30,10 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
         ConfigError: the file is absent or no YAML, or the job is not valid; the message names every fault.
     """
     url = str(path)
+    try:
+        refuse_credentials(url)
+    except ValueError as error:
+        raise ConfigError(f"the job file: {error}") from None
     try:
         if "://" in url:
             folder: str | Path = url.rpartition("/")[0]

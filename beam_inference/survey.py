@@ -14,7 +14,7 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts
+from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts, refuse_credentials
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
@@ -164,8 +164,13 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
     """Check what can be said of a job's paths without opening anything.
 
     Raises:
-        ConfigError: workers could not reach one of them.
+        ConfigError: workers could not reach one of them, or it carries credentials.
     """
+    if chunks_file is not None:
+        try:
+            refuse_credentials(chunks_file)
+        except ValueError as error:
+            raise ConfigError(f"--chunks: {error}") from None
     if place.shares_files:
         return
     factory = factory_parts(config.model.path)

@@ -119,6 +119,15 @@ def test_credentials_in_a_url_are_refused_without_repeating_them(job, capsys, ur
     assert "planted" not in told
 
 
+@pytest.mark.parametrize("where", ["job", "--chunks"])
+def test_credentials_in_a_url_on_the_command_line_are_refused(job, capsys, where):
+    url = "https://host/file?token=planted"
+    assert main(["run", url] if where == "job" else ["run", job(), "--chunks", url]) == 2
+    told = "".join(capsys.readouterr())
+    assert "holds credentials" in told
+    assert "planted" not in told
+
+
 def test_credentials_in_a_spec_are_refused(job, capsys):
     spec = {
         "driver": "zarr3",
