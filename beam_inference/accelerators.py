@@ -215,8 +215,19 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
+def runner_name(runner: str | None) -> str:
+    """Beam's runner by whatever name it is called (``Dataflow``, ``dataflowrunner``, ``a.b.DataflowRunner``)."""
+    name = (runner or "DirectRunner").rsplit(".")[-1].lower()
+    return name if name.endswith("runner") else f"{name}runner"
+
+
+def runner_named(given: Sequence[str]) -> str:
+    """The runner that flags of Beam name, as :func:`runner_name` says it."""
+    return runner_name(_parse(given).runner)
+
+
 def _is_dataflow(runner: str | None) -> bool:
-    return (runner or "").rsplit(".")[-1].lower() in ("dataflowrunner", "testdataflowrunner")
+    return runner_name(runner) in ("dataflowrunner", "testdataflowrunner")
 
 
 def _check_services(gpu: GpuOptions, flags: argparse.Namespace) -> None:

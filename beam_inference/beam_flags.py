@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import (
     DirectOptions,
+    GoogleCloudOptions,
     PipelineOptions,
     PortableOptions,
     SetupOptions,
@@ -19,6 +20,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
 
+from beam_inference.accelerators import runner_name, runner_named
 from beam_inference.errors import ConfigError
 from beam_inference.survey import Place
 
@@ -42,7 +44,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     Raises:
         ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner cannot be had.
     """
-    if any(flag.lower().endswith("daskrunner") for flag in flags):
+    if runner_named(flags) == "daskrunner":
         _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
     parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
@@ -65,7 +67,12 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     if options.view_as(DirectOptions).direct_num_workers < 0:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
     standard = options.view_as(StandardOptions)
-    runner = (standard.runner or "DirectRunner").rsplit(".")[-1].lower()
+    runner = runner_name(standard.runner)
+    if options.view_as(GoogleCloudOptions).template_location and runner not in _DATAFLOW:
+        raise ConfigError(
+            f"--template_location stages a job for Dataflow, but the runner is {standard.runner or 'the local one'}: "
+            "add --runner=DataflowRunner, or remove it"
+        )
     if runner in ("directrunner", "fnapirunner"):
         # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
         given = {flag.split("=")[0] for flag in flags}
@@ -150,7 +157,7 @@ def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
 
 
 def _name(options: PipelineOptions) -> str:
-    return str(options.view_as(StandardOptions).runner).rsplit(".")[-1].lower()
+    return runner_name(options.view_as(StandardOptions).runner)
 
 
 def _with_image(flags: Sequence[str]) -> PipelineOptions:
@@ -183,6 +190,17 @@ def _need_dask() -> None:
             "--runner=DaskRunner needs Dask, which is not installed: pip install 'beam-inference[dask]', here and on "
             "the cluster's workers"
         ) from None
+    if logging.getLogger().level > logging.DEBUG:  # it sets a level of its own, and tells of every connection
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+
+
+def has_no_workers(result: object) -> bool:
+    """Whether a pipeline runs on a Dask cluster that has lost all its workers, and would wait for others for ever."""
+    client = getattr(result, "client", None)
+    try:
+        return client is not None and not client.scheduler_info(n_workers=-1)["workers"]
+    except (OSError, ValueError, RuntimeError):
+        return True
 
 
 def _dask_scheduler(options: PipelineOptions) -> tuple[str | None, str | None]:

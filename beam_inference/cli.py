@@ -291,7 +291,11 @@ def _run(known: argparse.Namespace) -> int:
     flags = list(known.beam_flags)
     if gpu is not None:
         flags += dataflow_flags(gpu, flags)
-        print(f"--gpu={gpu.gpu} asks for: {' '.join(flags[len(known.beam_flags) :])}", file=sys.stderr)
+        asked = f"--gpu={gpu.gpu} asks for: {' '.join(flags[len(known.beam_flags) :])}"
+        if known.log_format == "json":
+            logger.info(asked)
+        else:
+            print(asked, file=sys.stderr)
     check_device(config.inference.device, gpu, flags)
     outcome = run_job(
         config, flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle

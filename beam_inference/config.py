@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import unquote
 
 from pydantic import (
     BaseModel,
@@ -44,9 +45,14 @@ def _as_path(value: object) -> object:
     return value
 
 
+def holds_credentials(text: str) -> bool:
+    """Whether a URL, as it is or percent-decoded, carries a password, a signature or a token."""
+    return any(_CREDENTIALS_IN_URL.search(each) is not None for each in (text, unquote(text)))
+
+
 def refuse_credentials(url: str) -> None:
     """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
-    if _CREDENTIALS_IN_URL.search(url):
+    if holds_credentials(url):
         raise ValueError(
             "this URL holds credentials (user:password@, or a signature or token after ?). What a job names is "
             "recorded beside its output and told in messages, where others can read it. Let the store find its "
@@ -61,8 +67,11 @@ def _as_writable(value: object) -> object:
 
 
 _CREDENTIALS_IN_URL = re.compile(
-    r"://[^/@]*@|[?&][^=&]*(signature|token|credential|secret|password|key|sig)[^=&]*=", re.IGNORECASE
+    r"://[^/@]*@|://[^/]*:(?!\d+(/|$))[^@]*@"  # a secret may hold a slash, and a port is none
+    r"|[?&][^=&]*(signature|token|credential|secret|password|passwd|pwd|key|sig|auth|jwt|code)[^=&]*=",
+    re.IGNORECASE,
 )
+_SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
 _FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
 Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
 Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
@@ -82,7 +91,7 @@ WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
 class Model(BaseModel):
     """Frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 class Input(Model):
@@ -103,7 +112,7 @@ class Input(Model):
             raise ValueError("give either path or spec")
         if self.spec is not None and "driver" not in self.spec:
             raise ValueError("spec is no TensorStore spec: it has no 'driver'")
-        if self.spec is not None and _holds_credentials(self.spec):
+        if self.spec is not None and _spec_holds_credentials(self.spec):
             raise ValueError(
                 "spec holds credentials (headers, or a URL with user:password@, a signature or a token). The job is "
                 "recorded beside its output, where others can read it. See docs/object-stores.md"
@@ -115,12 +124,12 @@ class Input(Model):
         return self
 
 
-def _holds_credentials(spec: object) -> bool:
+def _spec_holds_credentials(spec: object) -> bool:
     if isinstance(spec, dict):
-        return any(key == "headers" or _holds_credentials(value) for key, value in spec.items())
+        return any(_SECRET_KEY.search(str(key)) or _spec_holds_credentials(value) for key, value in spec.items())
     if isinstance(spec, list):
-        return any(map(_holds_credentials, spec))
-    return isinstance(spec, str) and _CREDENTIALS_IN_URL.search(spec) is not None
+        return any(map(_spec_holds_credentials, spec))
+    return isinstance(spec, str) and holds_credentials(spec)
 
 
 class Bounds(Model):

@@ -12,11 +12,12 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import unquote
 
 from beam_inference.config import JobConfig, Network, Storage, factory_parts, refuse_credentials
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job_text
-from beam_inference.stores import LOCAL, open_kvstore, read_key, storage_of_environment
+from beam_inference.stores import LOCAL, TRANSFER_SECONDS, read_file, storage_of_environment
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
@@ -48,19 +49,6 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     return job.model_copy(update={"storage": storage_of_environment(job.storage)})
 
 
-def read_file(url: str, storage: Storage = LOCAL) -> bytes:
-    """The bytes of one file at a URL.
-
-    Raises:
-        VolumeError: it is absent, or its store does not answer.
-    """
-    folder, _, name = url.rpartition("/")
-    content = read_key(open_kvstore(folder, storage), name, folder)
-    if content is None:
-        raise VolumeError(f"the file {url} does not exist")
-    return content
-
-
 def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = None) -> Network:
     """The model with its files on this machine: those in object stores are fetched, once, and kept.
 
@@ -81,14 +69,14 @@ def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str
     """A path of a file's content; ``url`` itself where that is local, or no file at all (``identity``, a module)."""
     if "://" not in url or url.startswith("file://"):
         return url
-    name = url.rpartition("/")[2]
+    name = unquote(url.rpartition("/")[2])
     folder = _cache_folder()
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of a machine fetch a file once, not once each
         if sha256 is not None and _sha256_of(folder / sha256 / name) == sha256:
             return str(folder / sha256 / name)
         try:
-            content = read_file(url, storage)
+            content = read_file(url, storage, TRANSFER_SECONDS)
         except VolumeError as error:
             raise ModelContractError(f"{key}: {error}") from None
         found = hashlib.sha256(content).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from beam_inference.config import Affine, JobConfig, factory_parts
+from beam_inference.config import Affine, JobConfig, factory_parts, holds_credentials
 from beam_inference.errors import ConfigError
 
 
@@ -58,10 +58,11 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
         raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(JobConfig.model_fields)}")
     try:
         job = JobConfig.model_validate(values)
+        # Once more: what a relative path leads to may be what cannot be written to.
+        return JobConfig.model_validate(_with_absolute_paths(job, folder).model_dump())
     except ValidationError as error:
         faults = "\n".join(f"  {_explain(e)}" for e in error.errors())
         raise ConfigError(f"{source} is not a valid job:\n{faults}") from None
-    return _with_absolute_paths(job, folder)
 
 
 def _override(values: Any, override: str) -> None:
@@ -107,7 +108,10 @@ def _explain(error: Any) -> str:
         return f"{name}: {message}" if name else message
     if error["type"] == "missing":
         return f"{name}: missing"
-    return f"{name}: {message[0].lower()}{message[1:]}; found {error['input']!r}"
+    found = repr(error["input"])
+    if key[:1] == ("storage",) or holds_credentials(found):
+        found = f"something of type {type(error['input']).__name__}, which may be secret"
+    return f"{name}: {message[0].lower()}{message[1:]}; found {found}"
 
 
 def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
@@ -116,7 +120,11 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             return path
         if isinstance(folder, str) and not path.startswith(("/", "~")):
             scheme, _, place = folder.partition("://")
-            return f"{scheme}://{posixpath.normpath(posixpath.join(place, path))}"
+            bucket, _, inside = place.partition("/")
+            joined = posixpath.normpath(posixpath.join(inside, path))
+            if joined.startswith(".."):
+                raise ConfigError(f"the path {path} leads out of {scheme}://{bucket}, where the job file is")
+            return f"{scheme}://{bucket}/{joined}"
         return str((Path(folder) / Path(path).expanduser()).absolute())
 
     def url(path: str | None) -> str | None:

@@ -60,9 +60,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> None:
     )
     job, state = launch.resolved(), launch.state()
     state.write_summary(launch.id, summary)
-    if not summary.quarantined:
-        return
-    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))
+    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))  # none: an earlier one goes
     bound = job.config.job.max_failed_chunks
     if bound is not None and summary.quarantined > bound:
         raise WorkerFault(

@@ -109,7 +109,7 @@ def _without_chunks(words: Sequence[str]) -> list[str]:
     """A command without --chunks and --overwrite: what does the rest of the job."""
     kept: list[str] = []
     for before, word in zip(["", *words], words, strict=False):
-        if word not in ("--chunks", "--overwrite") and before != "--chunks" and not word.startswith("--chunks="):
+        if before != "--chunks" and word.partition("=")[0] not in ("--chunks", "--overwrite"):
             kept.append(word)
     return kept
 

@@ -18,7 +18,7 @@ from beam_inference.plan import InferencePlan, make_plan
 class Frozen(BaseModel):
     """A record as it stands in JSON: frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class Box(Frozen):

@@ -19,9 +19,10 @@ from types import FrameType
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.runners.runner import PipelineResult
 
 from beam_inference import pipeline as job_pipeline
-from beam_inference.beam_flags import beam_options, check_options, place_of, with_partitions, workers_of
+from beam_inference.beam_flags import beam_options, check_options, has_no_workers, place_of, with_partitions, workers_of
 from beam_inference.config import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -29,6 +30,7 @@ from beam_inference.errors import (
     FAILED,
     INTERRUPTED,
     BeamInferenceError,
+    WorkerFault,
 )
 from beam_inference.launch import prepare
 from beam_inference.plan import index_ranges
@@ -40,6 +42,8 @@ from beam_inference.survey import check_paths
 from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
+
+_LAST_CHUNKS_SECONDS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ def _execute(
 ) -> tuple[bool, BaseException | None]:
     """Run the pipeline on a thread of its own, while this one shows progress and listens for signals."""
     failures: list[BaseException] = []
+    results: list[PipelineResult] = []
 
     def run() -> None:
         try:
@@ -126,8 +131,11 @@ def _execute(
             pipeline = beam.Pipeline(options=with_partitions(options, len(ranges)))
             job_pipeline.build(pipeline, launch, workers)
             result = pipeline.run()
+            results.append(result)
             try:
                 result.wait_until_finish()
+                if any(future.status != "finished" for future in getattr(result, "futures", [])):
+                    raise WorkerFault("the Dask cluster was lost, or did not finish the work")
             finally:
                 if hasattr(result, "client"):  # of a Dask cluster: it would look for its scheduler for ever
                     result.client.close()
@@ -136,7 +144,7 @@ def _execute(
 
     thread = threading.Thread(target=run, name="pipeline", daemon=True)
     stop = threading.Event()
-    asked = False
+    asked, asked_at = False, 0.0
     with (
         _signals(stop),
         Progress(job, lambda: _done(state, job, chosen), len(chosen) if chosen else None) as progress,
@@ -151,6 +159,9 @@ def _execute(
                     "stopping: no further chunk is started, writes under way are finished (once more: end at once)"
                 )
                 _ask_to_stop(state, launch)
+                asked_at = time.monotonic()
+            if asked and time.monotonic() > asked_at + _LAST_CHUNKS_SECONDS and any(map(has_no_workers, results)):
+                results.pop().cancel()  # a terminal's Ctrl-C reaches workers that it has started, too
             progress.update()
     return asked, failures[0] if failures else None
 

@@ -8,9 +8,8 @@ from itertools import islice
 
 from beam_inference.config import Storage
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.files import read_file
 from beam_inference.state import CHUNKS_PER_FOLDER, State
-from beam_inference.stores import LOCAL
+from beam_inference.stores import LOCAL, read_file
 
 
 def missing_runs(index_range: tuple[int, int], state: State | None, length: int) -> Iterator[tuple[int, ...]]:

@@ -17,6 +17,7 @@ or a state folder put together by hand, cannot make a chunk count as done.
 from __future__ import annotations
 
 import platform
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -29,10 +30,11 @@ from pydantic import ValidationError
 from beam_inference.config import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.resolved_job import Box, Frozen, ResolvedJob
-from beam_inference.stores import LOCAL, is_transient, one_line, open_kvstore
+from beam_inference.stores import LOCAL, PATIENCE_SECONDS, TRANSFER_SECONDS, is_transient, one_line, open_kvstore
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
+_CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 Entry = TypeVar("Entry", bound="Frozen")
 
@@ -143,7 +145,7 @@ class State:
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
         """Write job.json if absent; the one that is there in the end, which a racing launch may have written."""
-        there = self._request("read", "job.json", lambda: self._store.read("job.json").result())
+        there = self._request("read", "job.json", lambda: self._store.read("job.json").result(timeout=PATIENCE_SECONDS))
         if there.state != "value":
             self._write("job.json", job.model_dump_json(indent=1), if_equal=there.stamp.generation)
         return self.load_job() or job
@@ -156,15 +158,18 @@ class State:
         """The receipt of a chunk, or None."""
         return self._entry(Receipt, self._key("receipts", chunk))
 
-    def receipts(self, start: int, stop: int) -> Iterator[Receipt]:
-        """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time."""
+    def receipts(self, start: int, stop: int, damaged: list[str] | None = None) -> Iterator[Receipt]:
+        """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time.
+
+        Those that cannot be understood raise StateError, or are told of in ``damaged``.
+        """
         for first in range(start, stop, CHUNKS_PER_FOLDER):
             indices = self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
-            yield from self._read_entries(Receipt, "receipts", indices)
+            yield from self._read_entries(Receipt, "receipts", indices, damaged)
 
-    def read_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
-        """The receipts of some chunks, as far as there are any; read concurrently."""
-        return list(self._read_entries(Receipt, "receipts", chunks))
+    def read_receipts(self, chunks: Sequence[int], damaged: list[str] | None = None) -> list[Receipt]:
+        """The receipts of some chunks, as far as there are any; read concurrently; ``damaged`` as for receipts."""
+        return list(self._read_entries(Receipt, "receipts", chunks, damaged))
 
     def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have a receipt, in order. Lists folders, some at a time."""
@@ -231,7 +236,7 @@ class State:
             self._write(key, None)
 
     def _delete(self, keys: ts.KvStore.KeyRange) -> None:
-        self._store.delete_range(keys).result()
+        self._store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
 
     def _key(self, folder: str, chunk: int) -> str:
         """Keys sort as their chunks do, so a range of chunks is one range of keys."""
@@ -240,11 +245,13 @@ class State:
         return f"{folder}/{self._fingerprint[:16]}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
 
     def _read(self, key: str) -> bytes | None:
-        result = self._request("read", key, lambda: self._store.read(key).result())
+        result = self._request("read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS))
         return bytes(result.value) if result.state == "value" else None
 
     def _write(self, key: str, text: str | None, if_equal: bytes | None = None) -> None:
-        self._request("write", key, lambda: self._store.write(key, text, if_equal=if_equal).result())
+        self._request(
+            "write", key, lambda: self._store.write(key, text, if_equal=if_equal).result(timeout=PATIENCE_SECONDS)
+        )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
         retrying = tenacity.Retrying(
@@ -271,12 +278,20 @@ class State:
                 "version. Delete this one file; its chunk is then done again."
             ) from None
 
-    def _read_entries(self, kind: type[Entry], folder: str, chunks: Iterable[int]) -> Iterator[Entry]:
+    def _read_entries(
+        self, kind: type[Entry], folder: str, chunks: Iterable[int], damaged: list[str] | None = None
+    ) -> Iterator[Entry]:
         keys = [self._key(folder, chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
             result = self._request("read", key, _again_if_failed(reading, partial(self._store.read, key)))
-            if result.state == "value":
+            if result.state != "value":
+                continue
+            try:
                 yield self._parse(kind, key, bytes(result.value))
+            except StateError as error:
+                if damaged is None:
+                    raise
+                damaged.append(str(error))
 
     def _listing(self, folder: str, start: int, stop: int) -> Callable[[], list[int]]:
         """Lists a range of chunks, at once; what is there is told when it is called."""
@@ -285,8 +300,8 @@ class State:
 
         def indices() -> list[int]:
             names = self._request("list", folder, request)
-            # A killed writer leaves lock files beside the keys of a local store.
-            return sorted(int(name[-17:-5]) for name in names if name.endswith(b".json"))
+            # A killed writer leaves lock files beside the keys of a local store, and people leave copies.
+            return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
 
         return indices
 
@@ -296,6 +311,6 @@ def _again_if_failed(under_way: Any, again: Callable[[], Any]) -> Callable[[], A
     first = [under_way]
 
     def result() -> Any:
-        return (first.pop() if first else again()).result()
+        return (first.pop() if first else again()).result(timeout=PATIENCE_SECONDS)
 
     return result

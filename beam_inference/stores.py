@@ -19,16 +19,18 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from beam_inference.config import Storage
-from beam_inference.errors import VolumeError
+from beam_inference.config import Storage, holds_credentials
+from beam_inference.errors import ConfigError, VolumeError
 
 Value = TypeVar("Value")
 
 LOCAL = Storage()
 """No settings: local files, and object stores as their own defaults reach them."""
 
-_PATIENCE_SECONDS = 90
-"""How long a store may take to answer a small request before the launch is refused."""
+PATIENCE_SECONDS = 90
+"""How long a store may take to answer a small request."""
+TRANSFER_SECONDS = 3600
+"""How long it may take to read or write a chunk's voxels, or a network's file."""
 
 # TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
@@ -43,7 +45,13 @@ def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os
 
     ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION`` and ``AWS_DEFAULT_REGION`` for S3,
     ``STORAGE_EMULATOR_HOST`` for Google Cloud Storage. What the job file says comes first.
+
+    Raises:
+        ConfigError: one of them carries credentials.
     """
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
+        if holds_credentials(environment.get(name, "")):
+            raise ConfigError(f"${name} holds credentials, and would be recorded with the job: take them out of it")
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     s3 = {"endpoint": storage.s3.endpoint or endpoint, "region": storage.s3.region or region}
@@ -72,14 +80,28 @@ def _context(storage: Storage) -> ts.Context:
 
 def kvstore_spec(url: str, storage: Storage) -> Any:
     """What TensorStore opens to reach the folder at a URL: the URL, or a spec where an endpoint or region is set."""
-    folder = url if url.endswith("/") else url + "/"
-    if not folder.startswith("s3://") or (storage.s3.endpoint is None and storage.s3.region is None):
-        return folder
-    spec = ts.KvStore.Spec(folder).to_json()
-    if storage.s3.endpoint is not None:
-        spec["endpoint"] = storage.s3.endpoint
-    spec["aws_region"] = storage.s3.region or "us-east-1"
+    return with_settings(url if url.endswith("/") else url + "/", storage)
+
+
+def with_settings(spec: Any, storage: Storage) -> Any:
+    """A TensorStore spec, with endpoint and region in every ``s3`` store of it that does not name its own."""
+    if isinstance(spec, dict):
+        spec = {key: with_settings(value, storage) for key, value in spec.items()}
+        if spec.get("driver") == "s3" and "endpoint" not in spec and "aws_region" not in spec:
+            spec |= _s3_members(storage)
+        return spec
+    if isinstance(spec, list):
+        return [with_settings(value, storage) for value in spec]
+    if isinstance(spec, str) and spec.startswith("s3://") and _s3_members(storage):
+        return with_settings(ts.KvStore.Spec(spec).to_json(), storage)
     return spec
+
+
+def _s3_members(storage: Storage) -> dict[str, str]:
+    if storage.s3.endpoint is None and storage.s3.region is None:
+        return {}
+    endpoint = {} if storage.s3.endpoint is None else {"endpoint": storage.s3.endpoint}
+    return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
 
 
 @contextmanager
@@ -107,7 +129,7 @@ def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage) 
         ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
     """
     with _gcs_endpoint(storage):
-        return opening(_context(storage)).result(timeout=_PATIENCE_SECONDS)
+        return opening(_context(storage)).result(timeout=PATIENCE_SECONDS)
 
 
 def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
@@ -129,10 +151,27 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
         VolumeError: the store does not answer.
     """
     try:
-        result = store.read(key).result(timeout=_PATIENCE_SECONDS)
+        result = store.read(key).result(timeout=PATIENCE_SECONDS)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
     return bytes(result.value) if result.state == "value" else None
+
+
+def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
+    """The bytes of one file at a URL, if it is there and comes within ``patience`` seconds.
+
+    Raises:
+        VolumeError: it is absent, or its store does not answer.
+    """
+    try:
+        # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its folder only.
+        store = opened(lambda context: ts.KvStore.open(with_settings(url, storage), context=context), storage)
+        result = store.read("").result(timeout=patience)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot read {url}: {one_line(error)}") from None
+    if result.state != "value":
+        raise VolumeError(f"the file {url} does not exist")
+    return bytes(result.value)
 
 
 def place_of_url(url: str, storage: Storage = LOCAL) -> str:
@@ -168,10 +207,10 @@ def is_transient(error: BaseException) -> bool:
 
 def may_pass(error: BaseException) -> bool:
     """Whether a failed read may succeed later; here RESOURCE_EXHAUSTED is a busy store."""
-    return status(error) in _TRANSIENT
+    return status(error) in _TRANSIENT or isinstance(error, TimeoutError)
 
 
 def one_line(error: Exception) -> str:
     """The error's text without TensorStore's source locations."""
-    text = " ".join(str(error).split()) or f"no answer within {_PATIENCE_SECONDS} s"
+    text = " ".join(str(error).split()) or "no answer in time"
     return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)

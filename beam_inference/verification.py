@@ -59,7 +59,7 @@ def verify(
     for start in range(0, grid.count, CHUNKS_PER_FOLDER):
         stop = min(start + CHUNKS_PER_FOLDER, grid.count)
         present = set()
-        for receipt in state.receipts(start, stop):
+        for receipt in state.receipts(start, stop, report.wrong):
             present.add(receipt.chunk)
             if progress and len(present) % 64 == 0:
                 progress(start + len(present))

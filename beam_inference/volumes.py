@@ -24,6 +24,7 @@ from beam_inference.errors import PermanentReadError, TransientReadError, Volume
 from beam_inference.fill import fill_outside, source_box
 from beam_inference.stores import (
     LOCAL,
+    TRANSFER_SECONDS,
     is_transient,
     kvstore_spec,
     local_folder,
@@ -34,6 +35,7 @@ from beam_inference.stores import (
     place_of_store,
     read_key,
     status,
+    with_settings,
 )
 
 logger = logging.getLogger(__name__)
@@ -90,7 +92,7 @@ class Volume:
         """
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
         try:
-            array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result()
+            array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
             if status(error) in _NOT_THE_CHUNKS_FAULT:
@@ -112,7 +114,7 @@ class Volume:
         """
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
         try:
-            self.store[:, z0:z1, y0:y1, x0:x1].write(array).result()
+            self.store[:, z0:z1, y0:y1, x0:x1].write(array).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
             if is_transient(error):
@@ -138,7 +140,7 @@ def open_volume(
             also if its block files are compressed in a way TensorStore would silently read as zeros.
     """
     if spec is None and path is not None and "|" in path:
-        spec = {"url": path}  # TensorStore's own way to name a driver in a URL
+        spec = _spec_of_url(path)
     if spec is None:
         if path is None:
             raise ValueError("give a path or a spec")
@@ -158,14 +160,24 @@ def open_volume(
             raise VolumeError(
                 f"input.scale is {scale}, but {path} is a single {driver} array: give the scale's own path"
             )
-    name = path or json.dumps(spec, default=str)
+    name = path or f"input.spec ({spec['driver']})"
     try:
-        store = opened(lambda context: ts.open(spec.get("url", spec), open=True, read=True, context=context), storage)
+        spec = with_settings(spec, storage)
+        store = opened(lambda context: ts.open(spec, open=True, read=True, context=context), storage)
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
     _refuse_compressed_blocks(name, store)
     volume = as_volume(name, store)
     return volume if channel is None else _select(volume, channel)
+
+
+def _spec_of_url(path: str) -> dict[str, Any]:
+    """TensorStore's own way to name a driver in a URL, such as ``gs://bucket/em|zarr3:``."""
+    try:
+        spec: dict[str, Any] = ts.Spec(path).to_json()
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot understand {path}: {one_line(error)}") from None
+    return spec
 
 
 def as_volume(url: str, store: ts.TensorStore) -> Volume:

@@ -163,3 +163,18 @@ def test_quarantine_within_and_above_the_bound(job, capsys, tmp_path):
 def test_verify_of_what_was_never_run(job, capsys):
     assert main(["verify", job()]) == 2
     assert "nothing to verify" in capsys.readouterr().err
+
+
+def test_what_to_do_next_never_deletes_what_was_done(job, tmp_path, capsys):
+    from beam_inference.cli import run_with_flags
+
+    path = job()
+    block = next((tmp_path / "in").glob("*/*_*-*_*"))
+    whole = block.read_bytes()
+    block.write_bytes(whole[:10])
+    assert run_with_flags([f"--job={path}", "--overwrite=true", "--resume="]) == 3
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again")]
+    assert "--overwrite" not in told
+    block.write_bytes(whole)
+    assert main(["run", path]) == 0
+    assert not (tmp_path / "out" / "_beam_inference" / "quarantine.jsonl").exists()

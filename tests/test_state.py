@@ -164,7 +164,7 @@ class Failed:
     def __init__(self, message):
         self._message = message
 
-    def result(self):
+    def result(self, timeout=None):
         raise ValueError(self._message)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import torch
 
@@ -86,7 +87,8 @@ def _file_sha256(path: Path) -> str:
 
 
 def _existing(path: str, key: str) -> Path:
-    path = path.removeprefix("file://")
+    if path.startswith("file://"):
+        path = unquote(urlsplit(path).path)
     if "://" in path:
         raise ModelContractError(f"{key}: {path} cannot be read from there; copy it to a local file, and name that")
     file = Path(path)

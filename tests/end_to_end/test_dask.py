@@ -113,3 +113,46 @@ def test_a_cluster_that_is_not_there(job, capsys, tmp_path, monkeypatch):
     )
     assert "does not answer" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def interrupted(command, group, receipts, output):
+    """Run a command, send SIGINT once there are some receipts; its exit code and what it said."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        try:
+            wait_for(output / "_beam_inference" / "job.json")
+            while len(receipts_of(output)) < receipts and run.poll() is None:
+                time.sleep(0.05)
+            group(run.pid)
+            out, err = run.communicate(timeout=60)
+        finally:
+            run.kill()
+    return run.returncode, out, err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_launch_whose_own_cluster_it_reaches(slow_job, tmp_path):
+    path, _ = slow_job
+    command = [sys.executable, "-m", "beam_inference", "run", path, "--runner=DaskRunner"]
+    code, out, err = interrupted(command, lambda pid: os.killpg(pid, signal.SIGINT), 3, tmp_path / "out")
+    assert code == 130, out + err
+    assert "to do what is missing" in out
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_dies_is_told_of(slow_job, cluster, tmp_path):
+    path, _ = slow_job
+    command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
+    file = cluster[-1].partition("=")[2]
+    found = subprocess.run(["pgrep", "-f", f"dask scheduler.*{file}"], capture_output=True, text=True, check=True)
+    schedulers = [int(pid) for pid in found.stdout.split()]
+
+    def kill(_):
+        for pid in schedulers:
+            os.kill(pid, signal.SIGKILL)
+
+    code, out, err = interrupted(command, kill, 3, tmp_path / "out")
+    assert code == 1, out + err
+    assert "the launch ended early" in out
+    assert "Traceback" not in err
