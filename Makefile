@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+AIRFLOW := .venv-airflow
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench load clean
+.PHONY: setup demo test test-all lint type format bench load airflow-test clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -42,8 +43,16 @@ bench: $(READY)  ## measure, and write benchmarks/results
 load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
 	$(BIN)/python -m benchmarks.load
 
+airflow-test: $(READY) $(AIRFLOW)/.ready  ## the DAGs in a real Airflow, in an environment of its own
+	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow
+
+$(AIRFLOW)/.ready: templates/airflow/requirements.txt
+	$(PYTHON) -m venv $(AIRFLOW)
+	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -r templates/airflow/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may stand in the environment: make image PROJECT=… REGION=…

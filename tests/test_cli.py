@@ -110,23 +110,18 @@ def test_the_input_is_never_written_over_however_it_is_named(job, tmp_path, caps
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_checks_ends_the_command_with_130(job, number):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys\nfrom beam_inference.cli import main\nprint('up', flush=True)\nsys.exit(main())",
-            "run",
-            job(model=toy("sleeps")),
-        ],
-        stdout=subprocess.PIPE,
+def test_a_signal_during_the_checks_ends_the_command_with_130(job, tmp_path, number):
+    begun = tmp_path / "begun"
+    with subprocess.Popen(
+        [sys.executable, "-m", "beam_inference", "run", job(model=toy("sleeps"))],
         stderr=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout.readline() == "up\n"
-    time.sleep(3)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+        env=os.environ | {"TOY_NETWORK_LOG": str(begun)},
+    ) as process:
+        while not begun.exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert err == "interrupted\n"
 

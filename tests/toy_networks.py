@@ -153,9 +153,10 @@ def slow() -> nn.Module:
 
 
 def sleeps() -> nn.Module:
-    """A factory that takes its time, as large models do."""
+    """A factory that takes its time, as large models do, and says when it has begun."""
     import time
 
+    Path(os.environ["TOY_NETWORK_LOG"]).write_text("begun")
     time.sleep(60)
     return Same()
 

@@ -1,0 +1,143 @@
+"""What the two DAGs share: the deployment's settings, the form of a run, and the verification at its end.
+
+Settings are environment variables of every Airflow component. None of them is a secret: credentials are in connections.
+
+``BEAM_INFERENCE_PYTHON``
+    The python of the environment in which beam-inference is installed, on the Airflow workers. Required.
+``BEAM_INFERENCE_<FIELD>``
+    What a field of the form holds unless the run says otherwise, such as ``BEAM_INFERENCE_REGION=europe-west4``.
+``BEAM_INFERENCE_DATAFLOW_SCHEDULE``, ``BEAM_INFERENCE_LOCAL_SCHEDULE``
+    When runs of a DAG start by themselves, such as ``@daily``. Without it they are started by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from datetime import datetime
+from typing import Any
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import Context, Param
+
+PREFIX = "BEAM_INFERENCE_"
+
+OVERRIDES = ("input", "output", "model", "weights", "roi", "resume", "max_failed_chunks")
+"""The fields that replace what the job file says; the command line's flags have the same names."""
+
+_CORNER = "-?[0-9]+x-?[0-9]+x-?[0-9]+"
+
+
+def python() -> str:
+    """The python that has beam-inference.
+
+    Raises:
+        LookupError: it is not set; Airflow then shows the message as an import error of the DAG.
+    """
+    interpreter = os.environ.get(f"{PREFIX}PYTHON")
+    if not interpreter:
+        raise LookupError(
+            f"{PREFIX}PYTHON is not set. Expected: the python of the environment in which beam-inference is installed, "
+            "such as /opt/beam-inference/bin/python. Set it for every component of Airflow."
+        )
+    return interpreter
+
+
+def field(
+    name: str, title: str, description: str, *, type: str = "string", required: bool = False, **schema: Any
+) -> dict[str, Param]:
+    """One field of the form, by its name. One that is required cannot be left empty; it may have a default, though.
+
+    Raises:
+        ValueError: the environment presets it with what it cannot hold.
+    """
+    preset = os.environ.get(PREFIX + name.upper())
+    if preset:
+        schema["default"] = preset if type == "string" else _parsed(name, preset, type)
+    if required:
+        return {name: Param(title=title, description=description, type=type, **schema)}
+    if "enum" in schema:
+        schema["enum"] = [None, *schema["enum"]]
+    return {name: Param(title=title, description=description, type=["null", type], **{"default": None, **schema})}
+
+
+def _parsed(name: str, preset: str, type: str) -> Any:
+    try:
+        return json.loads(preset)
+    except json.JSONDecodeError:
+        raise ValueError(f"{PREFIX}{name.upper()}={preset}: expected JSON, of type {type}. Correct it.") from None
+
+
+def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
+    """The fields of every run: the job file, what replaces its keys, and how it is verified.
+
+    Args:
+        job: Pattern of the job file's place.
+        source: Pattern of what is read.
+        target: Pattern of what is written.
+    """
+    instead = {"section": "Instead of what the job file says"}
+    return {
+        **field("job", "Job file", "YAML. {{ ds }} stands for the run's date.", required=True, pattern=job),
+        **field("input", "Input volume", "input.path", pattern=source, **instead),
+        **field("output", "Output volume", "output.path", pattern=target, **instead),
+        **field("roi", "Region of interest", "0x0x0:64x512x512, z y x", pattern=f"^{_CORNER}:{_CORNER}$", **instead),
+        **field("model", "Network", "model.path", minLength=1, **instead),
+        **field("weights", "Weights", "model.weights, where model is a factory", pattern=source, **instead),
+        **field(
+            "max_failed_chunks",
+            "Bound of quarantined chunks",
+            "job.max_failed_chunks",
+            type="integer",
+            minimum=0,
+            **instead,
+        ),
+        **field(
+            "resume",
+            "Resume",
+            "Skip chunks that have a receipt; retries need it. job.resume",
+            type="boolean",
+            required=True,
+            default=True,
+            **instead,
+        ),
+        **field("chunks", "Chunks file", "Do only the chunks of a quarantine file.", pattern=source),
+        **field("deep", "Verify deeply", "Read every chunk back.", type="boolean", required=True, default=False),
+    }
+
+
+def given(context: Context, name: str) -> str | None:
+    """A field as a flag's value; None where it is empty."""
+    value = context["params"][name]
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    return re.sub(r"\{\{ *ds *\}\}", f"{date_of(context):%Y-%m-%d}", str(value))
+
+
+def all_given(context: Context, *names: str) -> dict[str, str]:
+    """Those of the fields that are not empty."""
+    values = {name: given(context, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def date_of(context: Context) -> datetime:
+    """The date that a run is for; runs by hand may have none, and are then for the day on which they were started."""
+    run = context["dag_run"]
+    return run.logical_date or run.run_after
+
+
+def verification() -> BashOperator:
+    """The task that fails unless every chunk of the job is done."""
+    interpreter = python()
+
+    def command(context: Context, **_: object) -> str:
+        flags = [f"--{name}={value}" for name, value in all_given(context, *OVERRIDES).items()]
+        deep = ["--deep"] if context["params"]["deep"] else []
+        job = given(context, "job") or ""
+        return shlex.join([interpreter, "-m", "beam_inference", "verify", job, *flags, *deep])
+
+    return BashOperator(task_id="verify", bash_command=command, retries=1)

@@ -1,0 +1,281 @@
+"""The DAGs in a real Airflow, with stand-ins for Dataflow and Cloud Storage; `airflow dags test` runs each of them."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from airflow_home import DATAFLOW_FIELDS, PYTHON, pipeline_of, put_folder, receipts_in, wait_until
+from helpers import job_values, read_volume, toy, write_job, write_volume
+from standins.dataflow import CANCELLED, DONE, FAILED, LOST
+
+from beam_inference.cli import main
+
+COMPLETE = {**DATAFLOW_FIELDS, "output": "gs://bucket/complete"}
+
+CHECK = """
+import copy, json, pathlib, sys
+from airflow.dag_processing.dagbag import BundleDagBag
+from airflow.sdk.exceptions import ParamValidationError
+bag = BundleDagBag(sys.argv[1], bundle_path=pathlib.Path(sys.argv[1]), bundle_name="dags-folder")
+def refused(dag, fields):
+    params = copy.deepcopy(bag.dags[dag].params)
+    try:
+        params.update(fields)
+        params.validate()
+    except ParamValidationError as error:
+        return str(error)
+answers = [refused(*question) for question in json.loads(sys.argv[2])]
+print(json.dumps({"errors": bag.import_errors, "dags": sorted(bag.dags), "answers": answers}))
+"""
+
+
+def parse(airflow, questions=(), **environment):
+    """Import errors, DAGs, and for each (DAG, fields) why they are refused, as one process of Airflow finds them."""
+    done = subprocess.run(
+        [PYTHON, "-W", "ignore", "-c", CHECK, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(questions)],
+        env={**airflow.environment, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+LOCAL_FIELDS = {"job": "/data/job.yaml"}
+BAD = [
+    ("local", {}, "job"),
+    ("local", {"job": "relative.yaml"}, "job"),
+    ("local", {**LOCAL_FIELDS, "roi": "0x0:64x64"}, "roi"),
+    ("local", {**LOCAL_FIELDS, "max_failed_chunks": -1}, "max_failed_chunks"),
+    ("local", {**LOCAL_FIELDS, "resume": "yes"}, "resume"),
+    ("local", {**LOCAL_FIELDS, "beam_flags": "--direct_num_workers=2"}, "beam_flags"),
+    ("dataflow", {**DATAFLOW_FIELDS, "job": "/data/job.yaml"}, "job"),
+    ("dataflow", {**DATAFLOW_FIELDS, "output": "https://host/out"}, "output"),
+    ("dataflow", {**DATAFLOW_FIELDS, "gpu": "gtx"}, "gpu"),
+    ("dataflow", {**DATAFLOW_FIELDS, "gpu_count": 0}, "gpu_count"),
+    ("dataflow", {**DATAFLOW_FIELDS, "region": "Europe"}, "region"),
+    ("dataflow", {**DATAFLOW_FIELDS, "sdk_container_image": "no-tag"}, "sdk_container_image"),
+    ("dataflow", {**DATAFLOW_FIELDS, "template": None}, "template"),
+    ("local", {**LOCAL_FIELDS, "runner": None}, "runner"),
+]
+GOOD = [
+    ("local", {**LOCAL_FIELDS, "roi": "-3x0x0:64x512x512", "input": "gs://bucket/in", "beam_flags": {"a": 1}}),
+    ("dataflow", {**DATAFLOW_FIELDS, "gpu": "l4", "gpu_count": 2, "output": "gs://bucket/{{ ds }}/out"}),
+    ("dataflow", {**DATAFLOW_FIELDS, "gpu": None, "marker": None}),
+]
+
+
+def test_both_dags_parse_and_their_forms_refuse_what_is_wrong(airflow):
+    questions = [(f"beam_inference_{dag}", fields) for dag, fields, *_ in [*BAD, *GOOD]]
+    found = parse(airflow, questions)
+    assert found["errors"] == {}
+    assert found["dags"] == ["beam_inference_dataflow", "beam_inference_local"]
+    for (_, fields, name), answer in zip(BAD, found["answers"], strict=False):
+        assert answer, f"{fields} was accepted"
+        assert f"param {name}:" in answer
+    assert found["answers"][len(BAD) :] == [None] * len(GOOD)
+
+
+def test_a_field_is_preset_by_the_environment(airflow):
+    preset = {"BEAM_INFERENCE_JOB": "/data/job.yaml", "BEAM_INFERENCE_MAX_FAILED_CHUNKS": "x"}
+    (answer,) = parse(airflow, [("beam_inference_local", {})], BEAM_INFERENCE_JOB="/data/job.yaml")["answers"]
+    assert answer is None
+    assert "BEAM_INFERENCE_MAX_FAILED_CHUNKS" in str(parse(airflow, **preset)["errors"])
+
+
+def test_a_schedule_needs_what_the_form_would_ask_for(airflow):
+    errors = parse(airflow, BEAM_INFERENCE_LOCAL_SCHEDULE="@daily")["errors"]
+    assert list(errors) == ["beam_inference_local.py"]
+    preset = {"BEAM_INFERENCE_LOCAL_SCHEDULE": "@daily", "BEAM_INFERENCE_JOB": "/data/job.yaml"}
+    assert parse(airflow, **preset)["errors"] == {}
+
+
+def test_without_an_interpreter_the_dags_say_what_to_set(airflow):
+    errors = parse(airflow, BEAM_INFERENCE_PYTHON="")["errors"]
+    assert len(errors) == 2
+    assert all("BEAM_INFERENCE_PYTHON is not set. Expected: the python of" in error for error in errors.values())
+
+
+@pytest.fixture
+def volume(tmp_path):
+    write_volume(tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 64, 64), dtype=np.uint8))
+    return tmp_path / "in"
+
+
+def test_a_local_run_equals_a_plain_one_and_is_verified(airflow, volume, tmp_path):
+    job = write_job(tmp_path / "job.yaml", job_values(volume, tmp_path / "plain"))
+    assert main(["run", str(job)]) == 0
+
+    fields = {
+        "job": str(job),
+        "output": str(tmp_path / "{{ ds }}"),
+        "deep": True,
+        "beam_flags": {"direct_num_workers": 1},
+    }
+    done = airflow.test("beam_inference_local", fields)
+
+    assert done.code == 0, done.log
+    assert done.states == {"run": "success", "verify": "success"}
+    assert "--labels=airflow-version=" in done.log
+    (output,) = tmp_path.glob("20??-??-??")
+    np.testing.assert_array_equal(read_volume(output), read_volume(tmp_path / "plain"))
+
+
+def test_a_local_run_with_a_corrupt_block_fails_at_the_verification(airflow, volume, tmp_path):
+    block = min(file for file in volume.rglob("*-*_*-*_*-*") if file.is_file())
+    block.write_bytes(block.read_bytes()[:100])
+    job = write_job(tmp_path / "job.yaml", job_values(volume, tmp_path / "out"))
+
+    done = airflow.test("beam_inference_local", {"job": str(job)})
+
+    assert done.code != 0
+    assert done.states == {"run": "success", "verify": "failed"}
+    assert "quarantined" in done.log
+
+
+@pytest.mark.timeout(200)
+def test_a_local_run_whose_pipeline_is_killed_is_resumed_by_a_retry(airflow, volume, tmp_path):
+    job = write_job(tmp_path / "job.yaml", job_values(volume, tmp_path / "out", model=toy("slow")))
+    process = airflow.start_test("beam_inference_local", {"job": str(job), "deep": True})
+    wait_until(lambda: receipts_in(tmp_path / "out") >= 2)
+    os.kill(pipeline_of(job), signal.SIGKILL)
+
+    done = airflow.tested(process, "beam_inference_local")
+
+    assert done.code == 0, done.log[-5000:]
+    assert done.attempts["run"] == 2
+    by_the_retry, total = re.search(r"8 of (8) chunks done.*\((\d+) by this launch\)", done.log).group(2, 1)
+    assert int(by_the_retry) <= int(total) - 2
+
+
+def test_a_refused_local_job_is_not_tried_again(airflow, tmp_path):
+    done = airflow.test("beam_inference_local", {"job": str(tmp_path / "absent.yaml")})
+    assert done.states == {"run": "failed", "verify": "upstream_failed"}
+    assert done.attempts["run"] == 1
+    assert "trying again is no use" in done.log
+
+
+@pytest.mark.timeout(200)
+def test_a_dataflow_run_waits_for_its_input_runs_the_template_and_is_verified(
+    airflow, gcs, dataflow, execute, tmp_path
+):
+    """The stand-in runs main.py with what it was sent; the input comes only when the sensor already waits for it."""
+    dataflow.work = execute
+    write_volume(tmp_path / "in", np.ones((32, 64, 32), np.uint8))
+    fields = {**DATAFLOW_FIELDS, "input": "gs://bucket/late", "output": "gs://bucket/out", "roi": "0x0x0:16x64x32"}
+    asked = gcs.requests["GET object"]
+    process = airflow.start_test("beam_inference_dataflow", fields, DATAFLOW_STANDIN=dataflow.url)
+    wait_until(lambda: gcs.requests["GET object"] >= asked + 2)  # the sensor's own look, and the first of its trigger
+    assert not dataflow.launches
+    put_folder(gcs, tmp_path / "in", "late")
+    done = airflow.tested(process, "beam_inference_dataflow")
+
+    assert done.code == 0, done.log[-5000:]
+    assert done.states == {"wait_for_input": "success", "run": "success", "verify": "success"}
+    (launch,) = dataflow.launches
+    assert launch["parameters"]["roi"] == "0x0x0:16x64x32"
+    assert launch["parameters"]["resume"] == "true"
+    assert gcs.names("bucket", "out/")
+
+
+def test_what_is_asked_of_dataflow(airflow, dataflow):
+    fields = {
+        **COMPLETE,
+        "gpu": "l4",
+        "gpu_count": 1,
+        "max_workers": 8,
+        "service_account": "w@p.iam.gserviceaccount.com",
+        "temp_location": "gs://bucket/temp",
+    }
+    done = airflow.test("beam_inference_dataflow", fields, DATAFLOW_STANDIN=dataflow.url)
+    assert done.code == 0, done.log[-5000:]
+    assert done.states == {"wait_for_input": "skipped", "run": "success", "verify": "success"}
+    (launch,) = dataflow.launches
+    assert launch["containerSpecGcsPath"] == DATAFLOW_FIELDS["template"]
+    assert launch["parameters"] == {
+        "job": "gs://bucket/job.yaml",
+        "sdk_container_image": DATAFLOW_FIELDS["sdk_container_image"],
+        "output": "gs://bucket/complete",
+        "resume": "true",
+        "gpu": "l4",
+        "gpu_count": "1",
+    }
+    assert launch["environment"] == {
+        "maxWorkers": "8",
+        "serviceAccountEmail": "w@p.iam.gserviceaccount.com",
+        "tempLocation": "gs://bucket/temp",
+    }
+
+
+def test_a_job_that_is_done_but_incomplete_fails_at_the_verification(airflow, dataflow):
+    fields = {**DATAFLOW_FIELDS, "output": "gs://bucket/nothing"}
+    done = airflow.test("beam_inference_dataflow", fields, DATAFLOW_STANDIN=dataflow.url)
+    assert done.code != 0
+    assert done.states == {"wait_for_input": "skipped", "run": "success", "verify": "failed"}
+    assert "nothing to verify" in done.log
+
+
+def test_a_failing_job_is_tried_again_and_then_fails_the_run(airflow, dataflow):
+    dataflow.work = lambda job: FAILED
+    done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url)
+    assert done.code != 0
+    assert done.states == {"wait_for_input": "skipped", "run": "failed", "verify": "upstream_failed"}
+    assert len(dataflow.launches) == done.attempts["run"] == 6
+    assert len({launch["jobName"] for launch in dataflow.launches}) == 1
+
+
+def test_a_lost_job_is_started_anew(airflow, dataflow):
+    endings = iter([LOST, DONE])
+    dataflow.work = lambda job: next(endings)
+    done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url)
+    assert done.code == 0, done.log[-5000:]
+    assert len(dataflow.launches) == done.attempts["run"] == 2
+
+
+def api_fails_once(job):
+    job.hiccups = 1
+    while job.hiccups:
+        time.sleep(0.05)
+
+
+def test_a_retry_waits_for_the_job_that_still_runs(airflow, dataflow):
+    def work(job):
+        api_fails_once(job)
+        time.sleep(8)  # the retry comes after one second
+        return DONE
+
+    dataflow.work = work
+    done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url)
+    assert done.code == 0, done.log[-5000:]
+    assert done.attempts["run"] == 2
+    assert len(dataflow.launches) == 1
+    assert "was started by an earlier attempt: JOB_STATE_RUNNING" in done.log
+
+
+def test_a_retry_accepts_the_job_that_is_done(airflow, dataflow):
+    def work(job):
+        api_fails_once(job)
+        time.sleep(5)
+        return DONE
+
+    dataflow.work = work
+    late = {"AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "8"}
+    done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url, **late)
+    assert done.code == 0, done.log[-5000:]
+    assert done.attempts["run"] == 2
+    assert len(dataflow.launches) == 1
+    assert "was started by an earlier attempt: JOB_STATE_DONE" in done.log
+
+
+def test_a_job_cancelled_in_dataflow_is_not_started_again(airflow, dataflow):
+    dataflow.work = lambda job: CANCELLED
+    done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url)
+    assert done.states["run"] == "failed"
+    assert len(dataflow.launches) == done.attempts["run"] == 1
+    assert "was cancelled. What it has done is kept" in done.log
