@@ -78,7 +78,7 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
         source: Pattern of what is read.
         target: Pattern of what is written.
     """
-    instead = {"section": "Instead of what the job file says"}
+    instead: dict[str, Any] = {"section": "Instead of what the job file says"}
     return {
         **field("job", "Job file", "YAML. {{ ds }} stands for the run's date.", required=True, pattern=job),
         **field("input", "Input volume", "input.path", pattern=source, **instead),

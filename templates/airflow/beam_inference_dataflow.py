@@ -53,7 +53,9 @@ _BUCKET, _SOURCE, _TARGET = "^gs://.+$", "^(gs|s3|https?)://.+$", "^(gs|s3)://.+
 
 
 def _form() -> dict[str, Any]:
-    place, gpu, workers = {"section": "Dataflow"}, {"section": "GPUs"}, {"section": "Workers"}
+    place: dict[str, Any] = {"section": "Dataflow"}
+    gpu: dict[str, Any] = {"section": "GPUs"}
+    workers: dict[str, Any] = {"section": "Workers"}
     return {
         **job_fields(job=_BUCKET, source=_SOURCE, target=_TARGET),
         **field(
@@ -129,20 +131,23 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Start the job, or find it, and wait for its end."""
         self.project_id = self.project_id or self.hook.project_id
-        job = self._newest()
-        if job is not None and job["currentState"] == DataflowJobStatus.JOB_STATE_CANCELLING:
-            raise AirflowException(f"{_told(job)} is still being cancelled; a retry starts another when it has ended")
-        found = job is not None and not self._is_over(job, context["dag_run"].start_date)
-        if found:
-            self.log.info("%s was started by an earlier attempt: %s", _told(job), job["currentState"])
-        else:
+        earlier = self._newest()
+        if earlier is not None and earlier["currentState"] == DataflowJobStatus.JOB_STATE_CANCELLING:
+            raise AirflowException(
+                f"{_told(earlier)} is still being cancelled; a retry starts another when it has ended"
+            )
+        if earlier is None or self._is_over(earlier, context["dag_run"].start_date):
+            then = self.execute_complete
             job = self.hook.launch_job_with_flex_template(
                 body=self.body, location=self.location, project_id=self.project_id
             )
+        else:
+            then, job = self.found_complete, earlier
+            self.log.info("%s was started by an earlier attempt: %s", _told(job), job["currentState"])
         self.job = job
         DataflowJobLink.persist(context=context, project_id=self.project_id, region=self.location, job_id=job["id"])
         if job.get("currentState") != DataflowJobStatus.JOB_STATE_DONE:
-            self._wait_for(job["id"], then=self.found_complete if found else self.execute_complete)
+            self._wait_for(job["id"], then)
         return job
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
@@ -178,10 +183,10 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
             request = jobs.list_next(request, page)
 
     @staticmethod
-    def _is_over(job: dict[str, Any], since: datetime) -> bool:
+    def _is_over(job: dict[str, Any], since: datetime | None) -> bool:
         """Ended without success, or done before the run was cleared: both mean that another job is needed."""
         if job["currentState"] == DataflowJobStatus.JOB_STATE_DONE:
-            return _created(job) < since
+            return since is not None and _created(job) < since
         return job["currentState"] in DataflowJobStatus.TERMINAL_STATES
 
     def _wait_for(self, job_id: str, then: Callable[..., Any]) -> None:
