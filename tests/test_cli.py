@@ -117,6 +117,8 @@ def test_a_signal_during_the_checks_ends_the_command_with_130(job, tmp_path, num
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"TOY_NETWORK_LOG": str(begun)},
+        # A shell starts what it puts into the background with SIGINT ignored, and that is inherited.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
     ) as process:
         while not begun.exists() and process.poll() is None:
             time.sleep(0.05)
