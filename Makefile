@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench load airflow-test clean
+.PHONY: setup demo test test-all lint type format bench load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -43,10 +43,13 @@ bench: $(READY)  ## measure, and write benchmarks/results
 load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
 	$(BIN)/python -m benchmarks.load
 
-airflow-test: $(READY) $(AIRFLOW)/.ready  ## the DAGs in a real Airflow, in an environment of its own
+airflow-test: $(READY) $(AIRFLOW)/.ready  ## the DAGs in a real Airflow, in an environment of its own; some ten minutes
 	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow
 
-$(AIRFLOW)/.ready: templates/airflow/requirements.txt
+airflow-parse: $(READY) $(AIRFLOW)/.ready  ## of these tests, the quick ones: that the DAGs parse, and what their forms refuse
+	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow/test_parsing.py
+
+$(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constraints.txt
 	$(PYTHON) -m venv $(AIRFLOW)
 	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -r templates/airflow/requirements.txt
 	touch $@

@@ -144,7 +144,7 @@ def dataflow_flags(gpu: GpuOptions, given: Sequence[str]) -> list[str]:
         ConfigError: a given flag contradicts the GPU options.
     """
     flags = _parse(given)
-    if not _is_dataflow(flags.runner):
+    if not is_dataflow(flags.runner):
         raise ConfigError(
             f"--gpu={gpu.gpu} asks Dataflow for machines, but the runner is {flags.runner or 'the local one'}, which "
             "uses the GPUs that its machines have. Remove --gpu, or add --runner=DataflowRunner."
@@ -182,7 +182,7 @@ def check_device(device: str, gpu: GpuOptions | None, given: Sequence[str]) -> N
     asked = gpu is not None or any(
         "accelerator" in text for text in (*flags.services, *flags.experiments, *flags.hints)
     )
-    if device == "cuda" and _is_dataflow(flags.runner) and not asked:
+    if device == "cuda" and is_dataflow(flags.runner) and not asked:
         raise ConfigError(
             "inference.device: cuda, but Dataflow is asked for no GPU: every worker would fail as it starts. Add one, "
             "such as --gpu=l4, or write device: cpu."
@@ -226,7 +226,8 @@ def runner_named(given: Sequence[str]) -> str:
     return runner_name(_parse(given).runner)
 
 
-def _is_dataflow(runner: str | None) -> bool:
+def is_dataflow(runner: str | None) -> bool:
+    """Whether a runner, by whatever name, is Dataflow's."""
     return runner_name(runner) in ("dataflowrunner", "testdataflowrunner")
 
 

@@ -20,7 +20,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
 
-from beam_inference.accelerators import runner_name, runner_named
+from beam_inference.accelerators import is_dataflow, runner_name, runner_named
 from beam_inference.errors import ConfigError
 from beam_inference.survey import Place
 
@@ -34,7 +34,6 @@ _OWN_FLAGS = (  # those that may have been meant
     *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
     *("--gpu", "--gpu_count", "--gpu_driver", "--gpu_sharing"),
 )
-_DATAFLOW = ("dataflowrunner", "testdataflowrunner")
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
@@ -68,7 +67,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
     standard = options.view_as(StandardOptions)
     runner = runner_name(standard.runner)
-    if options.view_as(GoogleCloudOptions).template_location and runner not in _DATAFLOW:
+    if options.view_as(GoogleCloudOptions).template_location and not is_dataflow(runner):
         raise ConfigError(
             f"--template_location stages a job for Dataflow, but the runner is {standard.runner or 'the local one'}: "
             "add --runner=DataflowRunner, or remove it"
@@ -82,7 +81,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         return options
     if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
         raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
-    if runner in _DATAFLOW:
+    if is_dataflow(runner):
         options = _with_image(flags)
     if runner == "daskrunner":
         standard.runner = _DASK  # Beam has no short name for it
@@ -124,7 +123,7 @@ def place_of(options: PipelineOptions) -> Place:
     if name == "portablerunner":
         endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
         return Place(is_this_machine=endpoint.startswith("localhost"))
-    return Place(is_this_machine=False, shares_files=name not in _DATAFLOW)
+    return Place(is_this_machine=False, shares_files=not is_dataflow(name))
 
 
 def workers_of(options: PipelineOptions) -> int:

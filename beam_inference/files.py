@@ -49,6 +49,12 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     return job.model_copy(update={"storage": storage_of_environment(job.storage)})
 
 
+def file_sha256(path: Path) -> str:
+    """The hash of a local file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = None) -> Network:
     """The model with its files on this machine: those in object stores are fetched, once, and kept.
 
@@ -73,8 +79,10 @@ def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str
     folder = _cache_folder()
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of a machine fetch a file once, not once each
-        if sha256 is not None and _sha256_of(folder / sha256 / name) == sha256:
-            return str(folder / sha256 / name)
+        if sha256 is not None:
+            kept = folder / sha256 / name
+            if kept.is_file() and file_sha256(kept) == sha256:
+                return str(kept)
         try:
             content = read_file(url, storage, TRANSFER_SECONDS)
         except VolumeError as error:
@@ -100,10 +108,3 @@ def _cache_folder() -> Path:
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise ModelContractError(f"{folder} belongs to someone else: networks are not fetched into it. Set TMPDIR.")
     return folder
-
-
-def _sha256_of(path: Path) -> str | None:
-    if not path.is_file():
-        return None
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,7 +18,7 @@ from pathlib import Path
 from beam_inference.config import JobConfig
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.files import local_model
-from beam_inference.job_parts import open_input, try_network
+from beam_inference.job_parts import try_network
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
@@ -138,7 +138,7 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
         predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
-        report = try_network(predictor, config, open_input(config), found.job.plan)
+        report = try_network(predictor, config, found.input, found.job.plan)
         known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
         _warn_of_range(config, report.low, report.high)
     else:

@@ -97,7 +97,7 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
-    check_paths(config, place_of(options), chunks_file)
+    check_paths(config, place_of(options), chunks_file)  # before what follows asks services for their buckets
     check_options(options)
     workers = workers_of(options)
     launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)

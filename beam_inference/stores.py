@@ -10,9 +10,8 @@ import functools
 import json
 import os
 import re
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -20,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 import tensorstore as ts
 
 from beam_inference.config import Storage, holds_credentials
+from beam_inference.environment import variable_set
 from beam_inference.errors import ConfigError, VolumeError
 
 Value = TypeVar("Value")
@@ -36,8 +36,6 @@ TRANSFER_SECONDS = 3600
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
 
 _TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
-_GCS_URL = "TENSORSTORE_GCS_HTTP_URL"
-_gcs_url_lock = threading.Lock()
 
 
 def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os.environ) -> Storage:
@@ -104,31 +102,15 @@ def _s3_members(storage: Storage) -> dict[str, str]:
     return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
 
 
-@contextmanager
-def _gcs_endpoint(storage: Storage) -> Iterator[None]:
-    """TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened."""
-    if storage.gcs.endpoint is None:
-        yield
-        return
-    with _gcs_url_lock:
-        before = os.environ.get(_GCS_URL)
-        os.environ[_GCS_URL] = storage.gcs.endpoint
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_GCS_URL]
-            else:
-                os.environ[_GCS_URL] = before
-
-
 def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage) -> Value:
     """What ``opening`` gives, called with the TensorStore context of ``storage``.
 
     Raises:
         ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
     """
-    with _gcs_endpoint(storage):
+    endpoint = storage.gcs.endpoint
+    # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened.
+    with nullcontext() if endpoint is None else variable_set("TENSORSTORE_GCS_HTTP_URL", endpoint):
         return opening(_context(storage)).result(timeout=PATIENCE_SECONDS)
 
 

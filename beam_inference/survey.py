@@ -60,11 +60,13 @@ class Survey:
         job: resolved but for the network: no hash, no working set.
         output: what the output is, or is to be.
         output_exists: whether it is there already.
+        input: the input, opened.
     """
 
     job: ResolvedJob
     output: OutputSpec
     output_exists: bool
+    input: Volume
 
     def memory(self, place: Place) -> MemoryProjection:
         """Projected memory of one worker process."""
@@ -99,7 +101,6 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
     Raises:
         UserError: any of it is wrong.
     """
-    check_paths(config, place)
     if not place.is_this_machine and config.inference.device == "auto":
         raise ConfigError(
             "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
@@ -140,7 +141,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
         versions={},
     )
     check_alignment(job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
-    return Survey(job, output, exists)
+    return Survey(job, output, exists, volume)
 
 
 def definite(config: JobConfig, place: Place) -> JobConfig:

@@ -11,7 +11,7 @@ import beam_inference
 
 PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
-    ["errors", "bounding_box", "grids", "blending", "fill", "memory"],
+    ["errors", "environment", "bounding_box", "grids", "blending", "fill", "memory"],
     ["config", "job_file", "plan", "chunk_inference", "chunk_run", "accelerators"],
     [
         *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "state"),

@@ -4,7 +4,7 @@ import json
 import shutil
 
 import numpy as np
-from helpers import TOYS, read_volume, toy
+from helpers import TOYS, read_volume, toy, truncated
 
 from beam_inference.cli import main
 
@@ -140,19 +140,17 @@ def test_another_job_on_the_same_output_is_refused_saying_what_differs(job, caps
 
 def test_quarantine_within_and_above_the_bound(job, capsys, tmp_path):
     block = next((tmp_path / "in").rglob("2-34_*_3-35"))
-    whole = block.read_bytes()
-    block.write_bytes(whole[:50])
-    path = job()
-    assert main(["run", path]) == 3
-    out = capsys.readouterr().out
-    file = tmp_path / "out/_beam_inference/quarantine.jsonl"
-    assert f"--chunks {file}" in out
-    quarantined = [json.loads(line)["chunk"] for line in file.read_text().splitlines()]
-    assert main(["verify", path]) == 1
-    assert "not complete" in capsys.readouterr().out
-    assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined)}"]) == 3
-    assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined) - 1}"]) == 1
-    block.write_bytes(whole)
+    with truncated(block):
+        path = job()
+        assert main(["run", path]) == 3
+        out = capsys.readouterr().out
+        file = tmp_path / "out/_beam_inference/quarantine.jsonl"
+        assert f"--chunks {file}" in out
+        quarantined = [json.loads(line)["chunk"] for line in file.read_text().splitlines()]
+        assert main(["verify", path]) == 1
+        assert "not complete" in capsys.readouterr().out
+        assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined)}"]) == 3
+        assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined) - 1}"]) == 1
     assert main(["run", path, "--chunks", str(file)]) == 0
     assert f"{len(quarantined)} of {len(quarantined)} chunks done" in capsys.readouterr().out
     assert main(["verify", path, "--deep"]) == 0
@@ -170,11 +168,9 @@ def test_what_to_do_next_never_deletes_what_was_done(job, tmp_path, capsys):
 
     path = job()
     block = next((tmp_path / "in").glob("*/*_*-*_*"))
-    whole = block.read_bytes()
-    block.write_bytes(whole[:10])
-    assert run_with_flags([f"--job={path}", "--overwrite=true", "--resume="]) == 3
-    (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again")]
-    assert "--overwrite" not in told
-    block.write_bytes(whole)
+    with truncated(block):
+        assert run_with_flags([f"--job={path}", "--overwrite=true", "--resume="]) == 3
+        (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again")]
+        assert "--overwrite" not in told
     assert main(["run", path]) == 0
     assert not (tmp_path / "out" / "_beam_inference" / "quarantine.jsonl").exists()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import os
 import pickle
 import sys
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,7 +17,9 @@ from urllib.parse import unquote, urlsplit
 import torch
 
 from beam_inference.config import Network, factory_parts
+from beam_inference.environment import variable_set
 from beam_inference.errors import ModelContractError
+from beam_inference.files import file_sha256
 
 _ALLOW = "If you trust it, pass --allow_pickle."
 
@@ -72,18 +72,13 @@ def files_sha256(model: Network) -> str:
     files = [_factory_file(*factory)] if factory else [_existing(model.path, "model.path")]
     if model.weights is not None:
         files.append(_existing(model.weights, "model.weights"))
-    digests = [_file_sha256(path) for path in files]
+    digests = [file_sha256(path) for path in files]
     if model.sha256 is not None and digests[-1] != model.sha256:
         raise ModelContractError(
             f"{files[-1]} has the sha256 {digests[-1]}, the job says model.sha256: {model.sha256}. "
             "It is another file, or was changed or damaged."
         )
     return "+".join(digests)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _existing(path: str, key: str) -> Path:
@@ -116,7 +111,7 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
     try:
         if module_name.endswith(".py"):
             # Not registered under a fixed name: two jobs in one process may have files of the same name.
-            unique = f"beam_inference_model_{_file_sha256(file)[:16]}"
+            unique = f"beam_inference_model_{file_sha256(file)[:16]}"
             spec = importlib.util.spec_from_file_location(unique, file)
             if spec is None or spec.loader is None:
                 raise ImportError(f"{file} is no Python source")
@@ -209,7 +204,8 @@ def _exported(path: Path, allow_pickle: bool) -> Any:
     if pickled and not allow_pickle:
         raise ModelContractError(f"{path} holds pickled objects, which could run any code when loaded. {_ALLOW}")
     try:
-        with nullcontext() if allow_pickle else _tensors_only():
+        # torch.export itself asks torch.load for more than tensors.
+        with nullcontext() if allow_pickle else variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
             return torch.export.load(path)
     except pickle.UnpicklingError:
         raise ModelContractError(
@@ -217,21 +213,6 @@ def _exported(path: Path, allow_pickle: bool) -> Any:
         ) from None
     except Exception as error:
         raise ModelContractError(f"cannot load the torch.export file {path}: {_first_line(error)}") from None
-
-
-@contextmanager
-def _tensors_only() -> Iterator[None]:
-    """Let torch load tensors only, also where torch.export itself asks for more."""
-    key = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-    before = os.environ.get(key)
-    os.environ[key] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[key]
-        else:
-            os.environ[key] = before
 
 
 def _first_line(error: Exception) -> str:

@@ -30,6 +30,16 @@ OVERRIDES = ("input", "output", "model", "weights", "roi", "resume", "max_failed
 _CORNER = "-?[0-9]+x-?[0-9]+x-?[0-9]+"
 
 
+RUNS: dict[str, Any] = {
+    "start_date": datetime(2000, 1, 1),
+    "catchup": False,
+    "max_active_runs": 1,
+    "default_args": {"retries": 3},
+    "tags": ["beam-inference"],
+}
+"""How both DAGs run: one run at a time, none for dates that have passed, and retries, which resume."""
+
+
 def python() -> str:
     """The python that has beam-inference.
 

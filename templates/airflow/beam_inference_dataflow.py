@@ -30,7 +30,7 @@ from airflow.providers.google.cloud.sensors.gcs import GCSObjectExistenceSensor
 from airflow.providers.google.cloud.triggers.dataflow import DataflowStartYamlJobTrigger
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from beam_inference_common import OVERRIDES, PREFIX, all_given, date_of, field, given, job_fields, verification
+from beam_inference_common import OVERRIDES, PREFIX, RUNS, all_given, date_of, field, given, job_fields, verification
 
 GPU_FIELDS = ("gpu", "gpu_count", "gpu_driver", "gpu_sharing")
 TEMPLATE_FIELDS = ("job", "sdk_container_image", *OVERRIDES, "chunks", *GPU_FIELDS)
@@ -220,12 +220,8 @@ with DAG(
     description="Inference over a volume on Dataflow, verified",
     doc_md=__doc__,
     schedule=os.environ.get(f"{PREFIX}DATAFLOW_SCHEDULE"),
-    start_date=datetime(2000, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 3},
     params=_form(),
-    tags=["beam-inference"],
+    **RUNS,
 ):
     wait_for_input = GCSObjectExistenceSensor(
         task_id="wait_for_input",

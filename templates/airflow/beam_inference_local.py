@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import os
 import re
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.beam.operators.beam import BeamRunPythonPipelineOperator
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
-from beam_inference_common import OVERRIDES, PREFIX, all_given, field, job_fields, python, verification
+from beam_inference_common import OVERRIDES, PREFIX, RUNS, all_given, field, job_fields, python, verification
 
 BAD_INPUT, QUARANTINED = 2, 3  # exit codes of beam-inference
 
@@ -57,16 +56,12 @@ with DAG(
     description="Inference over a volume, verified",
     doc_md=__doc__,
     schedule=os.environ.get(f"{PREFIX}LOCAL_SCHEDULE"),
-    start_date=datetime(2000, 1, 1),
-    catchup=False,
-    max_active_runs=1,
-    default_args={"retries": 3},
     params={
         **job_fields(job=_PLACE, source=_PLACE, target=_PLACE),
         **field("runner", "Runner", "Beam's.", required=True, default="DirectRunner", pattern="^[A-Za-z.]+$"),
         **field("beam_flags", "Flags of Beam", '{"direct_num_workers": 2}', type="object", required=True, default={}),
     },
-    tags=["beam-inference"],
+    **RUNS,
 ):
     run = RunOperator(
         task_id="run",

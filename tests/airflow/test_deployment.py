@@ -206,7 +206,8 @@ def test_a_run_after_a_clear_is_a_new_job(deployment, dataflow):
     deployment.start("again", output="gs://bucket/nothing")
     deployment.wait_for("again", "failed")
     deployment.clear("again")
-    deployment.wait("a second job", lambda: started(dataflow, 2))
+    first, second = deployment.wait("a second job", lambda: started(dataflow, 2))
+    assert (first.name, first.state) == (second.name, DONE)
 
 
 @pytest.mark.timeout(300)

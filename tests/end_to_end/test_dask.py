@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
-from helpers import read_volume
+from helpers import read_volume, truncated
 
 from beam_inference.cli import main
 from beam_inference.state import State
@@ -89,10 +89,8 @@ def test_a_worker_process_is_killed(slow_job, cluster, tmp_path):
 def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
     path, expected = conv_job
     block = next(volume_in.glob("*/*_*-*_*"))
-    whole = block.read_bytes()
-    block.write_bytes(whole[:10])
-    assert main(["run", path, *cluster]) == 3
-    block.write_bytes(whole)
+    with truncated(block):
+        assert main(["run", path, *cluster]) == 3
     assert main(["run", path, *cluster, "--chunks", str(tmp_path / "out/_beam_inference/quarantine.jsonl")]) == 0
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fib25_job import affinity_job
-from helpers import read_volume, write_job
+from helpers import read_volume, truncated, write_job
 
 from beam_inference.cli import main
 
@@ -144,21 +144,18 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     output = tmp_path / "out"
     job = write_job(tmp_path / "job.yaml", affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32)))
     block = next(copy.rglob("64-128_64-128_0-64"))
-    whole = block.read_bytes()
-    block.write_bytes(whole[: len(whole) // 2])
-    assert main(["run", str(job)]) == 3
+    with truncated(block):
+        assert main(["run", str(job)]) == 3
 
-    from beam_inference.state import State
+        from beam_inference.state import State
 
-    plan = State(f"file://{output}/_beam_inference").load_job().plan
-    boxes = {index: plan.work(index).input_box for index in range(CHUNKS)}
-    readers = {i for i, box in boxes.items() if box.start[0] < 64 and box.stop[1] > 64 and box.stop[2] > 64}
-    assert 0 < len(readers) < CHUNKS
-    quarantine = output / "_beam_inference" / "quarantine.jsonl"
-    assert {json.loads(line)["chunk"] for line in quarantine.read_text().splitlines()} == readers
-    assert set(receipts(output)) == set(range(CHUNKS)) - readers
-
-    block.write_bytes(whole)
+        plan = State(f"file://{output}/_beam_inference").load_job().plan
+        boxes = {index: plan.work(index).input_box for index in range(CHUNKS)}
+        readers = {i for i, box in boxes.items() if box.start[0] < 64 and box.stop[1] > 64 and box.stop[2] > 64}
+        assert 0 < len(readers) < CHUNKS
+        quarantine = output / "_beam_inference" / "quarantine.jsonl"
+        assert {json.loads(line)["chunk"] for line in quarantine.read_text().splitlines()} == readers
+        assert set(receipts(output)) == set(range(CHUNKS)) - readers
     assert main(["run", str(job), "--chunks", str(quarantine)]) == 0
     assert main(["verify", str(job), "--deep"]) == 0
     np.testing.assert_array_equal(read_volume(output), undisturbed)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from standins.gcs_http import HttpServer, Request, Response
+from standins.http_stand_in import HttpStandIn, Request, Response
 
 Json = dict[str, Any]
 
@@ -98,7 +98,7 @@ class Job:
 Work = Callable[[Job], str]
 
 
-class DataflowStandIn:
+class DataflowStandIn(HttpStandIn):
     """Serves the API at `url`, while it is entered.
 
     Args:
@@ -113,30 +113,16 @@ class DataflowStandIn:
     """
 
     def __init__(self, work: Work = lambda job: DONE, port: int = 0) -> None:
+        super().__init__(port)
         self.work = work
         self.jobs: dict[str, Job] = {}
         self.launches: list[Json] = []
-        self.faults: list[str] = []
         self._lock = threading.Lock()
-        self._port = port
-
-    def __enter__(self) -> DataflowStandIn:
-        self._server = HttpServer(self._port, self._receive)
-        self._port = self._server.server_port
-        self._server.start()
-        return self
-
-    @property
-    def url(self) -> str:
-        """Where it is served once entered. It must contain "localhost": Beam then speaks REST, without credentials."""
-        return f"http://localhost:{self._port}"
 
     def __exit__(self, kind: object, *rest: object) -> None:
-        self._server.stop()
         for job in self.jobs.values():
             job.cancelled.set()
-        if self.faults and kind is None:
-            raise AssertionError("the Dataflow stand-in was asked for what it cannot do:\n" + "\n".join(self.faults))
+        super().__exit__(kind, *rest)
 
     def _receive(self, request: Request) -> Response:
         for method, path, name in ROUTES:

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from standins.gcs_http import HttpServer, Request, Response, parse_headers, split_head, split_multipart
 from standins.gcs_objects import Content, GcsError, Json, ObjectStore, Query, StoredObject
+from standins.http_stand_in import HttpStandIn, Request, Response, parse_headers, split_head, split_multipart
 
 AFTER_SHARE = 0.3  # of the injected failures: carried out, yet answered 503
 
@@ -238,7 +238,7 @@ class GcsApi:
             upload.data.clear()
 
 
-class GcsStandIn:
+class GcsStandIn(HttpStandIn):
     """Serves buckets from memory at `url`, while it is entered.
 
     Args:
@@ -260,9 +260,9 @@ class GcsStandIn:
         required_token: str | None = None,
         port: int = 0,
     ) -> None:
+        super().__init__(port)
         self.requests: Counter[str] = Counter()
         self.failures: Counter[str] = Counter()
-        self.faults: list[str] = []
         self.fail_rate = fail_rate
         self.latency = latency
         self.required_token = required_token
@@ -271,23 +271,6 @@ class GcsStandIn:
         self._random = random.Random(seed)
         self._lock = threading.Lock()
         self._api = GcsApi(self._store, self._answer)
-        self._port = port
-
-    def __enter__(self) -> GcsStandIn:
-        self._server = HttpServer(self._port, self._receive)
-        self._port = self._server.server_port  # entered again, it is found where it was
-        self._server.start()
-        return self
-
-    @property
-    def url(self) -> str:
-        """Where it is served once entered."""
-        return f"http://localhost:{self._port}"
-
-    def __exit__(self, kind: object, *rest: object) -> None:
-        self._server.stop()
-        if self.faults and kind is None:
-            raise AssertionError("the stand-in was asked for what it cannot do:\n" + "\n".join(self.faults))
 
     def put(self, bucket: str, name: str, data: bytes, **properties: object) -> int:
         """Stores an object, past HTTP; its generation. Properties are those of the API, such as contentEncoding."""
@@ -308,7 +291,6 @@ class GcsStandIn:
             return {"requests": dict(self.requests), "failures": dict(self.failures), "faults": list(self.faults)}
 
     def _receive(self, request: Request) -> Response:
-        """Answers a request of a connection."""
         if request.path == "/_counts":
             return Response.of_json(self.counts())
         if self.latency:

@@ -1,4 +1,4 @@
-"""The wire: HTTP/1.1 requests and responses, multipart bodies, and a server that is quick with small requests."""
+"""What stand-ins for HTTP services share: requests, responses, multipart bodies, a server, and its life in a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from email.message import Message
 from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
 SMALL_BODY = 1 << 16
@@ -184,3 +184,35 @@ class HttpServer(ThreadingHTTPServer):
         """A client that went away is no error."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)
+
+
+class HttpStandIn:
+    """Serves at `url`, while it is entered; entered again, at the same place.
+
+    Attributes:
+        faults: Requests that it cannot answer; leaving it raises them.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.faults: list[str] = []
+        self._port = port
+
+    def __enter__(self) -> Self:
+        self._server = HttpServer(self._port, self._receive)
+        self._port = self._server.server_port
+        self._server.start()
+        return self
+
+    @property
+    def url(self) -> str:
+        """Where it is served once entered. It must contain "localhost": Beam then speaks REST, without credentials."""
+        return f"http://localhost:{self._port}"
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self._server.stop()
+        if self.faults and kind is None:
+            raise AssertionError(f"{type(self).__name__} was asked for what it cannot do:\n" + "\n".join(self.faults))
+
+    def _receive(self, request: Request) -> Response:
+        """Answers a request of a connection."""
+        raise NotImplementedError
