@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -195,7 +196,7 @@ def memory_against_projection() -> dict[str, float]:
 def receipts_per_second() -> dict[str, float]:
     """Durable receipts written one after the other to a local folder, and listed."""
     with tempfile.TemporaryDirectory() as name:
-        state, count = State(f"file://{name}", "0" * 64), 2000
+        state, count = State(f"file://{name}", fingerprint="0" * 64), 2000
         channel = ChannelStatistics(min=0, max=1, mean=0.5, zeros=0, nans=0)
         start = time.perf_counter()
         for chunk in range(count):
@@ -209,6 +210,8 @@ def receipts_per_second() -> dict[str, float]:
                         "batch_size": 1,
                         "seconds": {"read": 0.1, "infer": 0.1, "write": 0.1},
                         "attempts": {"read": 1, "infer": 1, "write": 1},
+                        "finished_at": datetime.now(UTC),
+                        "worker": "bench:0",
                         "launch": "bench",
                         "fingerprint": "0" * 64,
                     }
@@ -216,7 +219,7 @@ def receipts_per_second() -> dict[str, float]:
             )
         written = time.perf_counter() - start
         start = time.perf_counter()
-        listed = len(state.receipt_indices(0, count))
+        listed = state.count_receipts(0, count)
         return {
             "written_per_second": round(count / written),
             "listed_per_second": round(listed / (time.perf_counter() - start)),

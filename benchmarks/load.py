@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -47,7 +48,7 @@ def main() -> None:
     print(json.dumps(figures, indent=1))
 
 
-def measure(folder: Path, chunks: int) -> dict[str, object]:
+def measure(folder: Path, chunks: int) -> dict[str, Any]:
     """Run, resume and ask for the status of a job of at least so many chunks."""
     side = math.ceil(chunks ** (1 / 3))
     write_job(folder, side * EDGE)
@@ -100,7 +101,7 @@ def write_job(folder: Path, edge: int) -> None:
 COMMAND = [sys.executable, "-m", "beam_inference"]
 
 
-def run(folder: Path) -> dict[str, object]:
+def run(folder: Path) -> dict[str, Any]:
     """Run the job as a process, and watch its memory."""
     start = time.monotonic()
     megabytes = []

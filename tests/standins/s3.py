@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import boto3
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 KEYS = {
@@ -77,7 +77,8 @@ class S3StandIn:
             body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
             start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
             return [body]
-        return self._moto(environ, start_response)
+        answer: Iterable[bytes] = self._moto(environ, start_response)
+        return answer
 
     def __enter__(self) -> Self:
         return self
