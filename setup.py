@@ -34,6 +34,8 @@ setup(
     ],
     extras_require={
         "dask": ["apache-beam[dask]>=2.77,<3"],
+        "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
+        "openvino": ["openvino>=2025.0"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "dev": [
             "cloud-volume>=12.0",

@@ -199,10 +199,12 @@ class Network(Model):
     """The trained network."""
 
     path: Url = Field(
-        description="identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), package.module:factory or "
-        "file.py:factory"
+        description="identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file (.onnx), an "
+        "OpenVINO file (.xml), package.module:factory or file.py:factory"
     )
-    weights: Url | None = Field(None, description="state dict or safetensors, for a factory")
+    weights: Url | None = Field(
+        None, description="state dict or safetensors, for a factory; the .bin of an .xml, by default beside it"
+    )
     sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
     input_channels: Count = 1
     output_channels: Count = 1
@@ -217,12 +219,19 @@ class Network(Model):
     dims: Literal[2, 3] = 3
     voxel_size_nm: VoxelSize | None = Field(None, description="voxel size the network was trained at, ZYX, nanometres")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _beside(cls, values: Any) -> Any:
+        if isinstance(values, dict) and str(values.get("path")).endswith(".xml") and not values.get("weights"):
+            return {**values, "weights": values["path"].removesuffix(".xml") + ".bin"}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
         is_factory = self.path != "identity" and _FACTORY.fullmatch(self.path) is not None
-        if self.weights is not None and not is_factory:
+        if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
             raise ValueError(f"weights go with a factory (package.module:factory), not with path: {self.path}")
         if self.path == "identity":
             if self.sha256 is not None or self.activation == "softmax":
@@ -254,6 +263,11 @@ class Inference(Model):
     batch_size: Count = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    engine: Literal["auto", "torch", "openvino", "onnxruntime", "compile"] = Field(
+        "auto",
+        description="what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is installed "
+        "and gives what PyTorch gives, else torch; decided at first launch, kept ever after",
+    )
     threads: Count | None = Field(
         None,
         description="CPU threads of the network per worker process; they change its last bits. Default: the cores "
@@ -271,6 +285,8 @@ class Inference(Model):
             raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
         if self.device == "cpu" and self.precision == "tf32":
             raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
+        if self.engine in ("openvino", "onnxruntime") and (self.device == "cuda" or self.precision != "float32"):
+            raise ValueError(f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto")
         return self
 
 

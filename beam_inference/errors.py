@@ -35,6 +35,10 @@ class ModelContractError(UserError):
     """The network cannot be loaded or does not answer as the job says it does."""
 
 
+class EngineError(ModelContractError):
+    """An engine or a precision cannot run the network, or gives other values than PyTorch in float32."""
+
+
 class StateError(UserError):
     """The state folder belongs to another job, or is damaged."""
 

@@ -13,7 +13,7 @@ from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.outputs import OutputSpec
 from beam_inference.plan import InferencePlan
 from beam_inference.predictors import Predictor
-from beam_inference.predictors.contract import ContractReport, check_contract
+from beam_inference.predictors.contract import ContractReport, check_contract, check_difference
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.volumes import Volume, open_volume
 
@@ -48,11 +48,14 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
     )
 
 
-def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan) -> ContractReport:
-    """Run the network once, on the patch in the middle of the ROI.
+def try_network(
+    predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan, reference: Predictor | None = None
+) -> ContractReport:
+    """Run the network once, on the patch in the middle of the ROI, and hold it against ``reference`` if there is one.
 
     Raises:
         ModelContractError: it does not answer as the job says.
+        EngineError: it does not answer as ``reference`` does.
     """
     z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
     box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
@@ -61,12 +64,16 @@ def try_network(predictor: Predictor, config: JobConfig, volume: Volume, plan: I
     except (TransientReadError, PermanentReadError) as error:
         logger.warning("trying the network on zeros, because %s", error)
         patch = np.zeros((volume.channels, *box.shape), volume.dtype)
-    return check_contract(
+    normalize = normalization(config, volume.dtype)
+    report = check_contract(
         predictor,
         patch,
-        normalization(config, volume.dtype),
+        normalize,
         batch_size=config.inference.batch_size,
         patch_shape=plan.lattice.patch_shape,
         crop_margin=plan.crop_margin,
         output_channels=config.model.output_channels,
     )
+    if reference is not None:
+        check_difference(predictor, reference, patch, normalize, config.inference.batch_size)
+    return report

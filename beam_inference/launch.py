@@ -15,14 +15,23 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from beam_inference.config import JobConfig
-from beam_inference.errors import ConfigError, StateError, WorkerFault
+from beam_inference.config import JobConfig, Network
+from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFault
 from beam_inference.files import local_model
 from beam_inference.job_parts import try_network
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
-from beam_inference.predictors import describe_engine, device_memory, load_predictor, model_sha256
+from beam_inference.predictors import (
+    Predictor,
+    describe_engine,
+    device_memory,
+    engines_to_try,
+    load_predictor,
+    load_reference,
+    model_sha256,
+)
+from beam_inference.predictors.contract import ContractReport
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, State
@@ -115,8 +124,12 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
 
 
 def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
-    """What the job leaves open, as the first launch decided it: another device or thread count would be another job."""
-    open_keys = {"device": config.inference.device == "auto", "threads": config.inference.threads is None}
+    """What the job leaves open, as the first launch decided it: another device, say, would be another job."""
+    open_keys = {
+        "device": config.inference.device == "auto",
+        "engine": config.inference.engine == "auto",
+        "threads": config.inference.threads is None,
+    }
     decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
     return config.model_copy(update={"inference": config.inference.model_copy(update=decided)})
 
@@ -137,16 +150,38 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     model = local_model(config.model, config.storage)
     known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
-        predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
-        report = try_network(predictor, config, found.input, found.job.plan)
+        config, predictor, report = _tried(model, found, allow_pickle)
         known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
         _warn_of_range(config, report.low, report.high)
     else:
+        (engine,) = engines_to_try(model, config.inference)
+        config = _with_engine(config, engine)
         known["engine"] = describe_engine(model, config.inference)
+    known["config"] = config.model_dump()
     # Not model_copy: a copy keeps the plan and the fingerprint that its original has computed.
     job = ResolvedJob.model_validate(found.job.model_dump() | known)
     _check_memory(replace(found, job=job).memory(place), place, config.inference.device)
     return job
+
+
+def _tried(model: Network, found: Survey, allow_pickle: bool) -> tuple[JobConfig, Predictor, ContractReport]:
+    """The job with its engine, and the network, tried; where ``auto`` leaves a choice, the first engine that can."""
+    first, *others = engines_to_try(model, found.job.config.inference)
+    try:
+        config = _with_engine(found.job.config, first)
+        predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
+        reference = load_reference(model, config.inference, allow_pickle=allow_pickle)
+        return config, predictor, try_network(predictor, config, found.input, found.job.plan, reference)
+    except EngineError as error:
+        if not others:
+            raise
+        logger.warning("inference.engine: auto is %s here: %s", others[0], error)
+    decided = found.job.model_copy(update={"config": _with_engine(found.job.config, others[0])})
+    return _tried(model, replace(found, job=decided), allow_pickle)
+
+
+def _with_engine(config: JobConfig, engine: str) -> JobConfig:
+    return config.model_copy(update={"inference": config.inference.model_copy(update={"engine": engine})})
 
 
 def _check_memory(memory: MemoryProjection, place: Place, device: str) -> None:

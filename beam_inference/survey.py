@@ -106,6 +106,11 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
             "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
             "look at). Write device: cuda or device: cpu."
         )
+    if not place.is_this_machine and config.inference.device == "cpu" and config.inference.engine == "auto":
+        raise ConfigError(
+            "inference.engine: auto is not known before the launch on a remote runner (it depends on what the workers "
+            "have). Write engine: torch, or openvino if it is installed there."
+        )
     volume = open_input(config)
     if volume.channels != config.model.input_channels:
         raise VolumeError(
@@ -148,7 +153,8 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
     """The job with its defaults made definite: device, threads, chunk crop margin, value range."""
     inference, output = config.inference, config.output
     if inference.device == "auto":
-        inference = inference.model_copy(update={"device": resolved_device("auto")})
+        cpu_only = inference.engine in ("openvino", "onnxruntime")
+        inference = inference.model_copy(update={"device": "cpu" if cpu_only else resolved_device("auto")})
         if inference.device == "cpu" and inference.precision == "tf32":
             raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")
     if inference.threads is None:

@@ -37,7 +37,7 @@ from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, open_input, output_spec, try_network
 from beam_inference.operators.quantize import quantize
 from beam_inference.outputs import open_output
-from beam_inference.predictors import load_predictor, model_sha256
+from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.state import ChannelStatistics, QuarantineRecord, Receipt, State
 from beam_inference.verification import crc32
@@ -132,7 +132,8 @@ class Worker:
                 "differ. Use one image for launcher and workers."
             )
         if not launch.contract_checked:
-            self._try_network()
+            inference, allow_pickle = self.job.config.inference, launch.allow_pickle
+            self._try_network(load_reference(model, inference, allow_pickle=allow_pickle))
         self._stop, self._stop_known_until = False, 0.0
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
@@ -346,8 +347,8 @@ class Worker:
             ) from fault
         self._failed_at_start = None  # the network works: these chunks are bad
 
-    def _try_network(self) -> None:
-        try_network(self._predictor, self.job.config, self._input, self.job.plan)
+    def _try_network(self, reference: Predictor | None = None) -> None:
+        try_network(self._predictor, self.job.config, self._input, self.job.plan, reference)
 
 
 def _statistics(channel: NDArray[Any]) -> ChannelStatistics:

@@ -43,6 +43,7 @@ def affinity_job(
             "chunk_shape": list(chunk_shape),
             "batch_size": batch_size,
             "device": "cpu",
+            "engine": "torch",
             "threads": 2,  # whatever the runner: they change the last bits
         },
         **({"roi": roi} if roi else {}),

@@ -80,6 +80,7 @@ def job_values(source: Path | str, output: Path | str, /, **sections: dict[str, 
             "chunk_shape": [16, 32, 32],
             "batch_size": 2,
             "device": "cpu",
+            "engine": "torch",
         },
     }
     for section, keys in sections.items():

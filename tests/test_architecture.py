@@ -15,7 +15,7 @@ FLOORS = [
     ["config", "job_file", "plan", "chunk_inference", "chunk_run", "accelerators"],
     [
         *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "state"),
-        *("verification", "status", "runs", "job_parts", "worker", "survey", "launch"),
+        *("verification", "status", "runs", "job_parts", "residual_unet", "worker", "survey", "launch"),
     ],
     ["transforms"],
     [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Protocol
 
 from beam_inference.chunk_inference import Network
 from beam_inference.config import Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, engines_to_try, suffix_of
+
+__all__ = ["engines_to_try"]
 
 
 class Predictor(Network, Protocol):
@@ -19,12 +21,13 @@ class Predictor(Network, Protocol):
 
 
 def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
-    """Load a job's network on its device; ``inference.device`` must be resolved ("cpu" or "cuda", not "auto").
+    """Load a job's network on its device; ``inference.device`` and ``inference.engine`` must not be "auto".
 
     Unless ``allow_pickle``, no file is loaded in a way that can execute code it carries.
 
     Raises:
         ModelContractError: the model cannot be loaded, or contradicts the job.
+        EngineError: the engine cannot run it.
         ConfigError: the device is absent.
     """
     if model.path == "identity":
@@ -60,20 +63,29 @@ def device_memory() -> int | None:
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
 
 
+def load_reference(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor | None:
+    """The same network in PyTorch, in float32: what another engine or precision is held against.
+
+    None where the job asks for just that, or where there is no such network. Raises as :func:`load_predictor`.
+    """
+    plain = inference.model_copy(update={"engine": "torch", "precision": "float32"})
+    if model.path == "identity" or suffix_of(model) in CONVERTED_SUFFIXES or inference == plain:
+        return None
+    return load_predictor(model, plain, allow_pickle=allow_pickle)
+
+
 def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
     """What :meth:`Predictor.describe` will say on a worker that has this process's libraries; nothing is loaded."""
     if model.path == "identity":
         from beam_inference.predictors.identity import IdentityPredictor
 
         return IdentityPredictor().describe()
-    from beam_inference.predictors.engine import torch_engine
-
     if factory_parts(model.path) and model.weights is None:
         raise ConfigError(
             f"model.path {model.path} has no model.weights beside it: workers elsewhere could not tell whether they "
             "have the same network. Save its weights to a file, and name that as model.weights."
         )
-    return torch_engine(metadata.version("torch"), inference.device, inference.precision, inference.threads or 1, None)
+    return engine_description(inference)
 
 
 def model_sha256(model: NetworkConfig) -> str:

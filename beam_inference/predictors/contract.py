@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_inference import cropped_to_patch
-from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, ModelContractError
+from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.predictors import Predictor
 
 logger = logging.getLogger(__name__)
+
+
+TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
+"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a share of the largest
+magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in the wrong mode, is far beyond it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,40 @@ def check_contract(
             "model.weights and inference.precision."
         )
     return ContractReport(working_set, low, high)
+
+
+def check_difference(
+    predictor: Predictor, reference: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
+) -> None:
+    """Hold a network's answer to one batch against that of the same network in PyTorch, in float32.
+
+    Arguments as for :func:`check_contract`. What they differ by is logged.
+
+    Raises:
+        EngineError: they differ by more than :data:`TOLERANCES` allows.
+    """
+    ours, theirs = (_answer(each, patch, normalize, batch_size) for each in (predictor, reference))
+    described = predictor.describe()
+    scale = max(1.0, float(np.abs(theirs).max()))
+    difference = np.abs(ours - theirs)
+    largest, typical = float(difference.max()), float(np.sqrt(np.mean(np.square(difference))))
+    name = f"{described['engine']} in {described['precision']}"
+    logger.info("%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square", name, largest, typical)
+    allowed = TOLERANCES[described["precision"]] * scale
+    if not typical <= allowed:  # NaN is not
+        raise EngineError(
+            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a patch, more than the "
+            f"{allowed:.1e} that are allowed. Write engine: torch and precision: float32."
+        )
+
+
+def _answer(
+    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
+) -> NDArray[np.float32]:
+    with predictor.session():
+        batch = predictor.zeros((batch_size, *patch.shape))
+        batch[:] = predictor.upload(patch)
+        return predictor.download(predictor.predict(normalize(batch))[:1])
 
 
 def _start_peak(predictor: Predictor) -> int:

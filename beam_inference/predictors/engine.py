@@ -1,24 +1,81 @@
-"""What of an engine determines the bits it computes: part of a job's fingerprint."""
+"""What of an engine determines the bits it computes: part of a job's fingerprint. And which engine ``auto`` means."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import PurePosixPath
+from typing import Any
 
-import torch
+from beam_inference.config import Inference, Network
+from beam_inference.errors import EngineError
+
+_PACKAGES = {"torch": "torch", "compile": "torch", "openvino": "openvino", "onnxruntime": "onnxruntime"}
+CONVERTED_SUFFIXES = (".onnx", ".xml")
+"""Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
 
 
-def torch_engine(version: str, device: str, precision: str, threads: int, parameters: str | None) -> dict[str, str]:
-    """PyTorch's: ``threads`` where the arithmetic is done by them, ``parameters`` where no weights file states them."""
-    engine = {"engine": "torch", "engine_version": version, "device": device, "precision": precision}
-    if device == "cpu":
-        engine["threads"] = str(threads)
+def engine_description(inference: Inference, parameters: str | None = None) -> dict[str, str]:
+    """What determines bits: ``threads`` on a CPU, ``parameters`` where no weights file states them.
+
+    ``inference.engine`` must be definite, and its package installed.
+    """
+    described = {
+        "engine": inference.engine,
+        "engine_version": metadata.version(_PACKAGES[inference.engine]),
+        "device": inference.device,
+        "precision": inference.precision,
+    }
+    if inference.device == "cpu":
+        described["threads"] = str(inference.threads or 1)
     if parameters is not None:
-        engine["parameters"] = parameters
-    return engine
+        described["parameters"] = parameters
+    return described
 
 
-def parameters_sha256(module: torch.nn.Module) -> str:
-    """Hash of a module's parameters and buffers: names, shapes, dtypes and bytes."""
+def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
+    """What ``inference.engine`` may mean, the best first; ``inference.device`` must be definite.
+
+    Raises:
+        EngineError: none of those installed runs a file of this kind.
+    """
+    suffix = suffix_of(model)
+    if suffix not in CONVERTED_SUFFIXES:
+        if inference.engine != "auto":
+            return [inference.engine]
+        converts = inference.device == "cpu" and inference.precision == "float32" and model.path != "identity"
+        return [*_installed("openvino"), "torch"] if converts else ["torch"]
+    able = ["openvino", "onnxruntime"] if suffix == ".onnx" else ["openvino"]
+    if inference.device != "cpu" or inference.precision != "float32":
+        raise EngineError(f"model.path {model.path} runs on the CPU in float32 only: write device: cpu")
+    if inference.engine not in ("auto", *able):
+        raise EngineError(
+            f"model.path {model.path} is run by {' or '.join(able)}, not by inference.engine: {inference.engine}"
+        )
+    found = _installed(*able) if inference.engine == "auto" else [inference.engine]
+    if not found:
+        raise EngineError(
+            f"model.path {model.path} is run by {' or '.join(able)}, which is not installed: "
+            f"pip install 'beam-inference[{able[0]}]'"
+        )
+    return found[:1]
+
+
+def suffix_of(model: Network) -> str:
+    """The suffix of the network's file, as far as ``model.path`` is one."""
+    return PurePosixPath(model.path).suffix
+
+
+def _installed(*engines: str) -> list[str]:
+    return [engine for engine in engines if importlib.util.find_spec(engine) is not None]
+
+
+def parameters_sha256(module: Any) -> str:
+    """Hash of a torch module's parameters and buffers: names, shapes, dtypes and bytes."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -35,15 +35,15 @@ def load_module(model: Network, *, allow_pickle: bool) -> tuple[Any, str]:
     if factory:
         module = _from_factory(model.path, *factory)
         if model.weights is not None:
-            _load_weights(module, _existing(model.weights, "model.weights"), allow_pickle)
+            _load_weights(module, existing_file(model.weights, "model.weights"), allow_pickle)
         return module, "module"
-    path = _existing(model.path, "model.path")
+    path = existing_file(model.path, "model.path")
     if path.suffix == ".pt2":
         return _exported(path, allow_pickle), "export"
     if path.suffix not in (".pt", ".ts", ".pth"):
         raise ModelContractError(
             f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), "
-            "package.module:factory or file.py:factory"
+            "an ONNX file (.onnx), an OpenVINO file (.xml), package.module:factory or file.py:factory"
         )
     if _is_torchscript(path):
         return _torchscript(path), "torchscript"
@@ -69,9 +69,9 @@ def files_sha256(model: Network) -> str:
         ModelContractError: a file is absent, or ``model.sha256`` is given and differs.
     """
     factory = factory_parts(model.path)
-    files = [_factory_file(*factory)] if factory else [_existing(model.path, "model.path")]
+    files = [_factory_file(*factory)] if factory else [existing_file(model.path, "model.path")]
     if model.weights is not None:
-        files.append(_existing(model.weights, "model.weights"))
+        files.append(existing_file(model.weights, "model.weights"))
     digests = [file_sha256(path) for path in files]
     if model.sha256 is not None and digests[-1] != model.sha256:
         raise ModelContractError(
@@ -81,7 +81,8 @@ def files_sha256(model: Network) -> str:
     return "+".join(digests)
 
 
-def _existing(path: str, key: str) -> Path:
+def existing_file(path: str, key: str) -> Path:
+    """A local file that a job names under ``key``. Raises ModelContractError if there is none."""
     if path.startswith("file://"):
         path = unquote(urlsplit(path).path)
     if "://" in path:
@@ -94,7 +95,7 @@ def _existing(path: str, key: str) -> Path:
 
 def _factory_file(module: str, name: str) -> Path:
     if module.endswith(".py"):
-        return _existing(module, "model.path")
+        return existing_file(module, "model.path")
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:

@@ -12,10 +12,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
-from beam_inference.predictors.engine import parameters_sha256, torch_engine
-from beam_inference.predictors.model_files import load_module
+from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
+from beam_inference.predictors.engines import (
+    Forward,
+    compiled_forward,
+    onnxruntime_forward,
+    openvino_forward,
+    per_shape,
+)
+from beam_inference.predictors.model_files import existing_file, load_module
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,6 +34,7 @@ class TorchPredictor:
     ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of as many axes.
     ``threads`` are those of its arithmetic on a CPU: oneDNN divides some convolutions (1×1×1 ones, for instance) by
     them, so they change the last bits (3e-7 measured between 1 and 2) and belong to what describes the engine.
+    ``description`` is what :meth:`describe` says.
     """
 
     def __init__(
@@ -36,9 +45,9 @@ class TorchPredictor:
         activation: str = "none",
         dims: int = 3,
         threads: int = 1,
-        parameters: str | None = None,
+        description: dict[str, str] | None = None,
     ) -> None:
-        self._parameters = parameters
+        self._description = description or {}
         self._threads = threads
         self._forward = forward
         self._device = device
@@ -91,8 +100,8 @@ class TorchPredictor:
         return result
 
     def describe(self) -> dict[str, str]:
-        """Engine "torch" with its version, the type of the device, the precision, and threads on a CPU."""
-        return torch_engine(torch.__version__, self._device.type, self._precision, self._threads, self._parameters)
+        """The engine with its version, the type of the device, the precision, and threads on a CPU."""
+        return {"device": self._device.type, **self._description}
 
     def _run(self, batch: torch.Tensor) -> Any:
         dtype = _AUTOCAST.get(self._precision)
@@ -112,6 +121,8 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
     device = torch.device(
         f"cuda:{_claim_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
     )
+    if suffix_of(model) in CONVERTED_SUFFIXES:
+        return _predictor(_of_file(model, inference), model, inference, device)
     forward, kind = load_module(model, allow_pickle=allow_pickle)
     parameters = None
     if kind == "module" and model.weights is None:
@@ -124,16 +135,24 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
     if kind == "export":
         _check_exported(forward, model, inference)
         program: Any = forward
-        forward = program.module()
         if device.type != "cpu":
             from torch.export.passes import move_to_device_pass
 
-            forward = move_to_device_pass(program, device).module()
+            program = move_to_device_pass(program, device)
+        forward = program.module()
     else:
         module: Any = forward
         module.eval()
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
+    if inference.engine != "torch":
+        forward = _converted(forward, model, inference, device)
+    return _predictor(forward, model, inference, device, parameters)
+
+
+def _predictor(
+    forward: Any, model: Network, inference: Inference, device: torch.device, parameters: str | None = None
+) -> TorchPredictor:
     return TorchPredictor(
         forward,
         device,
@@ -141,8 +160,33 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         model.activation,
         model.dims,
         inference.threads or 1,
-        parameters,
+        engine_description(inference, parameters),
     )
+
+
+def _of_file(model: Network, inference: Inference) -> Forward:
+    """A network that is in a file of an engine's own format."""
+    path, threads = existing_file(model.path, "model.path"), inference.threads or 1
+    weights = None if model.weights is None else existing_file(model.weights, "model.weights")
+    if inference.engine == "openvino":
+        return per_shape(lambda shape: openvino_forward(path, shape, threads, weights), _shape(model, inference))
+    return per_shape(lambda shape: onnxruntime_forward(path, shape, threads), _shape(model, inference))
+
+
+def _converted(network: Any, model: Network, inference: Inference, device: torch.device) -> Forward:
+    """A network of PyTorch's, run by ``inference.engine``."""
+    threads = inference.threads or 1
+    if inference.engine == "compile":
+        torch.set_num_threads(threads)
+        return per_shape(lambda shape: compiled_forward(network, shape, device), _shape(model, inference))
+    engine = openvino_forward if inference.engine == "openvino" else onnxruntime_forward
+    return per_shape(lambda shape: engine(network, shape, threads), _shape(model, inference))
+
+
+def _shape(model: Network, inference: Inference) -> tuple[int, ...]:
+    """Of the job's batches."""
+    patch = BoundingBox((0, 0, 0), inference.patch_shape).grow(model.crop_margin).shape
+    return (inference.batch_size, model.input_channels, *patch[3 - model.dims :])
 
 
 def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:

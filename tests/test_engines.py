@@ -1,0 +1,320 @@
+"""Other engines than PyTorch: they give what PyTorch gives, are chosen with care, and keep every promise of the job."""
+
+import json
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy_networks
+from fib25_job import NETWORKS, affinity_job
+from helpers import DATAFLOW, job_values, read_volume, toy, write_job, write_volume
+
+from beam_inference.cli import main
+from beam_inference.errors import EngineError, ModelContractError
+from beam_inference.job_file import parse_job
+from beam_inference.predictors import describe_engine, engines_to_try, load_predictor, load_reference
+from beam_inference.predictors.contract import check_difference
+from beam_inference.residual_unet import ResidualUNet
+
+pytest.importorskip("openvino")
+pytest.importorskip("onnxruntime")
+
+CONVERTED = ["openvino", "onnxruntime"]
+PATCH = (8, 16, 32)
+FIB25 = {
+    "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
+    "weights": str(NETWORKS / "fib25.safetensors"),
+    "output_channels": 3,
+    "activation": "sigmoid",
+}
+
+
+def residual_unet():
+    torch.manual_seed(0)
+    return ResidualUNet(output_channels=3, widths=(4, 6))
+
+
+UNET = {"path": f"{__file__}:residual_unet", "output_channels": 3}
+
+
+def config(model, **inference):
+    inference = {"patch_shape": PATCH, "patch_overlap": [0, 0, 0], "batch_size": 2, **inference}
+    return parse_job(job_values("in", "out", model=model, inference=inference), Path("/"))
+
+
+def loaded(model, engine, **inference):
+    job = config(model, engine=engine, **inference)
+    return load_predictor(job.model, job.inference)
+
+
+def answer(predictor, batch):
+    with predictor.session():
+        return predictor.download(predictor.predict(predictor.upload(batch))).copy()
+
+
+def batch_of(model, count=2, depth=PATCH[0]):
+    shape = (count, model.get("input_channels", 1), depth, *PATCH[1:])
+    return np.random.default_rng(0).random(shape, np.float32)
+
+
+@pytest.mark.parametrize("engine", [*CONVERTED, pytest.param("compile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(FIB25, id="trained, instance norm"),
+        pytest.param(UNET, id="the residual U-Net"),
+        pytest.param(toy("batch_norm"), id="batch norm"),
+        pytest.param(toy("flat", dims=2), id="2-D"),
+        pytest.param(toy("conv", activation="softmax"), id="convolution, softmax"),
+    ],
+)
+def test_every_engine_gives_what_pytorch_gives(model, engine):
+    patch = {"patch_shape": (1, *PATCH[1:])} if model.get("dims") == 2 else {}
+    batch = batch_of(model, depth=1 if patch else PATCH[0])
+    expected = answer(loaded(model, "torch", **patch), batch)
+    predictor = loaded(model, engine, **patch)
+    np.testing.assert_allclose(answer(predictor, batch), expected, rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(answer(predictor, batch), answer(predictor, batch))
+    described = predictor.describe()
+    assert described["engine"] == engine
+    assert described["threads"] == "1"
+
+
+@pytest.mark.parametrize("engine", CONVERTED)
+def test_statistics_of_the_batch_are_kept(engine):
+    model = toy("batch_norm", batch_norm="batch")
+    batch = batch_of(model, count=1)
+    expected = answer(loaded(model, "torch", batch_size=1), batch)
+    running = answer(loaded(toy("batch_norm"), "torch", batch_size=1), batch)
+    assert np.abs(expected - running).max() > 0.1
+    np.testing.assert_allclose(answer(loaded(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("engine", CONVERTED)
+def test_another_batch_size_as_after_halving(engine):
+    model = toy("batch_norm")
+    predictor, batch = loaded(model, engine), batch_of(model)
+    np.testing.assert_allclose(answer(predictor, batch[:1]), answer(predictor, batch)[:1], rtol=0, atol=2e-5)
+
+
+def test_threads_describe_the_engine():
+    one, two = (loaded(toy("conv"), "openvino", threads=threads) for threads in (1, 2))
+    assert (one.describe()["threads"], two.describe()["threads"]) == ("1", "2")
+
+
+def test_a_torchscript_file(tmp_path):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
+        torch.jit.script(toy_networks.conv()).save(tmp_path / "conv.pt")
+    model = {"path": str(tmp_path / "conv.pt"), "output_channels": 2}
+    expected = answer(loaded(model, "torch"), batch_of(model))
+    np.testing.assert_allclose(answer(loaded(model, "openvino"), batch_of(model)), expected, rtol=0, atol=2e-5)
+    for engine in ("onnxruntime", "compile"):
+        with pytest.raises(EngineError, match="TorchScript network cannot be .*; write engine: openvino or torch"):
+            loaded(model, engine)
+
+
+@pytest.mark.parametrize("engine", CONVERTED)
+def test_an_exported_file(tmp_path, engine):
+    program = torch.export.export(toy_networks.conv().eval(), (torch.zeros(2, 1, *PATCH),))
+    torch.export.save(program, tmp_path / "conv.pt2")
+    model = {"path": str(tmp_path / "conv.pt2"), "output_channels": 2}
+    expected = answer(loaded(model, "torch"), batch_of(model))
+    np.testing.assert_allclose(answer(loaded(model, engine), batch_of(model)), expected, rtol=0, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A convolution as conv.onnx, and as conv.xml with its conv.bin."""
+    import openvino
+
+    folder, network = tmp_path_factory.mktemp("converted"), toy_networks.conv().eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False)
+    program.save(folder / "conv.onnx")
+    openvino.save_model(openvino.convert_model(folder / "conv.onnx"), folder / "conv.xml", compress_to_fp16=False)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("conv.onnx", "openvino"), ("conv.onnx", "onnxruntime"), ("conv.xml", "openvino")]
+)
+def test_files_of_the_engines_own(converted, name, engine):
+    model = {"path": str(converted / name), "output_channels": 2}
+    expected = answer(loaded(toy("conv"), "torch", batch_size=1), batch_of(model, 1))
+    np.testing.assert_allclose(
+        answer(loaded(model, engine, batch_size=1), batch_of(model, 1)), expected, rtol=0, atol=2e-5
+    )
+    job = config(model, engine=engine, batch_size=1)
+    assert load_reference(job.model, job.inference) is None
+    assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+
+
+def test_which_engines_may_be_meant(converted, monkeypatch):
+    def to_try(model, **inference):
+        job = config(model, **{"engine": "auto", **inference})
+        return list(engines_to_try(job.model, job.inference))
+
+    onnx, xml = ({"path": str(converted / name)} for name in ("conv.onnx", "conv.xml"))
+    assert to_try(FIB25) == ["openvino", "torch"]
+    assert to_try(FIB25, engine="compile") == ["compile"]
+    assert to_try({"path": "identity"}) == ["torch"]
+    assert to_try(FIB25, device="cuda") == to_try(FIB25, precision="bfloat16") == ["torch"]
+    assert to_try(onnx) == to_try(xml) == ["openvino"]
+    assert to_try(onnx, engine="onnxruntime") == ["onnxruntime"]
+    with pytest.raises(EngineError, match="is run by openvino, not by inference.engine: onnxruntime"):
+        to_try(xml, engine="onnxruntime")
+    with pytest.raises(EngineError, match="runs on the CPU in float32 only"):
+        to_try(onnx, device="cuda")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else name)
+    assert to_try(FIB25) == ["torch"]
+    assert to_try(onnx) == ["onnxruntime"]
+    with pytest.raises(EngineError, match=r"run by openvino, which is not installed: pip install 'beam-inference\["):
+        to_try(xml)
+
+
+def test_a_wrong_engine_is_refused_and_what_it_differs_by_is_told(caplog):
+    caplog.set_level(logging.INFO)
+    model, patch = toy("conv"), batch_of(FIB25)[0]
+    right, wrong = loaded(model, "openvino"), loaded({**model, "activation": "sigmoid"}, "openvino")
+    check_difference(right, loaded(model, "torch"), patch, lambda batch: batch, 2)
+    assert "openvino in float32 differs from PyTorch in float32 by" in caplog.text
+    with pytest.raises(EngineError, match="that are allowed. Write engine: torch"):
+        check_difference(wrong, loaded(model, "torch"), patch, lambda batch: batch, 2)
+
+
+def test_half_precision_is_held_against_full_precision(caplog):
+    """The canary: a wrong kernel on a GPU would be noticed before the first chunk."""
+    caplog.set_level(logging.INFO)
+    job = config(FIB25, precision="bfloat16")
+    half = load_predictor(job.model, job.inference)
+    reference = load_reference(job.model, job.inference)
+    assert reference.describe()["precision"] == "float32"
+    patch = batch_of(FIB25)[0]
+    check_difference(half, reference, patch, lambda batch: batch, 2)
+    assert "torch in bfloat16 differs" in caplog.text
+    with pytest.raises(EngineError, match="torch in bfloat16 differs"):
+        check_difference(half, loaded({**FIB25, "activation": "none"}, "torch"), patch, lambda batch: batch, 2)
+
+
+ROI = {"start": [0, 0, 0], "stop": [32, 64, 64]}
+
+
+def run_job(folder, values):
+    assert main(["run", str(write_job(folder / "job.yaml", values))]) == 0
+    return json.loads((Path(values["output"]["path"]) / "_beam_inference" / "job.json").read_text())
+
+
+@pytest.mark.parametrize("engine", ["auto", pytest.param("onnxruntime", marks=pytest.mark.slow)])
+def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine, capsys):
+    volumes = []
+    for chunk_shape, batch_size in [((16, 32, 64), 4), ((11, 64, 32), 4)]:
+        output = tmp_path / "x".join(map(str, chunk_shape))
+        values = affinity_job(fib25, output, chunk_shape, batch_size=batch_size, roi=ROI)
+        values["inference"]["engine"] = engine
+        job = run_job(tmp_path, values)
+        volumes.append(read_volume(output))
+    name = "openvino" if engine == "auto" else engine
+    assert job["engine"]["engine"] == job["config"]["inference"]["engine"] == name
+    np.testing.assert_array_equal(volumes[0], volumes[1])
+    values["inference"]["engine"] = "torch"
+    values["output"]["path"] = str(tmp_path / "torch")
+    run_job(tmp_path, values)
+    np.testing.assert_allclose(volumes[1], read_volume(tmp_path / "torch"), rtol=0, atol=2e-5)
+    values["output"]["path"] = str(output)
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    assert f"engine.engine: torch here, {name} there" in capsys.readouterr().err
+
+
+def test_what_auto_was_is_kept(fib25, tmp_path, monkeypatch, capsys):
+    values = affinity_job(fib25, tmp_path / "out", (16, 64, 64), roi=ROI)
+    values["inference"]["engine"] = "auto"
+    (tmp_path / "some").write_text("0\n")
+    job = str(write_job(tmp_path / "job.yaml", values))
+    with monkeypatch.context() as without:
+        without.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else name)
+        assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 0
+    assert main(["run", job]) == 0, "it could be openvino now, but would be another job"
+    assert json.loads((tmp_path / "out/_beam_inference/job.json").read_text())["engine"]["engine"] == "torch"
+    assert main(["verify", job, "--deep"]) == 0
+
+
+def test_auto_is_torch_where_openvino_cannot(volume_in, tmp_path, capsys, caplog):
+    """A network that chooses by its input's values has no graph."""
+    values = job_values(volume_in, tmp_path / "out", model=toy("choosing"), inference={"engine": "auto"})
+    assert run_job(tmp_path, values)["engine"]["engine"] == "torch"
+    assert "inference.engine: auto is torch here: inference.engine: openvino cannot take" in caplog.text
+    values["inference"]["engine"] = "openvino"
+    values["output"]["path"] = str(tmp_path / "refused")
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    assert "openvino cannot take this network" in capsys.readouterr().err
+    assert not (tmp_path / "refused").exists()
+
+
+def test_an_openvino_file_by_url_is_fetched_with_its_weights(converted, volume_in, tmp_path, monkeypatch):
+    import http.server
+    import threading
+    from functools import partial
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(converted))
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        model = {"path": f"http://localhost:{server.server_port}/conv.xml", "output_channels": 2}
+        shapes = {"patch_shape": list(PATCH), "patch_overlap": [0, 0, 0], "engine": "auto", "batch_size": 1}
+        run_job(tmp_path, job_values(volume_in, tmp_path / "out", model=model, inference=shapes))
+        server.shutdown()
+    shapes["engine"] = "torch"
+    run_job(tmp_path, job_values(volume_in, tmp_path / "torch", model=toy("conv", output_channels=2), inference=shapes))
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "torch"), rtol=0, atol=2e-3)
+
+
+def test_what_does_not_go_together(job, tmp_path, capsys):
+    for keys, message in [
+        ({"engine": "openvino", "device": "cuda"}, "engine: openvino runs on the CPU in float32"),
+        ({"engine": "onnxruntime", "precision": "bfloat16"}, "engine: onnxruntime runs on the CPU in float32"),
+        ({"engine": "tensorrt"}, "engine"),
+    ]:
+        assert main(["run", job(inference=keys)]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["run", job(inference={"engine": "auto"}, model=FIB25), *DATAFLOW]) == 2
+
+
+def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
+    values = job_values("gs://bucket/in", "gs://bucket/out", inference={"engine": "auto"})
+    from beam_inference.errors import ConfigError
+    from beam_inference.survey import Place, survey
+
+    with pytest.raises(ConfigError, match="inference.engine: auto is not known before the launch on a remote runner"):
+        survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+
+
+def test_a_network_whose_parts_are_absent(tmp_path):
+    with pytest.raises(ModelContractError, match=r"model.path: there is no file .*none.onnx"):
+        loaded({"path": str(tmp_path / "none.onnx")}, "openvino")
+    (tmp_path / "bad.onnx").write_bytes(b"no network")
+    for engine in CONVERTED:
+        with pytest.raises(EngineError, match=f"inference.engine: {engine} cannot take this network"):
+            loaded({"path": str(tmp_path / "bad.onnx")}, engine)
+
+
+def test_volumes_are_written(tmp_path):
+    """The residual U-Net through a whole job, as its docstring says a job names it."""
+    factory = tmp_path / "network.py"
+    factory.write_text(
+        "import torch\nfrom beam_inference.residual_unet import ResidualUNet\n\n\n"
+        "def network():\n    torch.manual_seed(0)\n    return ResidualUNet(output_channels=3, widths=(4, 6))\n"
+    )
+    array = np.random.default_rng(0).integers(0, 256, (8, 32, 32), dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    model = {"path": f"{factory}:network", "output_channels": 3, "normalize": "unit"}
+    shapes = {"patch_shape": [8, 32, 32], "patch_overlap": [0, 0, 0], "batch_size": 1, "engine": "auto"}
+    run_job(tmp_path, job_values(tmp_path / "in", tmp_path / "out", model=model, inference=shapes))
+    with torch.inference_mode():
+        expected = residual_unet().eval()(torch.from_numpy(array[None, None] / np.float32(255)))[0].numpy()
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), expected, rtol=0, atol=2e-5)
