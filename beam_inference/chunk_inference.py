@@ -2,26 +2,55 @@
 
 The loop uses only slicing and in-place arithmetic, which NumPy arrays and torch tensors share. So the accumulator, the
 blending and the network are all on the network's device, and this module knows no array library but NumPy.
+
+Patches come in layers, those of one index along z. Once the patches of a layer are blended, the voxels before the next
+layer's start are final: they are brought to the output's dtype on the device, and leave it. So the accumulator is a
+slab as deep as one patch, whatever the chunk's depth::
+
+    z →      ├──── layer 0 ────┤
+                       ├──── layer 1 ────┤
+             └ leave 1 ┘└──── slab ──────┘
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice, product
-from typing import Any, Protocol
+from itertools import product
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.blending import patch_weights
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.errors import DeviceOutOfMemory, ModelContractError
+from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.plan import ChunkWork
 
 logger = logging.getLogger(__name__)
+
+UNIFORM_ANSWERS = 2
+"""Values of uniform patches whose answers are kept: the background, and perhaps the opposite."""
+
+
+class Encoding(NamedTuple):
+    """How float32 values are written.
+
+    Attributes:
+        dtype: the output's.
+        value_range: (low, high), which maps onto an integer dtype's full range; values beyond are clipped, the rest
+            rounded to the nearest integer, halves to even. None for float32, which is written as it is.
+    """
+
+    dtype: np.dtype[Any]
+    value_range: tuple[float, float] | None = None
+
+
+AS_COMPUTED = Encoding(np.dtype(np.float32))
+"""Float32, as the network and the blending gave it."""
 
 
 class Network(Protocol):
@@ -39,14 +68,18 @@ class Network(Protocol):
     def predict(self, batch: Any) -> Any:
         """Predict a batch (N, C_in, Z, Y, X) float32: a float32 device array (N, C_out, Z', Y', X').
 
-        Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is applied.
+        Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is applied. The next call may
+        overwrite what this one returned.
 
         Raises:
             DeviceOutOfMemory: the batch is too large; a smaller one may do.
         """
 
-    def download(self, array: Any) -> NDArray[np.float32]:
-        """A NumPy array of the same shape and values."""
+    def copy(self, array: Any) -> Any:
+        """A device array of its own, with the same values."""
+
+    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
+        """A float32 device array, encoded there, as a NumPy array of its own. The device array may be overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +87,14 @@ class ChunkResult:
     """A chunk's blended core.
 
     Attributes:
-        core: float32, shape (output channels, *core_box.shape).
+        core: in the output's dtype, shape (output channels, *core_box.shape).
         batch_size: patches per network call in the end; smaller than asked for if the device ran out of memory.
+        uniform_patches: patches whose input was one value throughout, and whose answer was known.
     """
 
-    core: NDArray[np.float32]
+    core: NDArray[Any]
     batch_size: int
+    uniform_patches: int
 
 
 def infer_chunk(
@@ -69,6 +104,8 @@ def infer_chunk(
     normalize: Callable[[Any], Any],
     output_channels: int,
     batch_size: int,
+    encoding: Encoding = AS_COMPUTED,
+    answers: MutableMapping[tuple[float, ...], Any] | None = None,
 ) -> ChunkResult:
     """Compute all patches of a chunk and blend them into its core.
 
@@ -78,79 +115,172 @@ def infer_chunk(
     changes a network's last bits. Contributions are added in the lattice's lexicographic order, each voxel's sum being
     the same operations whatever the chunk.
 
+    ``answers`` keeps what the network answers to patches of one value throughout (background, or what lies outside the
+    volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing but the time.
+
     Raises:
         ModelContractError: the network returns arrays of an unexpected shape.
+        NonFiniteError: the core holds NaN or infinite values.
         DeviceOutOfMemory: one patch at a time is still too much.
     """
     if cutout.shape[1:] != work.input_box.shape:
         raise ValueError(f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}")
-    patch_shape = work.lattice.patch_shape
+    uniform_patches = 0
     with network.session():
         try:
-            volume = network.upload(cutout)
-            accumulator = network.zeros((output_channels, *work.core_box.shape))
+            patches = _Patches(cutout, work, network, normalize, output_channels, {} if answers is None else answers)
+            core = _Core(work, network, output_channels, encoding)
         except DeviceOutOfMemory as error:
             raise _too_large(work, error) from None
-        indices = product(*work.patches)
-        while pending := list(islice(indices, batch_size)):
-            while pending:
-                group = pending[:batch_size]
-                try:
-                    predictions = _predict(volume, cutout.shape[0], group, work, network, normalize, batch_size)
-                except DeviceOutOfMemory as error:
-                    batch_size = _halved(batch_size, error, work)
-                    continue
-                predictions = cropped_to_patch(
-                    predictions, (batch_size, output_channels), patch_shape, work.crop_margin
-                )
-                for index, prediction in zip(group, predictions, strict=False):  # what filled the batch up is dropped
-                    _blend(accumulator, prediction, index, work)
-                del pending[: len(group)]
-        core = network.download(accumulator)
-    return ChunkResult(core, batch_size)
+        waiting = deque(product(*work.patches))
+        while waiting:
+            try:
+                window = list(patches.window(waiting, batch_size))
+                unknown = [index for index, answer in window if answer is None]
+                predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
+            except DeviceOutOfMemory as error:
+                batch_size = _halved(batch_size, error, work)
+                patches.forget_answers()  # of another batch size, which may be of other bits
+                continue
+            for index, answer in window:
+                core.blend(index, next(predictions) if answer is None else answer)
+                waiting.popleft()
+            uniform_patches += len(window) - len(unknown)
+        finished = core.finished()
+    return ChunkResult(finished, batch_size, uniform_patches)
 
 
-def _predict(
-    volume: Any,
-    channels: int,
-    group: list[Zyx],
-    work: ChunkWork,
-    network: Network,
-    normalize: Callable[[Any], Any],
-    batch_size: int,
-) -> Any:
-    """Gather the inputs of ``group`` (at most ``batch_size`` patches) into a full batch, and predict it."""
-    boxes = [work.lattice.patch_box(index).grow(work.crop_margin) for index in group]
-    batch = network.zeros((batch_size, channels, *boxes[0].shape))
-    for position in range(batch_size):
-        box = boxes[min(position, len(boxes) - 1)]
-        batch[position] = volume[(slice(None), *box.slices_in(work.input_box))]
-    return network.predict(normalize(batch))
+class _Patches:
+    """The network's inputs, cut out of a chunk's, and what it predicts for them."""
+
+    def __init__(
+        self,
+        cutout: NDArray[Any],
+        work: ChunkWork,
+        network: Network,
+        normalize: Callable[[Any], Any],
+        output_channels: int,
+        answers: MutableMapping[tuple[float, ...], Any],
+    ) -> None:
+        self._cutout, self._work, self._network, self._normalize = cutout, work, network, normalize
+        self._output_channels, self._answers = output_channels, answers
+        self._volume = network.upload(cutout)
+        self._batch: Any = None
+
+    def window(self, indices: Iterable[Zyx], batch_size: int) -> Iterator[tuple[Zyx, Any]]:
+        """The first of the patches, of which ``batch_size`` are to be predicted; with the answer of each other one."""
+        unknown = 0
+        for index in indices:
+            answer = self._answer(index, batch_size)
+            unknown += answer is None
+            yield index, answer
+            if unknown == batch_size:
+                break
+
+    def forget_answers(self) -> None:
+        """To uniform patches."""
+        self._answers.clear()
+
+    def _answer(self, index: Zyx, batch_size: int) -> Any:
+        """What the network answers to a patch of one value throughout; None if it is not, or is one value too many."""
+        patch = self._cutout[self._slices(index)]
+        first = patch[:, :1, :1, :1]
+        # Most patches differ at a glance: only the others are looked at voxel by voxel.
+        if not ((patch[:, ::7, ::7, ::7] == first).all() and (patch == first).all()):
+            return None
+        values = tuple(first.ravel().tolist())
+        if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
+            self._answers[values] = self._network.copy(self.predict([index], batch_size)[0])
+        return self._answers.get(values)
+
+    def predict(self, indices: list[Zyx], batch_size: int) -> Any:
+        """Predict at most ``batch_size`` patches as a full batch, (batch_size, C, *patch_shape); others are repeats."""
+        work = self._work
+        slices = [self._slices(index) for index in indices]
+        if self._batch is None or len(self._batch) != batch_size:
+            shape = BoundingBox((0, 0, 0), work.lattice.patch_shape).grow(work.crop_margin).shape
+            self._batch = None
+            self._batch = self._network.zeros((batch_size, self._cutout.shape[0], *shape))
+        for position in range(batch_size):
+            self._batch[position] = self._volume[slices[min(position, len(slices) - 1)]]
+        predictions = self._network.predict(self._normalize(self._batch))
+        leading = (batch_size, self._output_channels)
+        return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
+
+    def _slices(self, index: Zyx) -> tuple[slice, ...]:
+        box = self._work.lattice.patch_box(index).grow(self._work.crop_margin)
+        return (slice(None), *box.slices_in(self._work.input_box))
 
 
-def _blend(accumulator: Any, prediction: Any, index: Zyx, work: ChunkWork) -> None:
-    """Add one patch's weighted prediction (C, Z, Y, X) to the core's accumulator.
+class _Core:
+    """A chunk's core, blended in a slab on the device that moves along z, and encoded behind it."""
 
-    The first product makes a new array: what the network returned may be its own buffer, or a view of one value.
+    def __init__(self, work: ChunkWork, network: Network, channels: int, encoding: Encoding) -> None:
+        self._work, self._network, self._encoding = work, network, encoding
+        self._layer = work.patches[0][0]
+        depth = min(work.lattice.patch_shape[0], work.core_box.shape[0])
+        self._slab = network.zeros((channels, depth, *work.core_box.shape[1:]))
+        self._encoded = np.empty((channels, *work.core_box.shape), encoding.dtype)
+        self._weights: dict[tuple[int, ...], Any] = {}
 
-    Products and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some voxels
-    of an array and not for others, which would make the bits depend on where a chunk is cut.
-    """
-    box = work.lattice.patch_box(index)
-    here = box.intersection(work.core_box)
-    weights = patch_weights(work.lattice, index)
-    part = prediction[(slice(None), *here.slices_in(box))]
-    for axis, (vector, inside) in enumerate(zip(weights, here.slices_in(box), strict=True)):
-        shape = [1, 1, 1, 1]
-        shape[axis + 1] = -1
-        factor = _like(part, vector[inside]).reshape(shape)
-        part = part * factor if axis == 0 else part.__imul__(factor)
-    accumulator[(slice(None), *here.slices_in(work.core_box))] += part
+    def blend(self, index: Zyx, prediction: Any) -> None:
+        """Add one patch's weighted prediction (C, Z, Y, X).
+
+        The first product makes a new array: what the network returned may be its own buffer, or a view of one value.
+        Products and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some
+        voxels of an array and not for others, which would make the bits depend on where a chunk is cut.
+        """
+        if index[0] != self._layer:
+            self._advance(index[0])
+        work = self._work
+        box = work.lattice.patch_box(index)
+        here = box.intersection(work.core_box)
+        z, y, x = here.slices_in(box)
+        part = prediction[:, z, y, x] * self._on_device(index[1:], lambda: _plane(work, index, y, x))
+        part *= self._on_device(index[:1], lambda: patch_weights(work.lattice, index)[0][z].reshape(1, -1, 1, 1))
+        first = self._rows(self._layer).start
+        _, y, x = here.slices_in(work.core_box)
+        self._slab[:, here.start[0] - first : here.stop[0] - first, y, x] += part
+
+    def finished(self) -> NDArray[Any]:
+        """The core; no patch is left to blend."""
+        self._leave(self._work.core_box.stop[0])
+        return self._encoded
+
+    def _rows(self, layer: int) -> range:
+        """The core's voxels along z that the patches of a layer reach."""
+        start = self._work.lattice.axes[0].patch_start(layer)
+        core = self._work.core_box
+        return range(max(start, core.start[0]), min(start + self._work.lattice.patch_shape[0], core.stop[0]))
+
+    def _advance(self, layer: int) -> None:
+        """Move the slab to another layer: what lies before it leaves, what both share moves to the front."""
+        before, after = self._rows(self._layer), self._rows(layer)
+        gone, kept = after.start - before.start, before.stop - after.start
+        if gone:
+            self._leave(after.start)
+            self._slab[:, :kept] = self._network.copy(self._slab[:, gone : gone + kept])
+            self._slab[:, kept:] = 0
+        self._layer = layer
+
+    def _leave(self, stop: int) -> None:
+        """Encode the slab's voxels before ``stop``, and bring them to the host."""
+        first, offset = self._rows(self._layer).start, self._work.core_box.start[0]
+        part = self._slab[:, : stop - first]
+        if not (np.isfinite(float(part.min())) and np.isfinite(float(part.max()))):
+            raise NonFiniteError("NaN or infinite values after blending")
+        self._encoded[:, first - offset : stop - offset] = self._network.download(part, self._encoding)
+
+    def _on_device(self, key: tuple[int, ...], weights: Callable[[], NDArray[np.float32]]) -> Any:
+        if key not in self._weights:
+            self._weights[key] = self._network.upload(weights())
+        return self._weights[key]
 
 
-def _like(array: Any, vector: NDArray[np.float32]) -> Any:
-    """``vector`` as an array of the same library and device as ``array``."""
-    return vector if isinstance(array, np.ndarray) else array.new_tensor(vector)
+def _plane(work: ChunkWork, index: Zyx, y: slice, x: slice) -> NDArray[np.float32]:
+    """The weights of a patch across z, as far as it lies in the core: (1, 1, Y, X)."""
+    _, along_y, along_x = patch_weights(work.lattice, index)
+    return (along_y[y, None] * along_x[x])[None, None]
 
 
 def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx) -> Any:

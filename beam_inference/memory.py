@@ -40,18 +40,19 @@ def projected_memory(
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
-    device, so there is one accumulator, one batch and one working set (what the network itself allocates for a batch,
-    ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more while
-    voxels outside the volume are filled in, and the blocks that the store decodes) and its results (one new, and
-    ``trailing_writes`` being written, each once more as the store's own blocks).
+    device, so there is one accumulator (a slab as deep as a patch, and what of it is moved along), one batch and one
+    working set (what the network itself allocates for a batch, ``working_set_bytes``); but each thread holds its
+    cutouts (one in use, ``look_ahead`` under way, one more while voxels outside the volume are filled in, and the
+    blocks that the store decodes) and its results (one new, and ``trailing_writes`` being written, each once more as
+    the store's own blocks).
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
-    accumulator = output_channels * math.prod(core_shape) * 4
+    slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
-    weighted = output_channels * math.prod(patch_input_shape) * 4
-    device = cutout + accumulator + batch + weighted + working_set_bytes
+    patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
+    device = cutout + 2 * slab + batch + patches + working_set_bytes
     host = threads * ((3 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
-    # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back once.
-    host += device - cutout if device_is_host else accumulator
+    # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
+    host += device - cutout if device_is_host else slab
     return MemoryProjection(host_bytes=host, device_bytes=device)

@@ -58,6 +58,7 @@ class Receipt(Frozen):
         crc32: of what was written, its bytes in C order (channel, z, y, x), little-endian.
         channels: statistics of each.
         batch_size: patches per network call; below the job's if the device ran out of memory.
+        uniform_patches: those whose input was one value throughout, and whose answer was known.
         seconds: per stage.
         attempts: per stage.
         finished_at: when its blocks were durable. worker: the process that did it, ``host:pid``.
@@ -70,6 +71,7 @@ class Receipt(Frozen):
     crc32: int
     channels: list[ChannelStatistics]
     batch_size: int
+    uniform_patches: int
     seconds: dict[str, float]
     attempts: dict[str, int]
     finished_at: datetime

@@ -91,6 +91,7 @@ def _count(record: Record) -> None:
     Metrics.counter("beam_inference", f"chunks_{record.outcome}").inc()
     Metrics.counter("beam_inference", "read_bytes").inc(record.read_bytes)
     Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
+    Metrics.counter("beam_inference", "uniform_patches").inc(record.uniform_patches)
     for stage in ("read", "infer", "write"):
         msec = round(1000 * getattr(record, f"{stage}_seconds"))
         Metrics.distribution("beam_inference", f"{stage}_msec").update(msec)

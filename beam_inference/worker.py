@@ -20,7 +20,7 @@ import numpy as np
 import tenacity
 from numpy.typing import NDArray
 
-from beam_inference.chunk_inference import infer_chunk
+from beam_inference.chunk_inference import ChunkResult, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
 from beam_inference.config import Network
 from beam_inference.errors import (
@@ -35,7 +35,6 @@ from beam_inference.errors import (
 )
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, open_input, output_spec, try_network
-from beam_inference.operators.quantize import quantize
 from beam_inference.outputs import open_output
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
 from beam_inference.resolved_job import Box, ResolvedJob
@@ -93,6 +92,7 @@ class Record(NamedTuple):
     read_seconds: float = 0.0
     infer_seconds: float = 0.0
     write_seconds: float = 0.0
+    uniform_patches: int = 0
 
 
 class _Cutout(NamedTuple):
@@ -102,8 +102,7 @@ class _Cutout(NamedTuple):
 
 
 class _Core(NamedTuple):
-    array: NDArray[Any]
-    batch_size: int
+    result: ChunkResult
     read: _Cutout  # its array dropped
     read_bytes: int
     seconds: float
@@ -138,6 +137,8 @@ class Worker:
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.batch_size
+        self._encoding = Encoding(np.dtype(self.job.config.output.dtype), self.job.config.output.value_range)
+        self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
 
     def _model(self) -> Network:
@@ -221,23 +222,26 @@ class Worker:
         work, config = self.job.plan.work(index), self.job.config
         start = time.perf_counter()
 
-        def core() -> NDArray[Any]:
-            result = infer_chunk(
-                cutout.array,
-                work,
-                self._predictor,
-                self._normalize,
-                config.model.output_channels,
-                self._batch_size,
-            )
+        def core() -> ChunkResult:
+            try:
+                result = infer_chunk(
+                    cutout.array,
+                    work,
+                    self._predictor,
+                    self._normalize,
+                    config.model.output_channels,
+                    self._batch_size,
+                    self._encoding,
+                    self._answers,
+                )
+            except NonFiniteError:
+                raise NonFiniteError(_explain_non_finite(cutout.array)) from None
             self._batch_size = result.batch_size  # what was too much for the device once is not tried again
-            if not (np.isfinite(result.core.min()) and np.isfinite(result.core.max())):
-                raise NonFiniteError(_explain_non_finite(cutout.array))
-            return quantize(result.core, np.dtype(config.output.dtype), config.output.value_range)
+            return result
 
         with self._device_lock:
             try:
-                array, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
+                result, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
             except DeviceOutOfMemory as error:
                 raise WorkerFault(str(error)) from error
             except ChunkFault as fault:
@@ -245,8 +249,7 @@ class Worker:
                 raise
             self._failed_at_start = None
         return _Core(
-            array,
-            self._batch_size,
+            result,
             cutout._replace(array=np.empty(0)),
             cutout.array.nbytes,
             time.perf_counter() - start,
@@ -256,10 +259,11 @@ class Worker:
     def _write(self, index: int, core: _Core) -> Record:
         box = self.job.plan.chunks.core_box(index)
         start = time.perf_counter()
-        statistics = [_statistics(channel) for channel in core.array]
-        checksum = crc32(core.array)
+        array = core.result.core
+        statistics = [_statistics(channel) for channel in array]
+        checksum = crc32(array)
         _, attempts = self._attempt(
-            lambda: self._output.write(box, core.array), index, "write", lambda e: isinstance(e, TransientWriteError)
+            lambda: self._output.write(box, array), index, "write", lambda e: isinstance(e, TransientWriteError)
         )
         seconds = time.perf_counter() - start
         self.state.write_receipt(
@@ -268,7 +272,8 @@ class Worker:
                 box=Box.of(box),
                 crc32=checksum,
                 channels=statistics,
-                batch_size=core.batch_size,
+                batch_size=core.result.batch_size,
+                uniform_patches=core.result.uniform_patches,
                 seconds={"read": core.read.seconds, "infer": core.seconds, "write": seconds},
                 attempts={"read": core.read.attempts, "infer": core.attempts, "write": attempts},
                 finished_at=datetime.now(UTC),
@@ -277,7 +282,16 @@ class Worker:
                 fingerprint=self.job.fingerprint,
             )
         )
-        return Record(index, "done", core.read_bytes, core.array.nbytes, core.read.seconds, core.seconds, seconds)
+        return Record(
+            index,
+            "done",
+            read_bytes=core.read_bytes,
+            written_bytes=array.nbytes,
+            read_seconds=core.read.seconds,
+            infer_seconds=core.seconds,
+            write_seconds=seconds,
+            uniform_patches=core.result.uniform_patches,
+        )
 
     def _quarantine(self, index: int, fault: ChunkFault) -> Record:
         work = self.job.plan.work(index)

@@ -208,6 +208,7 @@ def receipts_per_second() -> dict[str, float]:
                         "crc32": 0,
                         "channels": [channel],
                         "batch_size": 1,
+                        "uniform_patches": 0,
                         "seconds": {"read": 0.1, "infer": 0.1, "write": 0.1},
                         "attempts": {"read": 1, "infer": 1, "write": 1},
                         "finished_at": datetime.now(UTC),

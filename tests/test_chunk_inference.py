@@ -1,18 +1,22 @@
 from contextlib import nullcontext
+from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from helpers import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beam_inference.blending import patch_weights
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import infer_chunk
-from beam_inference.errors import DeviceOutOfMemory, ModelContractError
+from beam_inference.chunk_inference import UNIFORM_ANSWERS, Encoding, infer_chunk
+from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.fill import fill_outside, source_box
 from beam_inference.operators.quantize import quantize
 from beam_inference.plan import make_plan
 from beam_inference.predictors.identity import IdentityPredictor
+from beam_inference.predictors.torch_predictor import TorchPredictor
 
 
 class NumpyNetwork(IdentityPredictor):
@@ -209,3 +213,151 @@ def test_a_cutout_of_another_box_is_refused():
     work = make().work(0)
     with pytest.raises(ValueError, match="the cutout has shape"):
         infer_chunk(np.zeros((1, 2, 2, 2)), work, NumpyNetwork(), unchanged, 1, 1)
+
+
+def whole(array, plan, function, channels):
+    """All patches blended into an accumulator as large as the ROI, by the same operations in the same order."""
+    roi, lattice = plan.chunks.roi, plan.lattice
+    result = np.zeros((channels, *roi.shape), np.float32)
+    for index in product(*(range(axis.count) for axis in lattice.axes)):
+        box = lattice.patch_box(index)
+        if box.intersection(roi).size == 0:
+            continue
+        prediction = function(cutout(array, plan, box)[None].astype(np.float32))[0]
+        z, y, x = patch_weights(lattice, index)
+        part = prediction * (y[:, None] * x) * z[:, None, None]
+        here = box.intersection(roi)
+        result[(slice(None), *here.slices_in(roi))] += part[(slice(None), *here.slices_in(box))]
+    return result
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_the_slab_gives_the_bits_of_an_accumulator_for_all(data):
+    patch = data.draw(st.tuples(*[st.integers(1, 6)] * 3))
+    plan = make(
+        shape=data.draw(st.tuples(st.integers(1, 25), st.integers(1, 9), st.integers(1, 9))),
+        patch=patch,
+        overlap=tuple(data.draw(st.integers(0, p - 1)) for p in patch),
+        chunk=data.draw(st.tuples(st.integers(1, 25), st.integers(1, 9), st.integers(1, 9))),
+    )
+    array = random_volume(plan.volume.shape)
+    found = infer_all(array, plan, NumpyNetwork(position_dependent), 2, data.draw(st.integers(1, 3)))
+    np.testing.assert_array_equal(found, whole(array, plan, position_dependent, 2))
+
+
+def torch_network():
+    return TorchPredictor(lambda batch: torch.cat([batch, 1 - batch], 1), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("value_range", [(0.0, 1.0), (-0.3, 0.7)])
+def test_values_are_encoded_where_they_are_to_the_same_bits(dtype, value_range):
+    array, plan = random_volume((17, 23, 29)), make(chunk=(9, 23, 29))
+    encoding = Encoding(np.dtype(dtype), None if dtype == "float32" else value_range)
+    for network in (NumpyNetwork(lambda batch: np.concatenate([batch, 1 - batch], 1)), torch_network()):
+        for index in range(plan.chunks.count):
+            work = plan.work(index)
+            arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, 2)
+            plain = infer_chunk(*arguments).core
+            encoded = infer_chunk(*arguments, encoding).core
+            assert encoded.dtype == dtype
+            np.testing.assert_array_equal(encoded, quantize(plain, *encoding))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_that_is_not_finite_is_refused_before_it_is_rounded_away(value):
+    def broken(batch):
+        batch = batch.copy()
+        batch[0, 0, 5, 7, 9] = value
+        return batch
+
+    plan = make(chunk=(17, 23, 29))
+    array = cutout(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
+    for encoding in (Encoding(np.dtype("float32")), Encoding(np.dtype("uint8"), (0, 1))):
+        with pytest.raises(NonFiniteError):
+            infer_chunk(array, plan.work(0), NumpyNetwork(broken), unchanged, 1, 2, encoding)
+
+
+def padded_volume():
+    """Background of two values around a little texture."""
+    array = np.zeros((17, 23, 29), np.uint8)
+    array[:, :, 15:] = 7
+    array[4:9, 5:12, 3:12] = np.random.default_rng(5).integers(0, 256, (5, 7, 9))
+    return array
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("chunk", [(17, 23, 29), (5, 9, 13)])
+def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, monkeypatch):
+    array, plan, answers = padded_volume(), make(chunk=chunk), {}
+    network, counted = NumpyNetwork(position_dependent), 0
+    result = np.zeros((2, 17, 23, 29), np.float32)
+    for index in range(plan.chunks.count):
+        work = plan.work(index)
+        arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, batch_size)
+        found = infer_chunk(*arguments, answers=answers)
+        result[(slice(None), *work.core_box.slices_in(plan.chunks.roi))] = found.core
+        counted += found.uniform_patches
+    assert set(answers) == {(0,), (7,)}
+    uniform = sum(np.ptp(cutout(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan))
+    if plan.chunks.count == 1:
+        assert counted == uniform > 20
+        assert len(network.batches) == 2 + -(-(plan.lattice.count - uniform) // batch_size)
+    monkeypatch.setattr("beam_inference.chunk_inference.UNIFORM_ANSWERS", 0)
+    np.testing.assert_array_equal(result, infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size))
+
+
+def all_patches(plan):
+    return product(*(range(axis.count) for axis in plan.lattice.axes))
+
+
+def test_a_chunk_of_nothing_but_background_costs_no_call_once_its_answer_is_known():
+    plan = make()
+    network, answers = NumpyNetwork(), {}
+    array = np.full((17, 23, 29), 3, np.uint8)
+    for index in range(plan.chunks.count):
+        work = plan.work(index)
+        found = infer_chunk(
+            cutout(array, plan, work.input_box), work, network, unchanged, 1, 4, Encoding(np.dtype("float32")), answers
+        )
+        np.testing.assert_allclose(found.core, 3, rtol=1e-6)
+        assert found.uniform_patches == work.patch_count
+    assert network.batches == [4]
+
+
+def test_values_beyond_the_few_that_are_kept_and_nan_are_computed():
+    plan = make(patch=(1, 8, 10), overlap=(0, 0, 0), chunk=(17, 23, 29))
+    work = plan.work(0)
+    array = np.broadcast_to(np.arange(17, dtype=np.float32)[:, None, None], (17, 23, 29))
+    found = infer_chunk(cutout(array, plan, work.input_box), work, NumpyNetwork(), unchanged, 1, 2)
+    np.testing.assert_allclose(found.core[0], array, rtol=1e-6)
+    assert found.uniform_patches == UNIFORM_ANSWERS * work.patch_count / 17
+    nothing = np.full((17, 23, 29), np.nan, np.float32)
+    with pytest.raises(NonFiniteError):
+        infer_chunk(cutout(nothing, plan, work.input_box), work, NumpyNetwork(), unchanged, 1, 2)
+
+
+def test_channels_are_uniform_each_in_its_own_value():
+    plan = make(chunk=(17, 23, 29))
+    array = np.stack([np.full((17, 23, 29), 2.0, np.float32), np.full((17, 23, 29), 5.0, np.float32)])
+    found = infer_chunk(array, plan.work(0), NumpyNetwork(lambda b: b[:, 1:] - b[:, :1]), unchanged, 1, 2)
+    np.testing.assert_allclose(found.core, 3, rtol=1e-6)
+    assert found.uniform_patches == plan.lattice.count
+
+
+def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
+    plan = make(chunk=(17, 23, 29))
+    work, answers = plan.work(0), {(9.0,): "of another batch size"}
+    network = NumpyNetwork(position_dependent, largest_batch=2)
+    found = infer_chunk(
+        cutout(padded_volume(), plan, work.input_box),
+        work,
+        network,
+        unchanged,
+        2,
+        8,
+        Encoding(np.dtype("float32")),
+        answers,
+    )
+    assert (found.batch_size, set(network.batches), set(answers)) == (2, {2}, {(0,), (7,)})

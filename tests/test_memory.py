@@ -20,10 +20,11 @@ BASE = {
 
 
 def test_the_sum_by_hand():
-    cutout, core, batch = 20 * 100 * 100, 16 * 96 * 96, (2 * (1 + 3) + 3) * 10 * 50 * 50 * 4
+    cutout, core, patches = 20 * 100 * 100, 16 * 96 * 96, (2 * (1 + 3) + 3 * 3) * 10 * 50 * 50 * 4
+    slab = 3 * 10 * 96 * 96 * 4
     projection = projected_memory(**BASE)
-    assert projection.device_bytes == cutout + 3 * core * 4 + batch + 10**6
-    assert projection.host_bytes == 2 * (4 * cutout + 3 * 3 * core) + 3 * core * 4 + batch + 10**6
+    assert projection.device_bytes == cutout + 2 * slab + patches + 10**6
+    assert projection.host_bytes == 2 * (4 * cutout + 3 * 3 * core) + 2 * slab + patches + 10**6
 
 
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():

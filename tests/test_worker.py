@@ -7,7 +7,7 @@ import pytest
 from helpers import job_values, read_volume, write_volume
 
 from beam_inference import worker as worker_module
-from beam_inference.errors import ModelContractError, StateError, TransientReadError, WorkerFault
+from beam_inference.errors import ModelContractError, NonFiniteError, StateError, TransientReadError, WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.state import State
@@ -165,10 +165,9 @@ def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch, mon
     infer = worker_module.infer_chunk
 
     def sometimes(cutout, work, *rest):
-        result = infer(cutout, work, *rest)
         if work.index % 4 == 1:
-            result.core[0, 0, 0, 0] = np.inf
-        return result
+            raise NonFiniteError("NaN")
+        return infer(cutout, work, *rest)
 
     monkeypatch.setattr(worker_module, "infer_chunk", sometimes)
     found = outcomes(worker)
@@ -208,10 +207,9 @@ def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_i
     infer = worker_module.infer_chunk
 
     def fails_at_the_start(cutout, work, *rest):
-        result = infer(cutout, work, *rest)
         if work.index < 6:
-            result.core[:] = np.nan
-        return result
+            raise NonFiniteError("NaN")
+        return infer(cutout, work, *rest)
 
     monkeypatch.setattr(worker_module, "infer_chunk", fails_at_the_start)
     found = outcomes(worker)

@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding
+from beam_inference.operators.quantize import quantize
+
 
 class IdentityPredictor:
     """Returns each batch unchanged (after the activation), with NumPy on the host."""
@@ -33,9 +36,13 @@ class IdentityPredictor:
             return np.asarray(1 / (1 + np.exp(-batch)), np.float32)
         return batch
 
-    def download(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The array itself."""
-        return array
+    def copy(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """An array of its own, with the same values."""
+        return array.copy()
+
+    def download(self, array: NDArray[np.float32], encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
+        """The array, encoded; float32 ones as they are."""
+        return quantize(array, encoding.dtype, encoding.value_range)
 
     def describe(self) -> dict[str, str]:
         """Engine "identity", which has no version."""

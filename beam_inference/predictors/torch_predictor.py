@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
@@ -93,10 +94,25 @@ class TorchPredictor:
             # A network may return its input, which the next batch overwrites: never more than one batch is alive.
             return result.softmax(dim=1) if self._activation == "softmax" else result
 
-    def download(self, array: torch.Tensor) -> NDArray[np.float32]:
-        """The tensor as a NumPy array; on the CPU without a copy."""
+    def copy(self, array: torch.Tensor) -> torch.Tensor:
+        """A tensor of its own, with the same values."""
         with _device_errors():
-            result: NDArray[np.float32] = array.cpu().numpy()
+            return array.clone()
+
+    def download(self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
+        """The tensor, encoded, as a NumPy array; float32 ones on the CPU without a copy.
+
+        The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`, and the same bits.
+        """
+        with _device_errors():
+            if encoding.value_range is not None:
+                low, high = encoding.value_range
+                info = np.iinfo(encoding.dtype)
+                step = (float(info.max) - float(info.min)) / (high - low)
+                array.sub_(np.float32(low).item()).mul_(np.float32(step).item()).round_()
+                array = array.clamp_(0, float(info.max - info.min)).add_(float(info.min))
+                array = array.to(getattr(torch, encoding.dtype.name))
+            result: NDArray[Any] = array.cpu().numpy()
         return result
 
     def describe(self) -> dict[str, str]:
