@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
+PEERS := .venv-peers
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench load airflow-test airflow-parse clean
+.PHONY: setup demo test test-all lint type format bench bench-peers load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -40,6 +41,14 @@ format: $(READY)
 bench: $(READY)  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench
 
+bench-peers: $(READY) $(PEERS)/.ready  ## the patch loop against MONAI, nnU-Net, torchio and chunkflow; half an hour
+	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
+
+$(PEERS)/.ready: benchmarks/peers-requirements.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
+	touch $@
+
 load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
 	$(BIN)/python -m benchmarks.load
 
@@ -55,7 +64,7 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(AIRFLOW) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(PEERS) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may stand in the environment: make image PROJECT=… REGION=…

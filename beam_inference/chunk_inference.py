@@ -78,6 +78,9 @@ class Network(Protocol):
     def copy(self, array: Any) -> Any:
         """A device array of its own, with the same values."""
 
+    def multiply(self, array: Any, by: Any, out: Any) -> None:
+        """Write the product of two device arrays into a third."""
+
     def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
         """A float32 device array, encoded there, as a NumPy array of its own. The device array may be overwritten."""
 
@@ -219,16 +222,18 @@ class _Core:
         self._work, self._network, self._encoding = work, network, encoding
         self._layer = work.patches[0][0]
         depth = min(work.lattice.patch_shape[0], work.core_box.shape[0])
-        self._slab = network.zeros((channels, depth, *work.core_box.shape[1:]))
+        # Z before the channels: what leaves, and what moves, is then one piece of memory.
+        self._slab = network.zeros((depth, channels, *work.core_box.shape[1:]))
+        self._weighted = network.zeros((work.lattice.patch_shape[0], channels, *work.lattice.patch_shape[1:]))
         self._encoded = np.empty((channels, *work.core_box.shape), encoding.dtype)
         self._weights: dict[tuple[int, ...], Any] = {}
 
     def blend(self, index: Zyx, prediction: Any) -> None:
         """Add one patch's weighted prediction (C, Z, Y, X).
 
-        The first product makes a new array: what the network returned may be its own buffer, or a view of one value.
-        Products and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some
-        voxels of an array and not for others, which would make the bits depend on where a chunk is cut.
+        It is not weighted in place: what the network returned may be its own buffer, or a view of one value. Products
+        and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some voxels of an
+        array and not for others, which would make the bits depend on where a chunk is cut.
         """
         if index[0] != self._layer:
             self._advance(index[0])
@@ -236,11 +241,13 @@ class _Core:
         box = work.lattice.patch_box(index)
         here = box.intersection(work.core_box)
         z, y, x = here.slices_in(box)
-        part = prediction[:, z, y, x] * self._on_device(index[1:], lambda: _plane(work, index, y, x))
-        part *= self._on_device(index[:1], lambda: patch_weights(work.lattice, index)[0][z].reshape(1, -1, 1, 1))
+        part = self._weighted[z, :, y, x]
+        plane = self._on_device(index[1:], lambda: _plane(work, index, y, x))
+        self._network.multiply(prediction[:, z, y, x].swapaxes(0, 1), plane, part)
+        part *= self._on_device(index[:1], lambda: patch_weights(work.lattice, index)[0][z].reshape(-1, 1, 1, 1))
         first = self._rows(self._layer).start
         _, y, x = here.slices_in(work.core_box)
-        self._slab[:, here.start[0] - first : here.stop[0] - first, y, x] += part
+        self._slab[here.start[0] - first : here.stop[0] - first, :, y, x] += part
 
     def finished(self) -> NDArray[Any]:
         """The core; no patch is left to blend."""
@@ -259,17 +266,19 @@ class _Core:
         gone, kept = after.start - before.start, before.stop - after.start
         if gone:
             self._leave(after.start)
-            self._slab[:, :kept] = self._network.copy(self._slab[:, gone : gone + kept])
-            self._slab[:, kept:] = 0
+            self._slab[:kept] = self._network.copy(self._slab[gone : gone + kept])
+            self._slab[kept:] = 0
         self._layer = layer
 
     def _leave(self, stop: int) -> None:
         """Encode the slab's voxels before ``stop``, and bring them to the host."""
         first, offset = self._rows(self._layer).start, self._work.core_box.start[0]
-        part = self._slab[:, : stop - first]
-        if not (np.isfinite(float(part.min())) and np.isfinite(float(part.max()))):
+        part = self._slab[: stop - first]
+        # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
+        if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
             raise NonFiniteError("NaN or infinite values after blending")
-        self._encoded[:, first - offset : stop - offset] = self._network.download(part, self._encoding)
+        encoded = self._network.download(part, self._encoding)
+        self._encoded[:, first - offset : stop - offset] = encoded.swapaxes(0, 1)
 
     def _on_device(self, key: tuple[int, ...], weights: Callable[[], NDArray[np.float32]]) -> Any:
         if key not in self._weights:

@@ -40,6 +40,10 @@ class IdentityPredictor:
         """An array of its own, with the same values."""
         return array.copy()
 
+    def multiply(self, array: NDArray[np.float32], by: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+        """Write the product of two arrays into a third."""
+        np.multiply(array, by, out=out)
+
     def download(self, array: NDArray[np.float32], encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
         """The array, encoded; float32 ones as they are."""
         return quantize(array, encoding.dtype, encoding.value_range)

@@ -99,6 +99,11 @@ class TorchPredictor:
         with _device_errors():
             return array.clone()
 
+    def multiply(self, array: torch.Tensor, by: torch.Tensor, out: torch.Tensor) -> None:
+        """Write the product of two tensors into a third."""
+        with _device_errors():
+            torch.mul(array, by, out=out)
+
     def download(self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
         """The tensor, encoded, as a NumPy array; float32 ones on the CPU without a copy.
 

@@ -1,0 +1,201 @@
+"""One tool doing one volume with one network, as a process of its own: ``python contenders.py TOOL NETWORK THREADS``.
+
+Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of the peers for the
+others. All do the same 36 patches of 16×128×128 at an overlap of a quarter, and make three float32 channels. NETWORK is
+"null", which repeats its input, or "unet", the residual U-Net in PyTorch's eager mode ("unet-openvino" for ours only).
+Prints JSON: the peak of memory that the first run takes beyond what was held before, and seconds of each later run.
+
+Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is stored, and normalises.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is run by name, also where nothing is installed
+from benchmarks.measure import peak_bytes
+
+PATCH, OVERLAP, SHAPE, CHANNELS = (16, 128, 128), (4, 32, 32), (52, 320, 320), 3
+PATCHES = 36
+UNET = Path(__file__).parents[1] / "beam_inference" / "residual_unet.py"
+Run = Callable[[], Any]
+Array = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+def unet() -> torch.nn.Module:
+    """The residual U-Net, from its file: the package need not be installed."""
+    spec = importlib.util.spec_from_file_location("residual_unet", UNET)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.manual_seed(0)
+    network: torch.nn.Module = module.ResidualUNet(output_channels=CHANNELS).eval()
+    return network
+
+
+class Null(torch.nn.Module):
+    """Repeats its one channel."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        """(N, 1, Z, Y, X) to (N, CHANNELS, Z, Y, X)."""
+        return batch.repeat(1, CHANNELS, 1, 1, 1)
+
+
+def network_of(name: str) -> torch.nn.Module:
+    return Null() if name == "null" else unet()
+
+
+def beam_inference(name: str, threads: int, volume: Array) -> Run:
+    from beam_inference.bounding_box import BoundingBox
+    from beam_inference.chunk_inference import infer_chunk
+    from beam_inference.environment import keep_freed_memory
+    from beam_inference.operators.normalize import unit
+    from beam_inference.plan import make_plan
+    from beam_inference.predictors.engines import openvino_forward
+    from beam_inference.predictors.torch_predictor import TorchPredictor
+
+    box = BoundingBox((0, 0, 0), volume.shape)
+    plan = make_plan(
+        volume=box,
+        roi=box,
+        context=(0, 0, 0),
+        patch_shape=PATCH,
+        patch_overlap=OVERLAP,
+        chunk_shape=volume.shape,
+        crop_margin=(0, 0, 0),
+        seams="recompute",
+        chunk_crop_margin=(0, 0, 0),
+    )
+    keep_freed_memory()  # as a worker does
+    work = plan.work(0)
+    network: Any = network_of(name)
+    if name == "unet-openvino":
+        network = openvino_forward(network, (1, 1, *PATCH), threads)
+    predictor = TorchPredictor(network, torch.device("cpu"), threads=threads)
+    cutout = volume[None]
+    normalize = unit(cutout.dtype)
+    return lambda: infer_chunk(cutout, work, predictor, normalize, CHANNELS, 1).core
+
+
+def monai(name: str, _: int, volume: Array) -> Run:
+    from monai.inferers import SlidingWindowInferer
+
+    network, array = network_of(name), torch.from_numpy(volume / np.float32(255))[None, None]
+    inferer = SlidingWindowInferer(roi_size=PATCH, sw_batch_size=1, overlap=0.25, mode="gaussian")
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return inferer(array, network)
+
+    return run
+
+
+def nnunet(name: str, _: int, volume: Array) -> Run:
+    os.environ |= {key: tempfile.gettempdir() for key in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    predictor = nnUNetPredictor(
+        tile_step_size=0.75,
+        use_gaussian=True,
+        use_mirroring=False,
+        perform_everything_on_device=False,
+        device=torch.device("cpu"),
+        allow_tqdm=False,
+    )
+    predictor.network = network_of(name)
+    predictor.configuration_manager = SimpleNamespace(patch_size=PATCH)
+    predictor.label_manager = SimpleNamespace(num_segmentation_heads=CHANNELS)
+    array = torch.from_numpy(volume / np.float32(255))[None]
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return predictor.predict_sliding_window_return_logits(array)
+
+    return run
+
+
+def torchio(name: str, _: int, volume: Array) -> Run:
+    import torchio as tio
+
+    network = network_of(name)
+    subject = tio.Subject(image=tio.ScalarImage(tensor=torch.from_numpy(volume / np.float32(255))[None]))
+
+    def run() -> Any:
+        sampler = tio.inference.GridSampler(subject, PATCH, OVERLAP)
+        aggregator = tio.inference.GridAggregator(sampler, overlap_mode="hann")
+        loader = tio.SubjectsLoader(sampler, batch_size=1)
+        with torch.inference_mode():
+            for batch in loader:
+                aggregator.add_batch(network(batch["image"][tio.DATA]), batch[tio.LOCATION])
+        return aggregator.get_output_tensor()
+
+    return run
+
+
+def chunkflow(name: str, _: int, volume: Array) -> Run:
+    from chunkflow.chunk import Chunk
+    from chunkflow.flow.divid_conquer.inferencer import Inferencer
+
+    model = weights = ""
+    folder = Path(tempfile.mkdtemp())
+    if name == "unet":
+        model, weights = str(folder / "model.py"), str(folder / "weights.pt")
+        Path(model).write_text(
+            f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
+            "from benchmarks.contenders import unet\n\nInstantiatedModel = unet()\n"
+        )
+        torch.save(unet().state_dict(), weights)
+    inferencer = Inferencer(
+        model,
+        weights,
+        input_patch_size=PATCH,
+        output_patch_overlap=OVERLAP,
+        num_output_channels=CHANNELS,
+        framework="identity" if name == "null" else "pytorch",
+        batch_size=1,
+    )
+    chunk = Chunk(volume / np.float32(255))
+    return lambda: inferencer(chunk)
+
+
+TOOLS: dict[str, Callable[[str, int, Array], Run]] = {
+    "beam-inference": beam_inference,
+    "MONAI": monai,
+    "nnU-Net": nnunet,
+    "torchio": torchio,
+    "chunkflow": chunkflow,
+}
+
+
+def main(tool: str, network: str, threads: str, repeats: str) -> None:
+    """Run a tool, and print its figures as the last line."""
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(int(threads))
+    volume = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    TOOLS[tool](network, int(threads), volume[tuple(map(slice, PATCH))].copy())()  # libraries load what they need
+    run = TOOLS[tool](network, int(threads), volume)
+    peak = peak_bytes(run)
+    seconds = []
+    for _ in range(int(repeats)):
+        start = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - start)
+    print(json.dumps({"seconds": seconds, "peak_bytes": peak}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,61 @@
+"""What all benchmarks share: ratios from runs taken in turn, the peak of a process's memory, the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+
+def ratio(first: Callable[[], Any], second: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Seconds of both, run in turn after one warm-up each, and the median of the pairwise ratios first / second."""
+    pairs = []
+    for repeat in range(repeats + 1):
+        times = []
+        for action in (first, second):
+            start = time.perf_counter()
+            action()
+            times.append(time.perf_counter() - start)
+        if repeat:
+            pairs.append((times[0], times[1]))
+    return ratio_of_pairs(pairs)
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """The median and the range of the ratios, and the medians of both."""
+    ratios = sorted(a / b for a, b in pairs)
+    return {
+        "ratio": round(median(ratios), 3),
+        "min": round(ratios[0], 3),
+        "max": round(ratios[-1], 3),
+        "seconds": round(median(a for a, _ in pairs), 4),
+        "against_seconds": round(median(b for _, b in pairs), 4),
+    }
+
+
+def peak_bytes(action: Callable[[], Any]) -> int:
+    """The most memory that an action takes beyond what the process holds before it (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak that the kernel keeps
+    before = _status_bytes("VmRSS")
+    action()
+    return _status_bytes("VmHWM") - before
+
+
+def _status_bytes(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+
+def machine(*packages: str) -> dict[str, Any]:
+    """What the figures were taken on."""
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.machine(),
+    )
+    versions = {name: metadata.version(name) for name in packages}
+    return {"processor": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
