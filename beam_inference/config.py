@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import unquote
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     FiniteFloat,
     PositiveFloat,
-    Strict,
     Tag,
     model_validator,
+)
+
+from beam_inference.storage import (
+    Count,
+    Integer,
+    Model,
+    Natural,
+    Storage,
+    Url,
+    WritableUrl,
+    holds_credentials,
 )
 
 INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
@@ -37,45 +44,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, int) else value
 
 
-def _as_path(value: object) -> object:
-    if isinstance(value, str) and not value.strip():
-        raise ValueError("an empty path")
-    if isinstance(value, str):
-        refuse_credentials(value)
-    return value
-
-
-def holds_credentials(text: str) -> bool:
-    """Whether a URL, as it is or percent-decoded, carries a password, a signature or a token."""
-    return any(_CREDENTIALS_IN_URL.search(each) is not None for each in (text, unquote(text)))
-
-
-def refuse_credentials(url: str) -> None:
-    """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
-    if holds_credentials(url):
-        raise ValueError(
-            "this URL holds credentials (user:password@, or a signature or token after ?). What a job names is "
-            "recorded beside its output and told in messages, where others can read it. Let the store find its "
-            "credentials, see docs/object-stores.md"
-        )
-
-
-def _as_writable(value: object) -> object:
-    if isinstance(value, str) and re.match("https?://", value):
-        raise ValueError("http(s):// can only be read from; write to a local folder, gs:// or s3://")
-    return _as_path(value)
-
-
-_CREDENTIALS_IN_URL = re.compile(
-    r"://[^/@]*@|://[^/]*:(?!\d+(/|$))[^@]*@"  # a secret may hold a slash, and a port is none
-    r"|[?&][^=&]*(signature|token|credential|secret|password|passwd|pwd|key|sig|auth|jwt|code)[^=&]*=",
-    re.IGNORECASE,
-)
 _SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
-_FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
-Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
-Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
-Natural = Annotated[int, Strict(), Field(ge=0, le=_FARTHEST)]
 _InThree = BeforeValidator(
     _three, json_schema_input_type=tuple[int, int, int] | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")]
 )
@@ -84,14 +53,6 @@ Shape = Annotated[tuple[Count, Count, Count], _InThree]
 Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]
 VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 Range = tuple[FiniteFloat, FiniteFloat]
-Url = Annotated[str, BeforeValidator(_as_path)]
-WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
-
-
-class Model(BaseModel):
-    """Frozen, and strict about unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
 
 class Input(Model):
@@ -195,6 +156,14 @@ def _normalize(value: object) -> object:
     return value
 
 
+class Channel(Model):
+    """What an output channel says."""
+
+    affinity: Point | None = Field(
+        None, description="offset, ZYX: whether a voxel and the one at this offset belong together; else of the voxel"
+    )
+
+
 class Network(Model):
     """The trained network."""
 
@@ -208,6 +177,9 @@ class Network(Model):
     sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
     input_channels: Count = 1
     output_channels: Count = 1
+    channels: list[Channel] | None = Field(
+        None, description="what each output channel says; inference.augment needs it"
+    )
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     normalize: Annotated[
         Annotated[Literal["none", "unit"], Tag("name")] | Annotated[Affine, Tag("affine")],
@@ -238,6 +210,8 @@ class Network(Model):
                 raise ValueError("identity takes no sha256 and no softmax")
             if self.input_channels != self.output_channels:
                 raise ValueError("identity needs as many output_channels as input_channels")
+        if self.channels is not None and len(self.channels) != self.output_channels:
+            raise ValueError(f"channels describes {len(self.channels)}, output_channels says {self.output_channels}")
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
@@ -267,6 +241,9 @@ class Inference(Model):
         "auto",
         description="what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is installed "
         "and gives what PyTorch gives, else torch; decided at first launch, kept ever after",
+    )
+    augment: Literal["none", "xy", "xyz"] = Field(
+        "none", description="mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
     )
     threads: Count | None = Field(
         None,
@@ -302,48 +279,6 @@ class Job(Model):
     run_length: Count | None = Field(None, description="chunks per Beam element; default from their number")
 
 
-class Gcs(Model):
-    """Google Cloud Storage (``gs://``); credentials are Google's application default ones."""
-
-    endpoint: Url | None = Field(
-        None, description="another server of the same protocol; default $STORAGE_EMULATOR_HOST"
-    )
-    user_project: str | None = Field(None, description="who is billed, for buckets where the requester pays")
-    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
-
-
-class S3(Model):
-    """Amazon S3 and compatible stores (``s3://``)."""
-
-    endpoint: Url | None = Field(None, description="of a compatible store; default $AWS_ENDPOINT_URL, else Amazon's")
-    region: str | None = Field(None, description="default $AWS_REGION; needed beside endpoint only if the store asks")
-    credentials: Literal["default", "environment", "profile", "imds", "ecs", "anonymous"] | None = Field(
-        None, description="where the workers find their keys; the keys themselves never stand in a job file"
-    )
-    profile: str | None = Field(None, description="which profile, for credentials: profile")
-    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.profile is not None and self.credentials != "profile":
-            raise ValueError("profile has an effect only with credentials: profile; remove it, or write that")
-        return self
-
-
-class Http(Model):
-    """Volumes and files served over ``http(s)://``, read-only."""
-
-    concurrency: Count | None = Field(None, description="requests at a time per process; TensorStore's default is 32")
-
-
-class Storage(Model):
-    """How object stores are reached; nothing here changes the output's bytes, and nothing here is secret."""
-
-    gcs: Gcs = Gcs()
-    s3: S3 = S3()
-    http: Http = Http()
-
-
 class JobConfig(Model):
     """A job file.
 
@@ -374,6 +309,14 @@ class JobConfig(Model):
                 f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
                 f"{list(inference.patch_shape)}: its first number must be 1"
             )
+        plane = [list(shape[1:]) for shape in (inference.patch_shape, model.crop_margin)]
+        if inference.augment != "none" and any(y != x for y, x in plane):
+            raise ValueError(
+                f"inference.augment: {inference.augment} swaps y and x, but patches are {plane[0]} and crop margins "
+                f"{plane[1]} there (y, x): they must be equal"
+            )
+        if model.dims == 2 and inference.augment == "xyz":
+            raise ValueError("a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy")
         if model.batch_norm == "batch" and inference.batch_size != 1:
             raise ValueError(
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
-from beam_inference.config import JobConfig, Network, Storage, factory_parts, refuse_credentials
+from beam_inference.config import JobConfig, Network, factory_parts
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job_text
+from beam_inference.storage import Storage, refuse_credentials
 from beam_inference.stores import LOCAL, TRANSFER_SECONDS, read_file, storage_of_environment
 
 

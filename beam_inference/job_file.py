@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from beam_inference.config import Affine, JobConfig, factory_parts, holds_credentials
+from beam_inference.config import Affine, JobConfig, factory_parts
 from beam_inference.errors import ConfigError
+from beam_inference.storage import holds_credentials
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

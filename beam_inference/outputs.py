@@ -10,8 +10,8 @@ import numpy as np
 import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.config import Storage
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.storage import Storage
 from beam_inference.stores import LOCAL, kvstore_spec, one_line, open_kvstore, opened
 from beam_inference.volumes import Volume, VoxelSizeNm, as_volume, detect_driver
 

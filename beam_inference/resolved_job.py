@@ -96,7 +96,11 @@ class ResolvedJob(Frozen):
                 "sha256": self.model_sha256,
                 "factory": _factory_name(config.model.path),
             },
-            "engine": {**self.engine, "batch_size": config.inference.batch_size},
+            "engine": {
+                **self.engine,
+                "batch_size": config.inference.batch_size,
+                "augment": config.inference.augment,
+            },
             "geometry": {
                 "roi": self.roi.model_dump(mode="json"),
                 "domain": Box.of(plan.lattice.domain).model_dump(mode="json"),

@@ -27,9 +27,9 @@ import tenacity
 import tensorstore as ts
 from pydantic import ValidationError
 
-from beam_inference.config import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.resolved_job import Box, Frozen, ResolvedJob
+from beam_inference.storage import Storage
 from beam_inference.stores import LOCAL, PATIENCE_SECONDS, TRANSFER_SECONDS, is_transient, one_line, open_kvstore
 
 CHUNKS_PER_FOLDER = 4096

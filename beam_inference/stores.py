@@ -18,9 +18,9 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from beam_inference.config import Storage, holds_credentials
 from beam_inference.environment import variable_set
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.storage import Storage, holds_credentials
 
 Value = TypeVar("Value")
 

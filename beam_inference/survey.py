@@ -14,7 +14,7 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts, refuse_credentials
+from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
@@ -22,6 +22,7 @@ from beam_inference.outputs import OutputSpec, default_bounds, open_output
 from beam_inference.plan import check_alignment
 from beam_inference.predictors import resolved_device
 from beam_inference.resolved_job import Box, ResolvedJob
+from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
 from beam_inference.volumes import Volume, detect_driver, precomputed_scales
 

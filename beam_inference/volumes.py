@@ -19,9 +19,9 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.config import Storage
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
+from beam_inference.storage import Storage
 from beam_inference.stores import (
     LOCAL,
     TRANSFER_SECONDS,

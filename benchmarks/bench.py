@@ -1,7 +1,8 @@
-"""How much the job adds to the bare network: ``make bench``, or ``python -m benchmarks.bench [--repeats 5]``.
+"""What the job adds to the bare network, and what each part of it costs: ``make bench``.
 
 Each row is a ratio from runs taken in turn, A B A B, so that a machine whose speed drifts does not matter. Writes
-``benchmarks/results/job.json``.
+``benchmarks/results/job.json``. The network is the residual U-Net with random weights, its patches 16×96×96 at an
+overlap of a quarter.
 """
 
 from __future__ import annotations
@@ -9,188 +10,241 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import infer_chunk
-from beam_inference.demo import tissue
-from beam_inference.demo.tissue import tissue_network
+from beam_inference.chunk_inference import Encoding, infer_chunk
+from beam_inference.config import JobConfig
+from beam_inference.environment import keep_freed_memory
 from beam_inference.job_file import parse_job
 from beam_inference.operators.normalize import unit
 from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.plan import ChunkWork, make_plan
-from beam_inference.predictors.identity import IdentityPredictor
-from beam_inference.predictors.torch_predictor import TorchPredictor
+from beam_inference.predictors import Predictor, load_predictor
+from beam_inference.residual_unet import ResidualUNet
 from beam_inference.runner import run_job
 from beam_inference.state import ChannelStatistics, Receipt, State
 from beam_inference.survey import survey
+from benchmarks.measure import machine, ratio, ratio_of_pairs
 
-SHAPE = (96, 192, 192)
-PATCH, OVERLAP, BATCH = (32, 64, 64), (8, 16, 16), 4
+PATCH, OVERLAP, SHAPE = (16, 96, 96), (4, 24, 24), (28, 168, 168)
+CORES = len(os.sched_getaffinity(0))
 RESULTS = Path(__file__).parent / "results" / "job.json"
+UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
 
 
-def ratio(first: Callable[[], Any], second: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Seconds of both, run in turn after one warm-up each, and the median of the pairwise ratios first / second."""
-    pairs = []
-    for repeat in range(repeats + 1):
-        times = []
-        for action in (first, second):
-            start = time.perf_counter()
-            action()
-            times.append(time.perf_counter() - start)
-        if repeat:
-            pairs.append(times)
-    ratios = sorted(a / b for a, b in pairs)
-    return {
-        "ratio": round(median(ratios), 3),
-        "min": round(ratios[0], 3),
-        "max": round(ratios[-1], 3),
-        "seconds": round(median(a for a, _ in pairs), 3),
-        "against_seconds": round(median(b for _, b in pairs), 3),
+def unet() -> torch.nn.Module:
+    """A network of the paper's kind, the same at every call."""
+    torch.manual_seed(0)
+    return ResidualUNet(output_channels=3)
+
+
+def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
+    """A volume of random uint8 voxels, ``in``."""
+    box = BoundingBox((0, 0, 0), shape)
+    spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (8.0, 8.0, 8.0))
+    create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8))
+
+
+def job(folder: Path, engine: str, threads: int = CORES, output: str = "out") -> JobConfig:
+    """A job over that volume."""
+    values = {
+        "input": {"path": str(folder / "in")},
+        "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [28, 56, 56]},
+        "model": {"path": f"{__file__}:unet", "output_channels": 3, "activation": "sigmoid", "normalize": "unit"},
+        "inference": {
+            "patch_shape": list(PATCH),
+            "patch_overlap": list(OVERLAP),
+            "chunk_shape": list(SHAPE),
+            "device": "cpu",
+            "engine": engine,
+            "threads": threads,
+        },
     }
+    return parse_job(values, folder)
 
 
-def whole_volume_work() -> ChunkWork:
-    box = BoundingBox((0, 0, 0), SHAPE)
-    plan = make_plan(
-        volume=box,
-        roi=box,
-        context=(0, 0, 0),
-        patch_shape=PATCH,
-        patch_overlap=OVERLAP,
-        chunk_shape=SHAPE,
-        crop_margin=(0, 0, 0),
-        seams="recompute",
-        chunk_crop_margin=(0, 0, 0),
-    )
-    return plan.work(0)
+@contextmanager
+def volume(shape: tuple[int, int, int] = SHAPE) -> Iterator[Path]:
+    """A temporary folder with an input."""
+    with tempfile.TemporaryDirectory() as name:
+        write_input(Path(name), shape)
+        yield Path(name)
 
 
-def bare_forward(network: torch.nn.Module, calls: int) -> Callable[[], None]:
-    batch = torch.rand(BATCH, 1, *PATCH)
+def predictor_of(engine: str, threads: int = CORES) -> Predictor:
+    config = job(Path("/nowhere"), engine, threads)
+    return load_predictor(config.model, config.inference)
+
+
+def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
+    """So many calls of the bare network, by its engine."""
+    batch = np.random.default_rng(0).random((1, 1, *PATCH), np.float32)
 
     def run() -> None:
-        with torch.inference_mode():
+        with predictor.session():
+            uploaded = predictor.upload(batch)
             for _ in range(calls):
-                network(batch).softmax(1)
+                predictor.predict(uploaded)
 
     return run
 
 
+def engines(repeats: int) -> dict[str, Any]:
+    """Each engine's forward pass against PyTorch's eager mode, on the same cores."""
+    eager = forward(predictor_of("torch"), 4)
+    names = ("openvino", "onnxruntime", "compile")
+    return {f"{name} / torch": ratio(forward(predictor_of(name), 4), eager, repeats) for name in names}
+
+
 def loop_against_forward(repeats: int) -> dict[str, float]:
-    """One chunk, from the uint8 cutout to the blended float32 core, against the same forward passes alone."""
-    network, work = tissue_network().eval(), whole_volume_work()
-    predictor = TorchPredictor(network, torch.device("cpu"), activation="softmax", threads=torch.get_num_threads())
+    """One chunk, from the uint8 cutout to the uint8 core, against the same forward passes alone, by OpenVINO."""
+    with volume() as folder:
+        work = survey(job(folder, "openvino")).job.plan.work(0)
+    predictor = predictor_of("openvino")
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
     return ratio(
-        lambda: infer_chunk(cutout, work, predictor, normalize, 3, BATCH),
-        bare_forward(network, -(-work.patch_count // BATCH)),
+        lambda: infer_chunk(cutout, work, predictor, normalize, 3, 1, UINT8),
+        forward(predictor, work.patch_count),
         repeats,
     )
 
 
-def null_loop_per_patch(repeats: int) -> dict[str, float]:
-    """The loop with a network that does nothing, against copying the same patches once, as the least anyone must do."""
-    work = whole_volume_work()
-    cutout = np.random.default_rng(0).random((1, *SHAPE), np.float32)
-    boxes = [work.lattice.patch_box((z, y, x)) for z, y, x in product(*work.patches)]
-
-    def copies() -> None:
-        for box in boxes:
-            cutout[(slice(None), *box.slices_in(work.input_box))].copy()
-
-    return ratio(lambda: infer_chunk(cutout, work, IdentityPredictor(), lambda batch: batch, 1, BATCH), copies, repeats)
-
-
-def job_values(folder: Path, output: str) -> dict[str, Any]:
-    return {
-        "input": {"path": str(folder / "in")},
-        "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [48, 48, 48]},
-        "model": {
-            "path": "beam_inference.demo.tissue:tissue_network",
-            "weights": str(Path(tissue.__file__).with_suffix(".safetensors")),
-            "output_channels": 3,
-            "activation": "softmax",
-            "normalize": "unit",
-        },
-        "inference": {
-            "patch_shape": list(PATCH),
-            "patch_overlap": list(OVERLAP),
-            "chunk_shape": [96, 96, 96],
-            "batch_size": BATCH,
-            "device": "cpu",
-        },
-    }
-
-
-def write_input(folder: Path) -> None:
-    box = BoundingBox((0, 0, 0), SHAPE)
-    spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (8.0, 8.0, 8.0))
-    create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8))
-
-
 def job_against_forward(repeats: int) -> dict[str, float]:
-    """A whole job through Beam's local runner, checks and start-up of the runner included, imports not."""
-    network = tissue_network().eval()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_input(folder)
-        numbers = iter(range(1000))
-        config = parse_job(job_values(folder, "out"), folder)
-        plan = survey(config).job.plan
-        calls = sum(-(-plan.work(index).patch_count // BATCH) for index in range(plan.chunks.count))
+    """A whole job through Beam's local runner, against the bare forward of its patches, by OpenVINO.
 
-        def job() -> None:
-            outcome = run_job(parse_job(job_values(folder, f"out{next(numbers)}"), folder))
+    The job's time is that of its pipeline: without imports, and without the trial of the network before it.
+    """
+    with volume((56, 336, 336)) as folder:
+        plan = survey(job(folder, "openvino")).job.plan
+        patches = sum(plan.work(index).patch_count for index in range(plan.chunks.count))
+        bare = forward(predictor_of("openvino"), patches)
+        pairs = []
+        for repeat in range(repeats + 1):
+            outcome = run_job(job(folder, "openvino", output=f"out{repeat}"))
             assert outcome.exit_code == 0, outcome
+            start = time.perf_counter()
+            bare()
+            if repeat:
+                pairs.append((outcome.seconds, time.perf_counter() - start))
+    return ratio_of_pairs(pairs) | {"patches": patches, "chunks": plan.chunks.count}
 
-        return ratio(job, bare_forward(network, calls), repeats)
+
+_FORWARD = """
+import sys, time
+from benchmarks import bench
+keep, engine, threads, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if keep == "keep":
+    bench.keep_freed_memory()
+run = bench.forward(bench.predictor_of(engine, threads), calls)
+run()
+print("ready", flush=True)
+sys.stdin.readline()
+start = time.perf_counter()
+run()
+print(time.perf_counter() - start)
+"""
 
 
-_MEASURE_MEMORY = """
-import json, sys
+def _in_processes(count: int, *arguments: str) -> float:
+    """Seconds of forward passes in each of so many processes at once; the longest."""
+    command = [sys.executable, "-W", "ignore", "-c", _FORWARD, *arguments]
+    started = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+    ]
+    for process in started:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in started:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return max(float(process.communicate()[0]) for process in started)
+
+
+def allocator(repeats: int) -> dict[str, float]:
+    """PyTorch's eager mode in a process that keeps freed memory, against one that does not."""
+    arguments = ("torch", str(CORES), "4")
+    pairs = [(_in_processes(1, "keep", *arguments), _in_processes(1, "no", *arguments)) for _ in range(repeats)]
+    return ratio_of_pairs(pairs)
+
+
+def processes(repeats: int) -> dict[str, float]:
+    """Two processes of one thread at once, against one alone: seconds per patch, by OpenVINO."""
+    arguments = ("keep", "openvino", "1", "8")
+    return ratio_of_pairs([(_in_processes(2, *arguments), _in_processes(1, *arguments)) for _ in range(repeats)])
+
+
+_WORKER = """
+import json, sys, time
 from dataclasses import replace
 from pathlib import Path
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.survey import Place, survey
 from beam_inference.worker import Worker
+from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
 worker = Worker(prepare(config))
 projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
-Path("/proc/self/clear_refs").write_text("5")
-def status(key):
-    return next(int(l.split()[1]) for l in open("/proc/self/status") if l.startswith(key)) * 1024
-before = status("VmRSS")
-list(worker.do(range(worker.job.plan.chunks.count)))
-print(status("VmHWM") - before, projected)
+start = time.perf_counter()
+peak = peak_bytes(lambda: list(worker.do(range(worker.job.plan.chunks.count))))
+print(json.dumps({"peak_bytes": peak, "projected_bytes": projected, "seconds": time.perf_counter() - start}))
 """
 
 
+def _worker(folder: Path, values: dict[str, Any]) -> dict[str, float]:
+    """A worker doing a whole job in one thread, in a process of its own."""
+    command = [sys.executable, "-c", _WORKER, json.dumps(values), str(folder)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    figures: dict[str, float] = json.loads(printed.splitlines()[-1])
+    return figures
+
+
 def memory_against_projection() -> dict[str, float]:
-    """Peak memory of one worker doing the job in one thread, over what it held before, against the projection."""
-    with tempfile.TemporaryDirectory() as name:
-        write_input(Path(name))
-        command = [sys.executable, "-c", _MEASURE_MEMORY, json.dumps(job_values(Path(name), "out")), name]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    measured, projected = map(int, printed.split())
-    return {"ratio": round(measured / projected, 3), "measured_bytes": measured, "projected_bytes": projected}
+    """Peak memory of one worker, over what it held before, against the projection."""
+    with volume((56, 336, 336)) as folder:
+        config = job(folder, "torch")
+        figures = _worker(folder, config.model_dump(mode="json"))
+    peak, projected = figures["peak_bytes"], figures["projected_bytes"]
+    return {"ratio": round(peak / projected, 3), "measured_bytes": peak, "projected_bytes": projected}
+
+
+def growth() -> dict[str, Any]:
+    """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network."""
+    found = {}
+    for factor in (1, 2, 3):
+        shape = (128 * factor,) * 3
+        with volume(shape) as folder:
+            values = {
+                "input": {"path": str(folder / "in")},
+                "output": {"path": str(folder / "out"), "dtype": "uint8", "value_range": [0, 255]},
+                "model": {"path": "identity"},
+                "inference": {
+                    "patch_shape": [16, 64, 64],
+                    "patch_overlap": [4, 16, 16],
+                    "chunk_shape": [64, 128, 128],
+                    "device": "cpu",
+                },
+            }
+            found[f"{factor**3}x"] = _worker(folder, values)
+    first, last = found["1x"], found["27x"]
+    return {
+        "memory, 27x / 1x": round(last["peak_bytes"] / first["peak_bytes"], 3),
+        "seconds per voxel, 27x / 1x": round(last["seconds"] / first["seconds"] / 27, 3),
+        "runs": found,
+    }
 
 
 def receipts_per_second() -> dict[str, float]:
@@ -229,27 +283,24 @@ def receipts_per_second() -> dict[str, float]:
 
 def main() -> None:
     """Measure all rows and write them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    rows = {
-        "patch loop / bare forward (tissue network, one chunk)": loop_against_forward(repeats),
-        "patch loop with a null network / copying the patches once": null_loop_per_patch(repeats),
-        "whole job without imports / bare forward of the same patches": job_against_forward(repeats),
-        "peak memory of a worker / projection": memory_against_projection(),
-        "receipts on a local disk": receipts_per_second(),
+    rows: dict[str, Any] = {
+        "freed memory kept / not": allocator(repeats),
+        "two processes / one": processes(repeats),
+        "growth": growth(),
+        "peak memory / projection": memory_against_projection(),
+        "receipts": receipts_per_second(),
     }
-    machine = {
-        "processor": platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    keep_freed_memory()  # as a worker does
+    rows |= {
+        "engines": engines(repeats),
+        "loop / forward": loop_against_forward(repeats),
+        "job / forward": job_against_forward(repeats),
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"machine": machine, "repeats": repeats, "rows": rows}, indent=1) + "\n")
-    for name, row in rows.items():
-        print(f"{name}\n    {row}")
+    RESULTS.write_text(json.dumps({"machine": machine("torch", "openvino", "onnxruntime"), **rows}, indent=1) + "\n")
+    print(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import beam_inference
 PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
     ["errors", "environment", "bounding_box", "grids", "blending", "fill", "memory"],
-    ["config", "job_file", "plan", "chunk_inference", "chunk_run", "accelerators"],
+    ["storage", "config", "job_file", "plan", "chunk_inference", "chunk_run", "accelerators"],
     [
         *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "state"),
         *("verification", "status", "runs", "job_parts", "residual_unet", "worker", "survey", "launch"),

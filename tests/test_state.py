@@ -41,6 +41,7 @@ def receipt(chunk, job=None, **changes):
         "crc32": 7,
         "channels": [ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
         "batch_size": 1,
+        "uniform_patches": 0,
         "seconds": {},
         "attempts": {},
         "finished_at": datetime(2026, 1, 1, tzinfo=UTC),

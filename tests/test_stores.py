@@ -13,10 +13,10 @@ from beam_inference import stores
 from beam_inference.accelerators import runner_name
 from beam_inference.beam_flags import beam_options
 from beam_inference.cli import main
-from beam_inference.config import Storage, holds_credentials
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.job_file import parse_job
 from beam_inference.state import State
+from beam_inference.storage import Storage, holds_credentials
 from beam_inference.stores import read_file, storage_of_environment, with_settings
 from beam_inference.volumes import open_volume
 

@@ -1,23 +1,14 @@
-"""Networks that predict batches of patches: the protocol, and the choice of an implementation."""
+"""Networks that predict batches of patches: which implementation a job needs."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from beam_inference.chunk_inference import Network
-from beam_inference.config import Inference, factory_parts
+from beam_inference.config import Channel, Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, engines_to_try, suffix_of
+from beam_inference.predictors.protocol import Predictor
 
-__all__ = ["engines_to_try"]
-
-
-class Predictor(Network, Protocol):
-    """A loaded network on its device."""
-
-    def describe(self) -> dict[str, str]:
-        """What of the engine determines the output's bits: engine, engine_version, device, precision, threads."""
+__all__ = ["Predictor", "engines_to_try"]
 
 
 def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
@@ -30,6 +21,13 @@ def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: 
         EngineError: the engine cannot run it.
         ConfigError: the device is absent.
     """
+    if inference.augment != "none":
+        from beam_inference.predictors.augmented import AugmentedPredictor
+
+        plain = inference.model_copy(update={"augment": "none"})
+        inner = load_predictor(model, plain, allow_pickle=allow_pickle)
+        channels = model.channels or [Channel()] * model.output_channels
+        return AugmentedPredictor(inner, inference.augment, [channel.affinity for channel in channels])
     if model.path == "identity":
         from beam_inference.predictors.identity import IdentityPredictor
 

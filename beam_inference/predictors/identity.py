@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -39,6 +40,10 @@ class IdentityPredictor:
     def copy(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """An array of its own, with the same values."""
         return array.copy()
+
+    def flip(self, array: NDArray[np.float32], axes: Sequence[int]) -> NDArray[np.float32]:
+        """The array, reversed along some axes."""
+        return np.flip(array, tuple(axes))
 
     def multiply(self, array: NDArray[np.float32], by: NDArray[np.float32], out: NDArray[np.float32]) -> None:
         """Write the product of two arrays into a third."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -98,6 +98,11 @@ class TorchPredictor:
         """A tensor of its own, with the same values."""
         with _device_errors():
             return array.clone()
+
+    def flip(self, array: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
+        """A tensor of its own, reversed along some axes."""
+        with _device_errors():
+            return array.flip(tuple(axes))
 
     def multiply(self, array: torch.Tensor, by: torch.Tensor, out: torch.Tensor) -> None:
         """Write the product of two tensors into a third."""

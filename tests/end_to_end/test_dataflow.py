@@ -19,7 +19,7 @@ from fib25_job import NETWORKS, affinity_job, run_affinities
 from standins.dataflow import DONE, FAILED, DataflowStandIn, Job
 from standins.gcs import GcsStandIn, error_response
 
-from beam_inference.config import Storage
+from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from standins.gcs import GcsStandIn
 from standins.s3 import KEYS, S3StandIn
 
 from beam_inference.cli import main
-from beam_inference.config import Storage
+from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 
 

@@ -1,0 +1,99 @@
+"""``docs/performance.md`` from the committed results: ``python -m benchmarks.page``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+
+_PAGE = """\
+# What it costs
+
+Written by `python -m benchmarks.page` from `benchmarks/results`; `make bench`, `make bench-peers` measure anew. Every
+ratio is from runs taken in turn on one machine, the median with its range: below 1 is less time than what it is held
+against. What a job of many chunks costs beyond its network is in [scale](scale.md).
+
+{machine}. No GPU was at hand: nothing here speaks of one.
+
+## Against the bare network
+
+The residual U-Net of `beam_inference.residual_unet` with its default widths, patches of 16×96×96 at an overlap of a
+quarter, uint8 in and out, three channels.
+
+| | ratio | goal |
+|---|---|---|
+{engines}
+| a chunk, from uint8 cutout to uint8 core / its forward passes (OpenVINO) | {loop} | 1.03 |
+| a whole job's pipeline / the forward passes of its {patches} patches (OpenVINO) | {job} | 1.05 |
+| two processes of one thread at once / one alone, seconds per patch (OpenVINO) | {processes} | 1.05 |
+| a process that keeps freed memory, as our workers do / one that does not (PyTorch) | {allocator} | |
+
+| | |
+|---|---|
+| a worker's peak memory, volume 27 times as large / once | {memory} |
+| seconds per voxel, volume 27 times as large / once | {time} |
+| peak memory of a worker / what `plan` projects | {projection} |
+| durable receipts per second, on a local disk | {receipts} |
+
+## Against other tools
+
+{task}. The volume is in memory; ours is uint8, theirs float32, and the result is float32. Time is ours / theirs, memory
+is the peak over the float32 result, of the first run beyond what the process held before it.
+
+{peer_versions}.
+
+| | time, null network | time, residual U-Net | memory, null network |
+|---|---|---|---|
+| beam-inference | 1 | 1 | {our_memory} |
+{peers}
+
+With the U-Net, ours is run by OpenVINO, which it chooses by itself where that is installed; theirs by PyTorch's eager
+mode, which is what they run. nnU-Net adds up in float16.
+
+The goal for the loop with a null network was half of MONAI's time, and is missed: of what is left, most is the first
+touch of the result's memory and of the network's own answer, which all of them pay.
+"""
+
+
+def page() -> str:
+    """The page's text."""
+    job, peers = (json.loads((RESULTS / name).read_text()) for name in ("job.json", "peers.json"))
+    null, unet = peers["null network"], peers["residual U-Net"]
+    machine = job["machine"]
+    memory = null["peak_bytes_over_float32_output"]
+    versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
+    libraries = ", ".join(f"{name} {machine[name]}" for name in ("torch", "openvino", "onnxruntime"))
+    return _PAGE.format(
+        machine=f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}, {libraries}",
+        engines="\n".join(
+            f"| a forward pass, {name} | {_ratio(row)} | {'0.60' if name.startswith('openvino') else ''} |"
+            for name, row in job["engines"].items()
+        ),
+        loop=_ratio(job["loop / forward"]),
+        job=_ratio(job["job / forward"]),
+        patches=job["job / forward"]["patches"],
+        processes=_ratio(job["two processes / one"]),
+        allocator=_ratio(job["freed memory kept / not"]),
+        memory=job["growth"]["memory, 27x / 1x"],
+        time=job["growth"]["seconds per voxel, 27x / 1x"],
+        projection=job["peak memory / projection"]["ratio"],
+        receipts=f"{job['receipts']['written_per_second']:,}",
+        task=peers["task"],
+        peer_versions=f"Measured against {versions}",
+        our_memory=memory["beam-inference"],
+        peers="\n".join(
+            f"| {tool} | {_ratio(row)} | {_ratio(unet['time'][tool])} | {memory[tool]} |"
+            for tool, row in null["time"].items()
+        ),
+    )
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    return f"{row['ratio']:.2f} ({row['min']:.2f}–{row['max']:.2f})"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
