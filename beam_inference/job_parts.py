@@ -20,9 +20,10 @@ from beam_inference.volumes import Volume, open_volume
 logger = logging.getLogger(__name__)
 
 
-def open_input(config: JobConfig) -> Volume:
-    """The job's input volume. Raises as :func:`beam_inference.volumes.open_volume`."""
-    return open_volume(config.input.path, config.input.spec, config.input.scale, config.input.channel, config.storage)
+def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
+    """The job's input volume. Arguments and errors as :func:`beam_inference.volumes.open_volume`."""
+    given = config.input
+    return open_volume(given.path, given.spec, given.scale, given.channel, config.storage, cache_bytes)
 
 
 def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:

@@ -7,6 +7,15 @@ from dataclasses import dataclass
 
 from beam_inference.bounding_box import Zyx
 
+CACHED_CUTOUTS = 2
+"""Input that a process keeps, as decoded blocks: what the next chunk of each of two runs may read again."""
+
+
+def blocks_touched(shape: Zyx, block_shape: Zyx) -> Zyx:
+    """The voxels, ZYX, of all blocks that a box of a shape touches, wherever it lies."""
+    z, y, x = ((-(-(n - 1) // b) + 1) * b for n, b in zip(shape, block_shape, strict=True))
+    return (z, y, x)
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryProjection:
@@ -29,6 +38,7 @@ def projected_memory(
     input_channels: int,
     output_channels: int,
     input_itemsize: int,
+    cached_input_bytes: int,
     output_itemsize: int,
     batch_size: int,
     working_set_bytes: int,
@@ -44,7 +54,7 @@ def projected_memory(
     working set (what the network itself allocates for a batch, ``working_set_bytes``); but each thread holds its
     cutouts (one in use, ``look_ahead`` under way, one more while voxels outside the volume are filled in, and the
     blocks that the store decodes) and its results (one new, and ``trailing_writes`` being written, each once more as
-    the store's own blocks).
+    the store's own blocks). The process keeps ``cached_input_bytes`` of decoded blocks.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
@@ -52,7 +62,7 @@ def projected_memory(
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
     device = cutout + 2 * slab + batch + patches + working_set_bytes
-    host = threads * ((3 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
+    host = threads * ((3 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result) + cached_input_bytes
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
     host += device - cutout if device_is_host else slab
     return MemoryProjection(host_bytes=host, device_bytes=device)

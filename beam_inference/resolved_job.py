@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
+from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
 from beam_inference.plan import InferencePlan, make_plan
 
 
@@ -43,6 +46,7 @@ class ResolvedJob(Frozen):
     Attributes:
         config: the job, paths absolute, device definite.
         input_bounds, input_channels, input_dtype: of the volume read.
+        input_block_shape: of its storage, ZYX; not part of the fingerprint.
         roi: the box to produce.
         output_bounds: extent of the output.
         voxel_size_nm: of the output, ZYX.
@@ -56,6 +60,7 @@ class ResolvedJob(Frozen):
     input_bounds: Box
     input_channels: int
     input_dtype: str
+    input_block_shape: Zyx
     roi: Box
     output_bounds: Box
     voxel_size_nm: tuple[float, float, float]
@@ -80,6 +85,12 @@ class ResolvedJob(Frozen):
             seams=inference.seams,
             chunk_crop_margin=margin,
         )
+
+    @property
+    def cached_input_bytes(self) -> int:
+        """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
+        shape = blocks_touched(self.plan.largest_input_shape, self.input_block_shape)
+        return CACHED_CUTOUTS * self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

@@ -60,7 +60,7 @@ def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os
 
 
 @functools.cache
-def _context(storage: Storage) -> ts.Context:
+def _context(storage: Storage, cache_bytes: int) -> ts.Context:
     """One TensorStore context per settings and process, so that its limits hold for all that is opened with them."""
     resources: dict[str, Any] = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
     for kind in ("gcs", "s3", "http"):
@@ -73,6 +73,8 @@ def _context(storage: Storage) -> ts.Context:
         resources["aws_credentials"] = {"type": storage.s3.credentials}
         if storage.s3.profile is not None:
             resources["aws_credentials"]["profile"] = storage.s3.profile
+    if cache_bytes:
+        resources["cache_pool"] = {"total_bytes_limit": cache_bytes}
     return ts.Context(resources)
 
 
@@ -102,8 +104,8 @@ def _s3_members(storage: Storage) -> dict[str, str]:
     return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
 
 
-def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage) -> Value:
-    """What ``opening`` gives, called with the TensorStore context of ``storage``.
+def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0) -> Value:
+    """What ``opening`` gives, called with the TensorStore context of ``storage``; it keeps so much of decoded blocks.
 
     Raises:
         ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
@@ -111,7 +113,7 @@ def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage) 
     endpoint = storage.gcs.endpoint
     # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened.
     with nullcontext() if endpoint is None else variable_set("TENSORSTORE_GCS_HTTP_URL", endpoint):
-        return opening(_context(storage)).result(timeout=PATIENCE_SECONDS)
+        return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
 
 
 def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:

@@ -132,8 +132,12 @@ def open_volume(
     scale: int = 0,
     channel: list[int] | None = None,
     storage: Storage = LOCAL,
+    cache_bytes: int = 0,
 ) -> Volume:
     """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
+
+    Up to ``cache_bytes`` of decoded blocks are kept, for whoever reads them next: nobody writes to a job's input while
+    it runs.
 
     Raises:
         VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale or channel is absent;
@@ -163,7 +167,11 @@ def open_volume(
     name = path or f"input.spec ({spec['driver']})"
     try:
         spec = with_settings(spec, storage)
-        store = opened(lambda context: ts.open(spec, open=True, read=True, context=context), storage)
+        store = opened(
+            lambda context: ts.open(spec, open=True, read=True, recheck_cached_data="open", context=context),
+            storage,
+            cache_bytes,
+        )
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
     _refuse_compressed_blocks(name, store)

@@ -118,7 +118,7 @@ class Worker:
         self.launch = launch
         self.job = launch.resolved()
         self.state = launch.state()
-        self._input = open_input(self.job.config)
+        self._input = open_input(self.job.config, self.job.cached_input_bytes)
         output = open_output(output_spec(self.job))
         if output is None:
             raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")

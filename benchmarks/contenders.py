@@ -2,7 +2,8 @@
 
 Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of the peers for the
 others. All do the same 36 patches of 16×128×128 at an overlap of a quarter, and make three float32 channels. NETWORK is
-"null", which repeats its input, or "unet", the residual U-Net in PyTorch's eager mode ("unet-openvino" for ours only).
+"null", which repeats its input, or "unet", the residual U-Net and a sigmoid (chunkflow refuses values above 1) in
+PyTorch's eager mode; "unet-openvino" is for ours only.
 Prints JSON: the peak of memory that the first run takes beyond what was held before, and seconds of each later run.
 
 Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is stored, and normalises.
@@ -43,8 +44,7 @@ def unet() -> torch.nn.Module:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    network: torch.nn.Module = module.ResidualUNet(output_channels=CHANNELS).eval()
-    return network
+    return torch.nn.Sequential(module.ResidualUNet(output_channels=CHANNELS), torch.nn.Sigmoid()).eval()
 
 
 class Null(torch.nn.Module):

@@ -1,6 +1,6 @@
 import pytest
 
-from beam_inference.memory import projected_memory
+from beam_inference.memory import blocks_touched, projected_memory
 
 BASE = {
     "input_shape": (20, 100, 100),
@@ -9,6 +9,7 @@ BASE = {
     "input_channels": 1,
     "output_channels": 3,
     "input_itemsize": 1,
+    "cached_input_bytes": 7000,
     "output_itemsize": 1,
     "batch_size": 2,
     "working_set_bytes": 10**6,
@@ -24,7 +25,13 @@ def test_the_sum_by_hand():
     slab = 3 * 10 * 96 * 96 * 4
     projection = projected_memory(**BASE)
     assert projection.device_bytes == cutout + 2 * slab + patches + 10**6
-    assert projection.host_bytes == 2 * (4 * cutout + 3 * 3 * core) + 2 * slab + patches + 10**6
+    assert projection.host_bytes == 2 * 4 * cutout + 7000 + 2 * 3 * 3 * core + 2 * slab + patches + 10**6
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
+def test_blocks_touched_is_the_most_over_all_places(n, b):
+    most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
+    assert blocks_touched((n, n, 1), (b, b, 1)) == (most, most, 1)
 
 
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():

@@ -21,6 +21,7 @@ def resolved(chunk_shape=(16, 16, 16), **sections):
         input_bounds=box,
         input_channels=1,
         input_dtype="uint8",
+        input_block_shape=(16, 16, 16),
         roi=box,
         output_bounds=box,
         voxel_size_nm=(8.0, 8.0, 8.0),

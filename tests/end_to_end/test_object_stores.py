@@ -217,3 +217,21 @@ def test_factories_come_from_object_stores_too(volume_in, served, tmp_path):
         [sys.executable, "-c", code, "run", str(tmp_path / "job.yaml")], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(volume_in, local, trained, tmp_path, monkeypatch):
+    def requests(name):
+        with GcsStandIn(["bucket"]) as gcs:
+            upload(volume_in, partial(gcs.put, "bucket"))
+            values = values_of("gs://bucket/in", tmp_path / name, trained, job={"run_length": 6})
+            values["storage"] = {"gcs": {"endpoint": gcs.url}}
+            (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
+            assert main(["run", str(tmp_path / "job.yaml")]) == 0
+            np.testing.assert_array_equal(read_volume(tmp_path / name), local)
+            return gcs.requests["GET media"]
+
+    kept = requests("kept")
+    monkeypatch.setattr("beam_inference.resolved_job.CACHED_CUTOUTS", 0)
+    without = requests("not-kept")
+    print(kept, without)
+    assert kept < 0.6 * without
