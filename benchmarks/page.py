@@ -41,7 +41,7 @@ quarter, uint8 in and out, three channels.
 ## Against other tools
 
 {task}. The volume is in memory; ours is uint8, theirs float32, and the result is float32. Time is ours / theirs, memory
-is the peak over the float32 result, of the first run beyond what the process held before it.
+is the peak over the float32 result, beyond what the process holds between runs.
 
 {peer_versions}.
 
