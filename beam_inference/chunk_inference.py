@@ -143,11 +143,14 @@ def infer_chunk(
                 predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
             except DeviceOutOfMemory as error:
                 batch_size = _halved(batch_size, error, work)
-                patches.forget_answers()  # of another batch size, which may be of other bits
+                patches.forget_answers()  # of the larger batch
                 continue
-            for index, answer in window:
-                core.blend(index, next(predictions) if answer is None else answer)
-                waiting.popleft()
+            try:
+                for index, answer in window:
+                    core.blend(index, next(predictions) if answer is None else answer)
+                    waiting.popleft()
+            except DeviceOutOfMemory as error:  # a smaller batch would not help: half of this one is blended
+                raise _too_large(work, error) from None
             uniform_patches += len(window) - len(unknown)
         finished = core.finished()
     return ChunkResult(finished, batch_size, uniform_patches)
@@ -191,7 +194,7 @@ class _Patches:
         # Most patches differ at a glance: only the others are looked at voxel by voxel.
         if not ((patch[:, ::7, ::7, ::7] == first).all() and (patch == first).all()):
             return None
-        values = tuple(first.ravel().tolist())
+        values = (batch_size, *first.ravel().tolist())  # answers in another size of batch may be of other bits
         if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
             self._answers[values] = self._network.copy(self.predict([index], batch_size)[0])
         return self._answers.get(values)
@@ -223,7 +226,7 @@ class _Core:
         self._layer = work.patches[0][0]
         depth = min(work.lattice.patch_shape[0], work.core_box.shape[0])
         # Z before the channels: what leaves, and what moves, is then one piece of memory.
-        self._slab = network.zeros((depth, channels, *work.core_box.shape[1:]))
+        self._slab, self._next_slab = (network.zeros((depth, channels, *work.core_box.shape[1:])) for _ in range(2))
         self._weighted = network.zeros((work.lattice.patch_shape[0], channels, *work.lattice.patch_shape[1:]))
         self._encoded = np.empty((channels, *work.core_box.shape), encoding.dtype)
         self._weights: dict[tuple[int, ...], Any] = {}
@@ -266,8 +269,9 @@ class _Core:
         gone, kept = after.start - before.start, before.stop - after.start
         if gone:
             self._leave(after.start)
-            self._slab[:kept] = self._network.copy(self._slab[gone : gone + kept])
-            self._slab[kept:] = 0
+            self._next_slab[:kept] = self._slab[gone : gone + kept]
+            self._next_slab[kept:] = 0
+            self._slab, self._next_slab = self._next_slab, self._slab
         self._layer = layer
 
     def _leave(self, stop: int) -> None:

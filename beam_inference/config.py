@@ -212,6 +212,9 @@ class Network(Model):
                 raise ValueError("identity needs as many output_channels as input_channels")
         if self.channels is not None and len(self.channels) != self.output_channels:
             raise ValueError(f"channels describes {len(self.channels)}, output_channels says {self.output_channels}")
+        offsets = [channel.affinity for channel in self.channels or [] if channel.affinity is not None]
+        if len(set(offsets)) < len(offsets) or (0, 0, 0) in offsets:
+            raise ValueError("channels: each affinity needs an offset of its own, other than [0, 0, 0]")
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
@@ -308,6 +311,12 @@ class JobConfig(Model):
             raise ValueError(
                 f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
                 f"{list(inference.patch_shape)}: its first number must be 1"
+            )
+        if inference.augment != "none" and model.channels is None:
+            raise ValueError(
+                f"inference.augment: {inference.augment} needs to know what each output channel says: write "
+                f"model.channels: [{', '.join(['{}'] * min(3, model.output_channels))}] for values of voxels, "
+                "{affinity: [z, y, x]} for affinities"
             )
         plane = [list(shape[1:]) for shape in (inference.patch_shape, model.crop_margin)]
         if inference.augment != "none" and any(y != x for y, x in plane):

@@ -35,7 +35,7 @@ def keep_freed_memory() -> None:
     """Let this process keep what it frees, for its next allocation: GNU's allocator, mallopt(3); elsewhere nothing.
 
     By default arrays of some megabytes are mapped anew at every allocation, and the system clears each page of them
-    again: a quarter of the time of a 3-D network in PyTorch on a CPU (benchmarks/results/allocator.json).
+    again: a quarter of the time of a 3-D network in PyTorch on a CPU (docs/performance.md).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

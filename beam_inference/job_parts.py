@@ -76,5 +76,5 @@ def try_network(
         output_channels=config.model.output_channels,
     )
     if reference is not None:
-        check_difference(predictor, reference, patch, normalize, config.inference.batch_size)
+        check_difference(predictor, reference, patch, normalize, report.batch_size)
     return report

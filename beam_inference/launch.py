@@ -116,6 +116,13 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
         StateError: ``config`` is another job.
     """
     config = definite(_as_decided(config, before), THIS_PROCESS)
+    here, there = config.inference, before.config.inference
+    for key in ("device", "engine", "precision", "threads"):  # what the engine, which is not loaded, would tell
+        if getattr(here, key) != getattr(there, key):
+            raise StateError(
+                f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, here "
+                f"{getattr(here, key)}"
+            )
     roi = config.roi or before.input_bounds
     known = {"config": config.model_dump(), "roi": {"start": roi.start, "stop": roi.stop}}
     job = ResolvedJob.model_validate(before.model_dump() | known)

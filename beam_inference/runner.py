@@ -176,10 +176,16 @@ def _ask_to_stop(state: State, launch: Launch) -> None:
 class _ToLog(io.TextIOBase):
     """Beam's local runner prints the stack of every exception to standard error; we tell of it once, as a message."""
 
+    _within = threading.local()
+
     def write(self, text: str) -> int:
-        """To the log, where --debug shows it."""
-        if text.strip():
-            logger.debug("%s", text.rstrip())
+        """To the log, where --debug shows it; but not what the log itself says when it cannot be written."""
+        if text.strip() and not getattr(self._within, "log", False):
+            self._within.log = True
+            try:
+                logger.debug("%s", text.rstrip())
+            finally:
+                self._within.log = False
         return len(text)
 
 

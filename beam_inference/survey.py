@@ -20,7 +20,7 @@ from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.outputs import OutputSpec, default_bounds, open_output
 from beam_inference.plan import check_alignment
-from beam_inference.predictors import resolved_device
+from beam_inference.predictors import resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
@@ -156,7 +156,7 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
     """The job with its defaults made definite: device, threads, chunk crop margin, value range."""
     inference, output = config.inference, config.output
     if inference.device == "auto":
-        cpu_only = inference.engine in ("openvino", "onnxruntime")
+        cpu_only = inference.engine in ("openvino", "onnxruntime") or runs_on_cpu_only(config.model)
         inference = inference.model_copy(update={"device": "cpu" if cpu_only else resolved_device("auto")})
         if inference.device == "cpu" and inference.precision == "tf32":
             raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")

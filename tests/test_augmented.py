@@ -169,7 +169,7 @@ def run(tmp_path, name, **sections):
 
 def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_the_chunks(tmp_path, capsys):
     write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 48, 48), dtype=np.uint8))
-    model = toy("position", output_channels=2)
+    model = toy("position", output_channels=2, channels=[{}, {}])
     shapes = {"patch_shape": [8, 16, 16], "augment": "xy", "batch_size": 2}
     first = run(tmp_path, "first", model=model, inference=shapes)
     other = run(tmp_path, "other", model=model, inference=shapes | {"chunk_shape": [16, 16, 48]})
@@ -184,10 +184,18 @@ def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_th
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"inference": {"augment": "xy", "patch_shape": [8, 16, 20]}}, "must be equal"),
-        ({"inference": {"augment": "xyz"}, "model": {"crop_margin": [0, 2, 1]}}, "must be equal"),
+        ({"inference": {"augment": "xy"}}, r"needs to know what each output channel says: write model.channels: [{}]"),
+        ({"inference": {"augment": "xy", "patch_shape": [8, 16, 20]}, "model": {"channels": [{}]}}, "must be equal"),
+        ({"inference": {"augment": "xyz"}, "model": {"crop_margin": [0, 2, 1], "channels": [{}]}}, "must be equal"),
+        (
+            {"model": {"input_channels": 2, "output_channels": 2, "channels": [{"affinity": [0, 1, 0]}] * 2}},
+            "an offset of its own",
+        ),
         ({"model": {"channels": [{"affinity": [0, 0, -1]}] * 2}}, "channels describes 2, output_channels says 1"),
-        ({"inference": {"augment": "xyz", "patch_shape": [1, 16, 16]}, "model": {"dims": 2}}, "no z to flip"),
+        (
+            {"inference": {"augment": "xyz", "patch_shape": [1, 16, 16]}, "model": {"dims": 2, "channels": [{}]}},
+            "no z to flip",
+        ),
     ],
 )
 def test_what_does_not_go_together(job, capsys, sections, message):

@@ -299,7 +299,7 @@ def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, 
         found = infer_chunk(*arguments, answers=answers)
         result[(slice(None), *work.core_box.slices_in(plan.chunks.roi))] = found.core
         counted += found.uniform_patches
-    assert set(answers) == {(0,), (7,)}
+    assert set(answers) == {(batch_size, 0), (batch_size, 7)}
     uniform = sum(np.ptp(cutout(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan))
     if plan.chunks.count == 1:
         assert counted == uniform > 20
@@ -348,7 +348,7 @@ def test_channels_are_uniform_each_in_its_own_value():
 
 def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
     plan = make(chunk=(17, 23, 29))
-    work, answers = plan.work(0), {(9.0,): "of another batch size"}
+    work, answers = plan.work(0), {(8, 0): "of another batch size"}
     network = NumpyNetwork(position_dependent, largest_batch=2)
     found = infer_chunk(
         cutout(padded_volume(), plan, work.input_box),
@@ -360,4 +360,4 @@ def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
         Encoding(np.dtype("float32")),
         answers,
     )
-    assert (found.batch_size, set(network.batches), set(answers)) == (2, {2}, {(0,), (7,)})
+    assert (found.batch_size, set(network.batches), set(answers)) == (2, {2}, {(2, 0), (2, 7)})

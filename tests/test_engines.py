@@ -2,6 +2,8 @@
 
 import json
 import logging
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,12 +12,16 @@ import pytest
 import torch
 import toy_networks
 from fib25_job import NETWORKS, affinity_job
-from helpers import DATAFLOW, job_values, read_volume, toy, write_job, write_volume
+from helpers import job_values, read_volume, toy, write_job, write_volume
 
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import infer_chunk
 from beam_inference.cli import main
 from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.job_file import parse_job
-from beam_inference.predictors import describe_engine, engines_to_try, load_predictor, load_reference
+from beam_inference.operators.normalize import unit
+from beam_inference.plan import make_plan
+from beam_inference.predictors import describe_engine, engines_to_try, load_predictor, load_reference, model_sha256
 from beam_inference.predictors.contract import check_difference
 from beam_inference.residual_unet import ResidualUNet
 
@@ -134,7 +140,7 @@ def converted(tmp_path_factory):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False)
-    program.save(folder / "conv.onnx")
+    program.save(folder / "conv.onnx", external_data=False)
     openvino.save_model(openvino.convert_model(folder / "conv.onnx"), folder / "conv.xml", compress_to_fp16=False)
     return folder
 
@@ -282,7 +288,6 @@ def test_what_does_not_go_together(job, tmp_path, capsys):
     ]:
         assert main(["run", job(inference=keys)]) == 2
         assert message in capsys.readouterr().err
-    assert main(["run", job(inference={"engine": "auto"}, model=FIB25), *DATAFLOW]) == 2
 
 
 def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
@@ -292,6 +297,74 @@ def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
 
     with pytest.raises(ConfigError, match="inference.engine: auto is not known before the launch on a remote runner"):
         survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+
+
+def test_onnx_with_weights_beside_it_is_refused(tmp_path):
+    network = torch.nn.Sequential(torch.nn.Conv3d(1, 16, 3, padding=1), torch.nn.Conv3d(16, 2, 3, padding=1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, external in (("apart.onnx", True), ("one.onnx", False)):
+            program = torch.onnx.export(network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False)
+            program.save(tmp_path / name, external_data=external)
+    assert (tmp_path / "apart.onnx.data").exists()
+    model_sha256(config({"path": str(tmp_path / "one.onnx")}).model)
+    with pytest.raises(ModelContractError, match=r"keeps its weights in another file.*external_data=False"):
+        model_sha256(config({"path": str(tmp_path / "apart.onnx")}).model)
+
+
+def test_statistics_of_the_batch_cannot_be_had_from_a_converted_file(converted):
+    with pytest.raises(ModelContractError, match=r"cannot be changed by model.batch_norm: batch"):
+        loaded({"path": str(converted / "conv.onnx"), "batch_norm": "batch"}, "openvino", batch_size=1)
+
+
+def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
+    script = (
+        "import multiprocessing, sys; sys.path.insert(0, sys.argv[1])\n"
+        "def refuse(*_, **__): raise SystemExit('a process was started')\n"
+        "multiprocessing.Process.start = refuse\n"
+        "import toy_networks\n"
+        "from beam_inference.predictors.engines import openvino_forward\n"
+        "openvino_forward(toy_networks.conv().eval(), (1, 1, 4, 8, 8), 1)\n"
+        "import openvino_telemetry\n"
+    )
+    command = [sys.executable, "-c", script, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of openvino_telemetry halted")
+
+
+def test_an_empty_patch_does_not_hide_a_wrong_engine():
+    """On zeros both answer the same; on noise they do not."""
+    model, patch = toy("conv"), np.zeros((1, *PATCH), np.uint8)
+    right, wrong = loaded(model, "openvino"), loaded(toy("conv_with_the_same_bias"), "torch")
+    zeros = np.zeros((2, 1, *PATCH), np.float32)
+    np.testing.assert_allclose(answer(right, zeros), answer(wrong, zeros), atol=1e-6)
+    with pytest.raises(EngineError, match="differs from PyTorch"):
+        check_difference(right, wrong, patch, lambda batch: batch.mul_(1 / 255), 2)
+    check_difference(right, loaded(model, "torch"), patch, lambda batch: batch.mul_(1 / 255), 2)
+
+
+@pytest.mark.parametrize("engine", ["torch", *CONVERTED])
+def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
+    box = BoundingBox((0, 0, 0), (24, 32, 64))
+    plan = make_plan(
+        volume=box,
+        roi=box,
+        context=(0, 0, 0),
+        patch_shape=PATCH,
+        patch_overlap=(2, 4, 8),
+        chunk_shape=box.shape,
+        crop_margin=(0, 0, 0),
+        seams="recompute",
+        chunk_crop_margin=(0, 0, 0),
+    )
+    array = np.zeros((1, *box.shape), np.uint8)
+    array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))
+    predictor = loaded(FIB25, engine, batch_size=3, threads=2)
+    arguments = (array, plan.work(0), predictor, unit(array.dtype), 3, 3)
+    known = infer_chunk(*arguments)
+    assert 0 < known.uniform_patches < plan.work(0).patch_count
+    monkeypatch.setattr("beam_inference.chunk_inference.UNIFORM_ANSWERS", 0)
+    np.testing.assert_array_equal(known.core, infer_chunk(*arguments).core)
 
 
 def test_a_network_whose_parts_are_absent(tmp_path):

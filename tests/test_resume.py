@@ -174,3 +174,11 @@ def test_what_to_do_next_never_deletes_what_was_done(job, tmp_path, capsys):
         assert "--overwrite" not in told
     assert main(["run", path]) == 0
     assert not (tmp_path / "out" / "_beam_inference" / "quarantine.jsonl").exists()
+
+
+def test_verify_refuses_a_job_file_that_now_asks_for_another_engine(job, capsys):
+    assert main(["run", job()]) == 0
+    for keys in ({"engine": "compile"}, {"precision": "bfloat16"}):
+        assert main(["verify", job(inference=keys)]) == 2
+        assert f"belongs to another job: inference.{next(iter(keys))} is" in capsys.readouterr().err
+    assert main(["verify", job()]) == 0

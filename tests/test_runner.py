@@ -1,3 +1,5 @@
+import io
+import logging
 import os
 import subprocess
 import sys
@@ -6,6 +8,7 @@ import pytest
 from helpers import job_values
 
 from beam_inference import run_job
+from beam_inference.cli import main
 from beam_inference.errors import WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.runner import explain
@@ -61,3 +64,16 @@ sys.stdin.read()
     for process in processes:
         process.communicate("")
     assert claimed == [0, 1, 0]
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_job(job):
+    """As where standard error is a pipe whose reader has gone."""
+    gone = io.StringIO()
+    gone.close()
+    handler = logging.StreamHandler(gone)
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        assert main(["run", job(), "--debug"]) == 0
+    finally:
+        root.removeHandler(handler)

@@ -36,6 +36,12 @@ def conv() -> nn.Module:
     return nn.Conv3d(1, 2, 3, padding=1)
 
 
+def conv_with_the_same_bias() -> nn.Module:
+    network = conv()
+    network.weight.data *= -17
+    return network
+
+
 def batch_norm() -> nn.Module:
     torch.manual_seed(0)
     network = nn.Sequential(

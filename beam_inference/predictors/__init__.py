@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from beam_inference.config import Channel, Inference, factory_parts
+from beam_inference.config import Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, engines_to_try, suffix_of
@@ -26,8 +26,7 @@ def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: 
 
         plain = inference.model_copy(update={"augment": "none"})
         inner = load_predictor(model, plain, allow_pickle=allow_pickle)
-        channels = model.channels or [Channel()] * model.output_channels
-        return AugmentedPredictor(inner, inference.augment, [channel.affinity for channel in channels])
+        return AugmentedPredictor(inner, inference.augment, [each.affinity for each in model.channels or ()])
     if model.path == "identity":
         from beam_inference.predictors.identity import IdentityPredictor
 
@@ -39,6 +38,11 @@ def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: 
     from beam_inference.predictors.torch_predictor import load_torch_predictor
 
     return load_torch_predictor(model, inference, allow_pickle=allow_pickle)
+
+
+def runs_on_cpu_only(model: NetworkConfig) -> bool:
+    """Whether the network's file is one that PyTorch cannot run."""
+    return suffix_of(model) in CONVERTED_SUFFIXES
 
 
 def resolved_device(device: str) -> str:
@@ -67,7 +71,7 @@ def load_reference(model: NetworkConfig, inference: Inference, *, allow_pickle: 
     None where the job asks for just that, or where there is no such network. Raises as :func:`load_predictor`.
     """
     plain = inference.model_copy(update={"engine": "torch", "precision": "float32"})
-    if model.path == "identity" or suffix_of(model) in CONVERTED_SUFFIXES or inference == plain:
+    if model.path == "identity" or runs_on_cpu_only(model) or inference == plain:
         return None
     return load_predictor(model, plain, allow_pickle=allow_pickle)
 
@@ -83,7 +87,7 @@ def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str
             f"model.path {model.path} has no model.weights beside it: workers elsewhere could not tell whether they "
             "have the same network. Save its weights to a file, and name that as model.weights."
         )
-    return engine_description(inference)
+    return engine_description(model, inference)
 
 
 def model_sha256(model: NetworkConfig) -> str:

@@ -17,19 +17,32 @@ CONVERTED_SUFFIXES = (".onnx", ".xml")
 """Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
 
 
-def engine_description(inference: Inference, parameters: str | None = None) -> dict[str, str]:
+def engine_description(model: Network, inference: Inference, parameters: str | None = None) -> dict[str, str]:
     """What determines bits: ``threads`` on a CPU, ``parameters`` where no weights file states them.
 
-    ``inference.engine`` must be definite, and its package installed.
+    ``inference.engine`` must be definite.
+
+    Raises:
+        EngineError: it is not installed.
     """
+    package = _PACKAGES[inference.engine]
+    try:
+        version = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        raise EngineError(
+            f"inference.engine: {inference.engine} is not installed here: pip install "
+            f"'beam-inference[{package}]', here and on the workers"
+        ) from None
     described = {
         "engine": inference.engine,
-        "engine_version": metadata.version(_PACKAGES[inference.engine]),
+        "engine_version": version,
         "device": inference.device,
         "precision": inference.precision,
     }
     if inference.device == "cpu":
         described["threads"] = str(inference.threads or 1)
+    if package != "torch" and suffix_of(model) not in CONVERTED_SUFFIXES:
+        described["converted_from"] = f"torch {metadata.version('torch')}"
     if parameters is not None:
         described["parameters"] = parameters
     return described

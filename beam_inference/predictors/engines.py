@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import io
 import logging
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -21,17 +23,21 @@ from beam_inference.errors import EngineError
 
 Forward = Callable[[Tensor], Tensor]
 
+_TALKERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "openvino")
+_lock = threading.RLock()
+
 
 def per_shape(make: Callable[[tuple[int, ...]], Forward], shape: tuple[int, ...]) -> Forward:
     """A forward pass for batches of any shape, each made by ``make`` when it is first met, that of ``shape`` at once.
 
     Only a device that runs out of memory needs a second one.
     """
-    made = {shape: make(shape)}
+    made = {shape: make(shape)}  # one at a time: the old one's memory is what is short
 
     def forward(batch: Tensor) -> Tensor:
         met = tuple(batch.shape)
         if met not in made:
+            made.clear()
             made[met] = make(met)
         return made[met](batch)
 
@@ -47,6 +53,8 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
     with _conversion("openvino"):
+        # Its telemetry forks this process and calls home at every conversion; without the package it goes without.
+        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
 
         core = openvino.Core()
@@ -137,12 +145,17 @@ def compiled_forward(source: Any, shape: tuple[int, ...], device: torch.device) 
 @contextmanager
 def _conversion(engine: str) -> Iterator[None]:
     """Conversions warn of what is being deprecated within them, log, print, and raise anything."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    loggers = [logging.getLogger(name) for name in _TALKERS]
+    levels = [logger.level for logger in loggers]
     try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        # What is told, and where, is the process's: one conversion at a time.
+        with _lock, warnings.catch_warnings(), redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
             yield
+    except torch.OutOfMemoryError:
+        raise
     except ImportError as error:
         extra = f"pip install 'beam-inference[{engine}]', here and on the workers"
         raise EngineError(f"inference.engine: {engine} is not installed ({error}): {extra}") from None
@@ -154,4 +167,5 @@ def _conversion(engine: str) -> Iterator[None]:
             f"inference.engine: {engine} cannot take this network: {reason}. Write engine: torch."
         ) from error
     finally:
-        logging.disable(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

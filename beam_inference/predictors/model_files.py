@@ -72,6 +72,8 @@ def files_sha256(model: Network) -> str:
     files = [_factory_file(*factory)] if factory else [existing_file(model.path, "model.path")]
     if model.weights is not None:
         files.append(existing_file(model.weights, "model.weights"))
+    if files[0].suffix == ".onnx":
+        _refuse_external_data(files[0])
     digests = [file_sha256(path) for path in files]
     if model.sha256 is not None and digests[-1] != model.sha256:
         raise ModelContractError(
@@ -79,6 +81,15 @@ def files_sha256(model: Network) -> str:
             "It is another file, or was changed or damaged."
         )
     return "+".join(digests)
+
+
+def _refuse_external_data(path: Path) -> None:
+    """Weights beside an ONNX file would be neither hashed nor fetched with it."""
+    if b"\x0a\x08location\x12" in path.read_bytes():  # the key of TensorProto.external_data, as protobuf writes it
+        raise ModelContractError(
+            f"{path} keeps its weights in another file, which would not be part of the job's identity. Save it as one "
+            "file: torch.onnx.export(…, external_data=False), or onnx.save_model(onnx.load(…), …)."
+        )
 
 
 def existing_file(path: str, key: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
-from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError, WorkerFault
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
 from beam_inference.predictors.engines import (
     Forward,
@@ -100,9 +101,9 @@ class TorchPredictor:
             return array.clone()
 
     def flip(self, array: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
-        """A tensor of its own, reversed along some axes."""
+        """A contiguous tensor of its own, reversed along some axes."""
         with _device_errors():
-            return array.flip(tuple(axes))
+            return array.flip(tuple(axes)).contiguous()
 
     def multiply(self, array: torch.Tensor, by: torch.Tensor, out: torch.Tensor) -> None:
         """Write the product of two tensors into a third."""
@@ -172,7 +173,14 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
     if inference.engine != "torch":
-        forward = _converted(forward, model, inference, device)
+        try:
+            with _device_errors():
+                forward = _converted(forward, model, inference, device)
+        except DeviceOutOfMemory as error:
+            raise EngineError(
+                f"inference.engine: {inference.engine}: out of memory for a batch of {inference.batch_size}: {error}. "
+                "Write a smaller inference.batch_size."
+            ) from None
     return _predictor(forward, model, inference, device, parameters)
 
 
@@ -186,12 +194,17 @@ def _predictor(
         model.activation,
         model.dims,
         inference.threads or 1,
-        engine_description(inference, parameters),
+        engine_description(model, inference, parameters),
     )
 
 
 def _of_file(model: Network, inference: Inference) -> Forward:
     """A network that is in a file of an engine's own format."""
+    if model.batch_norm == "batch":
+        raise ModelContractError(
+            f"{model.path} has BatchNorm as it was exported, which cannot be changed by "
+            "model.batch_norm: batch. Remove that."
+        )
     path, threads = existing_file(model.path, "model.path"), inference.threads or 1
     weights = None if model.weights is None else existing_file(model.weights, "model.weights")
     if inference.engine == "openvino":
@@ -313,6 +326,7 @@ def _device_errors() -> Iterator[None]:
 _CLAIMS: list[int] = []
 
 
+@functools.cache
 def _claim_cuda_device(count: int) -> int:
     """This process's device: process k of the machine uses device k mod count.
 
