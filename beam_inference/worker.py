@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from beam_inference.chunk_inference import ChunkResult, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
 from beam_inference.config import Network
-from beam_inference.environment import keep_freed_memory
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -114,7 +113,6 @@ class Worker:
     """Opens all that a job needs, once per process; harness threads share it and take turns on the device."""
 
     def __init__(self, launch: Launch) -> None:
-        keep_freed_memory()
         self.launch = launch
         self.job = launch.resolved()
         self.state = launch.state()

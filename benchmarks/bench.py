@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,6 @@ import torch
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import Encoding, infer_chunk
 from beam_inference.config import JobConfig
-from beam_inference.environment import keep_freed_memory
 from beam_inference.job_file import parse_job
 from beam_inference.operators.normalize import unit
 from beam_inference.outputs import OutputSpec, create_output
@@ -100,10 +99,9 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
     return run
 
 
-def engines(repeats: int) -> dict[str, Any]:
+def engines(names: Sequence[str], repeats: int) -> dict[str, Any]:
     """Each engine's forward pass against PyTorch's eager mode, on the same cores."""
     eager = forward(predictor_of("torch"), 4)
-    names = ("openvino", "onnxruntime", "compile")
     return {f"{name} / torch": ratio(forward(predictor_of(name), 4), eager, repeats) for name in names}
 
 
@@ -144,9 +142,7 @@ def job_against_forward(repeats: int) -> dict[str, float]:
 _FORWARD = """
 import sys, time
 from benchmarks import bench
-keep, engine, threads, calls = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-if keep == "keep":
-    bench.keep_freed_memory()
+engine, threads, calls = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 run = bench.forward(bench.predictor_of(engine, threads), calls)
 run()
 print("ready", flush=True)
@@ -173,16 +169,9 @@ def _in_processes(count: int, *arguments: str) -> float:
     return max(float(process.communicate()[0]) for process in started)
 
 
-def allocator(repeats: int) -> dict[str, float]:
-    """PyTorch's eager mode in a process that keeps freed memory, against one that does not."""
-    arguments = ("torch", str(CORES), "4")
-    pairs = [(_in_processes(1, "keep", *arguments), _in_processes(1, "no", *arguments)) for _ in range(repeats)]
-    return ratio_of_pairs(pairs)
-
-
 def processes(repeats: int) -> dict[str, float]:
     """Two processes of one thread at once, against one alone: seconds per patch, by OpenVINO."""
-    arguments = ("keep", "openvino", "1", "8")
+    arguments = ("openvino", "1", "8")
     return ratio_of_pairs([(_in_processes(2, *arguments), _in_processes(1, *arguments)) for _ in range(repeats)])
 
 
@@ -222,27 +211,34 @@ def memory_against_projection() -> dict[str, float]:
 
 
 def growth() -> dict[str, Any]:
-    """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network."""
-    found = {}
-    for factor in (1, 2, 3):
-        shape = (128 * factor,) * 3
-        with volume(shape) as folder:
+    """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
+
+    Already the first volume has chunks with neighbours on all sides.
+    """
+    found, chunk = {}, (64, 128, 128)
+    for factor in (1, 2):
+        with volume((3 * factor * chunk[0], 3 * factor * chunk[1], 3 * factor * chunk[2])) as folder:
             values = {
                 "input": {"path": str(folder / "in")},
-                "output": {"path": str(folder / "out"), "dtype": "uint8", "value_range": [0, 255]},
+                "output": {
+                    "path": str(folder / "out"),
+                    "dtype": "uint8",
+                    "value_range": [0, 255],
+                    "block_shape": chunk,
+                },
                 "model": {"path": "identity"},
                 "inference": {
                     "patch_shape": [16, 64, 64],
                     "patch_overlap": [4, 16, 16],
-                    "chunk_shape": [64, 128, 128],
+                    "chunk_shape": chunk,
                     "device": "cpu",
                 },
             }
             found[f"{factor**3}x"] = _worker(folder, values)
-    first, last = found["1x"], found["27x"]
+    first, last = found["1x"], found["8x"]
     return {
-        "memory, 27x / 1x": round(last["peak_bytes"] / first["peak_bytes"], 3),
-        "seconds per voxel, 27x / 1x": round(last["seconds"] / first["seconds"] / 27, 3),
+        "memory, 8x / 1x": round(last["peak_bytes"] / first["peak_bytes"], 3),
+        "seconds per voxel, 8x / 1x": round(last["seconds"] / first["seconds"] / 8, 3),
         "runs": found,
     }
 
@@ -285,22 +281,23 @@ def main() -> None:
     """Measure all rows and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    repeats = parser.parse_args().repeats
-    rows: dict[str, Any] = {
-        "freed memory kept / not": allocator(repeats),
-        "two processes / one": processes(repeats),
-        "growth": growth(),
-        "peak memory / projection": memory_against_projection(),
-        "receipts": receipts_per_second(),
+    parser.add_argument("--engines", default="openvino,onnxruntime", help="compile takes some minutes more")
+    known = parser.parse_args()
+    repeats = known.repeats
+    results: dict[str, Any] = {"machine": machine("torch", "openvino", "onnxruntime")}
+    rows: dict[str, Callable[[], Any]] = {
+        "two processes / one": lambda: processes(repeats),
+        "growth": growth,
+        "peak memory / projection": memory_against_projection,
+        "receipts": receipts_per_second,
+        "engines": lambda: engines(known.engines.split(","), repeats),
+        "loop / forward": lambda: loop_against_forward(repeats),
+        "job / forward": lambda: job_against_forward(repeats),
     }
-    keep_freed_memory()  # as a worker does
-    rows |= {
-        "engines": engines(repeats),
-        "loop / forward": loop_against_forward(repeats),
-        "job / forward": job_against_forward(repeats),
-    }
-    RESULTS.write_text(json.dumps({"machine": machine("torch", "openvino", "onnxruntime"), **rows}, indent=1) + "\n")
-    print(json.dumps(rows, indent=1))
+    for name, measure in rows.items():
+        results[name] = measure()
+        print(name, results[name], flush=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
 
 
 if __name__ == "__main__":

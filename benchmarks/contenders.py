@@ -62,7 +62,6 @@ def network_of(name: str) -> torch.nn.Module:
 def beam_inference(name: str, threads: int, volume: Array) -> Run:
     from beam_inference.bounding_box import BoundingBox
     from beam_inference.chunk_inference import infer_chunk
-    from beam_inference.environment import keep_freed_memory
     from beam_inference.operators.normalize import unit
     from beam_inference.plan import make_plan
     from beam_inference.predictors.engines import openvino_forward
@@ -80,7 +79,6 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
         seams="recompute",
         chunk_crop_margin=(0, 0, 0),
     )
-    keep_freed_memory()  # as a worker does
     work = plan.work(0)
     network: Any = network_of(name)
     if name == "unet-openvino":

@@ -66,7 +66,9 @@ def batch_of(model, count=2, depth=PATCH[0]):
     return np.random.default_rng(0).random(shape, np.float32)
 
 
-@pytest.mark.parametrize("engine", [*CONVERTED, pytest.param("compile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine", ["openvino", *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile"))]
+)
 @pytest.mark.parametrize(
     "model",
     [
@@ -343,7 +345,7 @@ def test_an_empty_patch_does_not_hide_a_wrong_engine():
     check_difference(right, loaded(model, "torch"), patch, lambda batch: batch.mul_(1 / 255), 2)
 
 
-@pytest.mark.parametrize("engine", ["torch", *CONVERTED])
+@pytest.mark.parametrize("engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)])
 def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
     box = BoundingBox((0, 0, 0), (24, 32, 64))
     plan = make_plan(
