@@ -38,7 +38,7 @@ def projected_memory(
     input_channels: int,
     output_channels: int,
     input_itemsize: int,
-    cached_input_bytes: int,
+    input_blocks_bytes: int,
     output_itemsize: int,
     batch_size: int,
     working_set_bytes: int,
@@ -52,9 +52,9 @@ def projected_memory(
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
     device, so there is one accumulator (a slab as deep as a patch, and what of it is moved along), one batch and one
     working set (what the network itself allocates for a batch, ``working_set_bytes``); but each thread holds its
-    cutouts (one in use, ``look_ahead`` under way, one more while voxels outside the volume are filled in, and the
-    blocks that the store decodes) and its results (one new, and ``trailing_writes`` being written, each once more as
-    the store's own blocks). The process keeps ``cached_input_bytes`` of decoded blocks.
+    cutouts (one in use, ``look_ahead`` under way, one more while voxels outside the volume are filled in), the whole
+    blocks that it reads (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each
+    once more as the store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
@@ -62,7 +62,8 @@ def projected_memory(
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
     device = cutout + 2 * slab + batch + patches + working_set_bytes
-    host = threads * ((3 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result) + cached_input_bytes
+    host = threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
+    host += (threads + CACHED_CUTOUTS) * input_blocks_bytes
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
     host += device - cutout if device_is_host else slab
     return MemoryProjection(host_bytes=host, device_bytes=device)

@@ -87,10 +87,15 @@ class ResolvedJob(Frozen):
         )
 
     @property
+    def input_blocks_bytes(self) -> int:
+        """Decoded, all blocks that a chunk's input touches."""
+        shape = blocks_touched(self.plan.largest_input_shape, self.input_block_shape)
+        return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
+
+    @property
     def cached_input_bytes(self) -> int:
         """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
-        shape = blocks_touched(self.plan.largest_input_shape, self.input_block_shape)
-        return CACHED_CUTOUTS * self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
+        return CACHED_CUTOUTS * self.input_blocks_bytes
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

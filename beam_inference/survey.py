@@ -80,7 +80,7 @@ class Survey:
             patch_input_shape=patch_input,
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
-            cached_input_bytes=job.cached_input_bytes,
+            input_blocks_bytes=job.input_blocks_bytes,
             input_itemsize=np.dtype(job.input_dtype).itemsize,
             output_itemsize=np.dtype(config.output.dtype).itemsize,
             batch_size=config.inference.batch_size,

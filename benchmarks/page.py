@@ -52,9 +52,11 @@ is the peak over the float32 result, beyond what the process holds between runs.
 With the U-Net, ours is run by OpenVINO, which it chooses by itself where that is installed; theirs by PyTorch's eager
 mode, which is what they run. nnU-Net adds up in float16.
 
-Two goals are missed. The loop with a null network was to take half of MONAI's time: much of what is left is the first
-touch of the result's memory, and the network's own answer, which all of them pay. And its memory was to stay below 1.2
-times the float32 result: the slab, as deep as a patch, is a third of so shallow a volume.
+Goals that are missed: OpenVINO's forward pass was to take 0.60 of PyTorch's. The loop with a null network was to take
+half of MONAI's time, and takes as long: much of it is the first touch of the result's memory, and the network's own
+answer, which all of them pay. Its memory was to stay below 1.2 times the float32 result; the slab, as deep as a patch,
+is a third of so shallow a volume, and the rest is not explained yet. A worker's memory was not to grow with the volume:
+with chunks of a megabyte it grows by what the threads' allocators keep (27 MB instead of 64 with MALLOC_ARENA_MAX=1).
 """
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from beam_inference.memory import blocks_touched, projected_memory
+from beam_inference.memory import CACHED_CUTOUTS, blocks_touched, projected_memory
 
 BASE = {
     "input_shape": (20, 100, 100),
@@ -9,7 +9,7 @@ BASE = {
     "input_channels": 1,
     "output_channels": 3,
     "input_itemsize": 1,
-    "cached_input_bytes": 7000,
+    "input_blocks_bytes": 7000,
     "output_itemsize": 1,
     "batch_size": 2,
     "working_set_bytes": 10**6,
@@ -25,7 +25,10 @@ def test_the_sum_by_hand():
     slab = 3 * 10 * 96 * 96 * 4
     projection = projected_memory(**BASE)
     assert projection.device_bytes == cutout + 2 * slab + patches + 10**6
-    assert projection.host_bytes == 2 * 4 * cutout + 7000 + 2 * 3 * 3 * core + 2 * slab + patches + 10**6
+    assert (
+        projection.host_bytes
+        == 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + 2 * slab + patches + 10**6
+    )
 
 
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
@@ -43,7 +46,7 @@ def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
 def test_more_threads_share_one_accumulator():
     four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
-    assert four.host_bytes - two.host_bytes == 2 * (4 * 20 * 100 * 100 + 3 * 3 * 16 * 96 * 96)
+    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 7000 + 3 * 3 * 16 * 96 * 96)
 
 
 @pytest.mark.slow
