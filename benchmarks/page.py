@@ -50,7 +50,7 @@ is the peak over the float32 result, beyond what the process holds between runs.
 {peers}
 
 With the U-Net, ours is run by OpenVINO, which it chooses by itself where that is installed; theirs by PyTorch's eager
-mode, which is what they run. nnU-Net adds up in float16.
+mode, which is what they run. nnU-Net adds up in float16.{remark}
 
 Goals that are missed: OpenVINO's forward pass was to take 0.60 of PyTorch's. The loop with a null network was to take
 half of MONAI's time, and takes as long: much of it is the first touch of the result's memory, and the network's own
@@ -83,6 +83,7 @@ def page() -> str:
         receipts=f"{job['receipts']['written_per_second']:,}",
         task=peers["task"],
         peer_versions=f"Measured against {versions}",
+        remark=f" The U-Net's column: {unet['remark']}." if "remark" in unet else "",
         our_memory=memory["beam-inference"],
         peers="\n".join(
             f"| {tool} | {_ratio(row)} | {_ratio(unet['time'][tool])} | {memory[tool]} |"
