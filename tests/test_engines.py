@@ -334,9 +334,10 @@ def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
     assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of openvino_telemetry halted")
 
 
-def test_an_empty_patch_does_not_hide_a_wrong_engine():
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint64", "float32"])
+def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
     """On zeros both answer the same; on noise they do not."""
-    model, patch = toy("conv"), np.zeros((1, *PATCH), np.uint8)
+    model, patch = toy("conv"), np.zeros((1, *PATCH), dtype)
     right, wrong = loaded(model, "openvino"), loaded(toy("conv_with_the_same_bias"), "torch")
     zeros = np.zeros((2, 1, *PATCH), np.float32)
     np.testing.assert_allclose(answer(right, zeros), answer(wrong, zeros), atol=1e-6)

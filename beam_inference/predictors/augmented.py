@@ -30,6 +30,11 @@ class Symmetry:
     flips: tuple[bool, bool, bool]
     transpose: bool
 
+    @property
+    def flipped_axes(self) -> list[int]:
+        """Of arrays (N, C, Z, Y, X)."""
+        return [2 + axis for axis, flipped in enumerate(self.flips) if flipped]
+
     def maps_back(self, offset: Zyx) -> Zyx:
         """The offset between two voxels of a patch whose images are ``offset`` apart."""
         z, y, x = (-n if flipped else n for n, flipped in zip(offset, self.flips, strict=True))
@@ -74,13 +79,11 @@ class AugmentedPredictor:
         return total
 
     def _mapped(self, array: Any, symmetry: Symmetry) -> Any:
-        axes = [2 + axis for axis, flipped in enumerate(symmetry.flips) if flipped]
         array = array.swapaxes(3, 4) if symmetry.transpose else array
-        return self._inner.flip(array, axes)
+        return self._inner.flip(array, symmetry.flipped_axes)
 
     def _mapped_back(self, array: Any, symmetry: Symmetry) -> Any:
-        axes = [2 + axis for axis, flipped in enumerate(symmetry.flips) if flipped]
-        array = self._inner.flip(array, axes)
+        array = self._inner.flip(array, symmetry.flipped_axes)
         return array.swapaxes(3, 4) if symmetry.transpose else array
 
     def session(self) -> AbstractContextManager[object]:

@@ -117,12 +117,12 @@ def check_difference(
     if (patch == patch[:, :1, :1, :1]).all():
         random = np.random.default_rng(0)
         info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else None
-        noise = random.integers(info.min, info.max, patch.shape) if info else random.random(patch.shape)
+        noise = random.integers(info.min, info.max, patch.shape, patch.dtype) if info else random.random(patch.shape)
         patch = noise.astype(patch.dtype)
     ours, theirs = (_answer(each, patch, normalize, batch_size) for each in (predictor, reference))
     described = predictor.describe()
     scale = max(1.0, float(np.abs(theirs).max()))
-    difference = np.abs(ours - theirs)
+    difference = np.abs(np.subtract(ours, theirs, dtype=np.float64))
     largest, typical = float(difference.max()), float(np.sqrt(np.mean(np.square(difference))))
     name = f"{described['engine']} in {described['precision']}"
     logger.info("%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square", name, largest, typical)
