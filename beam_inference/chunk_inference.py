@@ -226,7 +226,7 @@ class _Core:
         self._layer = work.patches[0][0]
         depth = min(work.lattice.patch_shape[0], work.core_box.shape[0])
         # Z before the channels: what leaves, and what moves, is then one piece of memory.
-        self._slab, self._next_slab = (network.zeros((depth, channels, *work.core_box.shape[1:])) for _ in range(2))
+        self._slab = network.zeros((depth, channels, *work.core_box.shape[1:]))
         self._weighted = network.zeros((work.lattice.patch_shape[0], channels, *work.lattice.patch_shape[1:]))
         self._encoded = np.empty((channels, *work.core_box.shape), encoding.dtype)
         self._weights: dict[tuple[int, ...], Any] = {}
@@ -269,9 +269,10 @@ class _Core:
         gone, kept = after.start - before.start, before.stop - after.start
         if gone:
             self._leave(after.start)
-            self._next_slab[:kept] = self._slab[gone : gone + kept]
-            self._next_slab[kept:] = 0
-            self._slab, self._next_slab = self._next_slab, self._slab
+            for moved in range(0, kept, gone):  # a copy must not overlap its source
+                here = slice(moved, min(moved + gone, kept))
+                self._slab[here] = self._slab[here.start + gone : here.stop + gone]
+            self._slab[kept:] = 0
         self._layer = layer
 
     def _leave(self, stop: int) -> None:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from beam_inference.accelerators import add_gpu_flags, check_device, dataflow_flags, gpu_options
+from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BAD_INPUT,
     COMPLETE,
@@ -94,6 +95,7 @@ def guarded(known: argparse.Namespace) -> int:
     debug = getattr(known, "debug", False)
     structured = getattr(known, "log_format", "text") == "json"
     configure(debug=debug, structured=structured)
+    use_one_heap()
     try:
         with _terminable():
             return int(known.command(known))

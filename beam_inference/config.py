@@ -229,6 +229,12 @@ def factory_parts(path: str) -> tuple[str, str] | None:
     return (match["module"], match["name"]) if match else None
 
 
+_BatchSize = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Count, Tag("number")],
+    Discriminator(lambda value: "auto" if value == "auto" else "number"),
+]
+
+
 class Inference(Model):
     """How the network is applied."""
 
@@ -237,7 +243,9 @@ class Inference(Model):
     chunk_shape: Shape
     seams: Literal["recompute", "crop"] = "recompute"
     chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
-    batch_size: Count = 1
+    batch_size: _BatchSize = Field(
+        1, description="patches per network call. auto: tried at first launch, kept ever after"
+    )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     engine: Literal["auto", "torch", "openvino", "onnxruntime", "compile"] = Field(
@@ -253,6 +261,11 @@ class Inference(Model):
         description="CPU threads of the network per worker process; they change its last bits. Default: the cores "
         "shared by the worker processes at first launch, kept ever after; 1 on remote runners",
     )
+
+    @property
+    def patches_per_call(self) -> int:
+        """``batch_size``; 1 as long as ``auto`` is not decided."""
+        return 1 if self.batch_size == "auto" else self.batch_size
 
     @model_validator(mode="after")
     def _check(self) -> Self:

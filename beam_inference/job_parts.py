@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.config import Affine, JobConfig
 from beam_inference.errors import PermanentReadError, TransientReadError
@@ -49,6 +50,17 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
     )
 
 
+def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
+    """The network's input, stored values, for the patch in the middle of the ROI; zeros where it cannot be read."""
+    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
+    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
+    try:
+        return volume.cutout(box, config.input.fill, config.input.fill_value)
+    except (TransientReadError, PermanentReadError) as error:
+        logger.warning("trying the network on zeros, because %s", error)
+        return np.zeros((volume.channels, *box.shape), volume.dtype)
+
+
 def try_network(
     predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan, reference: Predictor | None = None
 ) -> ContractReport:
@@ -58,19 +70,13 @@ def try_network(
         ModelContractError: it does not answer as the job says.
         EngineError: it does not answer as ``reference`` does.
     """
-    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
-    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
-    try:
-        patch = volume.cutout(box, config.input.fill, config.input.fill_value)
-    except (TransientReadError, PermanentReadError) as error:
-        logger.warning("trying the network on zeros, because %s", error)
-        patch = np.zeros((volume.channels, *box.shape), volume.dtype)
+    patch = patch_to_try(config, volume, plan)
     normalize = normalization(config, volume.dtype)
     report = check_contract(
         predictor,
         patch,
         normalize,
-        batch_size=config.inference.batch_size,
+        batch_size=config.inference.patches_per_call,
         patch_shape=plan.lattice.patch_shape,
         crop_margin=plan.crop_margin,
         output_channels=config.model.output_channels,

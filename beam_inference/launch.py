@@ -18,7 +18,7 @@ from pathlib import Path
 from beam_inference.config import JobConfig, Network
 from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFault
 from beam_inference.files import local_model
-from beam_inference.job_parts import try_network
+from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
@@ -32,6 +32,7 @@ from beam_inference.predictors import (
     model_sha256,
 )
 from beam_inference.predictors.contract import ContractReport
+from beam_inference.predictors.probe import fastest_batch_size
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, State
@@ -135,6 +136,7 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
     open_keys = {
         "device": config.inference.device == "auto",
         "engine": config.inference.engine == "auto",
+        "batch_size": config.inference.batch_size == "auto",
         "threads": config.inference.threads is None,
     }
     decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
@@ -157,12 +159,12 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     model = local_model(config.model, config.storage)
     known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
-        config, predictor, report = _tried(model, found, allow_pickle)
+        config, predictor, report = _tried(model, found, place, allow_pickle)
         known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
         _warn_of_range(config, report.low, report.high)
     else:
         (engine,) = engines_to_try(model, config.inference)
-        config = _with_engine(config, engine)
+        config = _decided(config, engine=engine)
         known["engine"] = describe_engine(model, config.inference)
     known["config"] = config.model_dump()
     # Not model_copy: a copy keeps the plan and the fingerprint that its original has computed.
@@ -171,24 +173,49 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     return job
 
 
-def _tried(model: Network, found: Survey, allow_pickle: bool) -> tuple[JobConfig, Predictor, ContractReport]:
+def _tried(
+    model: Network, found: Survey, place: Place, allow_pickle: bool
+) -> tuple[JobConfig, Predictor, ContractReport]:
     """The job with its engine, and the network, tried; where ``auto`` leaves a choice, the first engine that can."""
     first, *others = engines_to_try(model, found.job.config.inference)
     try:
-        config = _with_engine(found.job.config, first)
+        config = _decided(found.job.config, engine=first)
         predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
         reference = load_reference(model, config.inference, allow_pickle=allow_pickle)
-        return config, predictor, try_network(predictor, config, found.input, found.job.plan, reference)
+        report = try_network(predictor, config, found.input, found.job.plan, reference)
+        if config.inference.batch_size == "auto":
+            config = _decided(config, batch_size=_batch_size(predictor, found, report.working_set_bytes, place))
+            report = try_network(predictor, config, found.input, found.job.plan, reference)
+        return config, predictor, report
     except EngineError as error:
         if not others:
             raise
         logger.warning("inference.engine: auto is %s here: %s", others[0], error)
-    decided = found.job.model_copy(update={"config": _with_engine(found.job.config, others[0])})
-    return _tried(model, replace(found, job=decided), allow_pickle)
+    decided = found.job.model_copy(update={"config": _decided(found.job.config, engine=others[0])})
+    return _tried(model, replace(found, job=decided), place, allow_pickle)
 
 
-def _with_engine(config: JobConfig, engine: str) -> JobConfig:
-    return config.model_copy(update={"inference": config.inference.model_copy(update={"engine": engine})})
+def _batch_size(predictor: Predictor, found: Survey, working_set_bytes: int, place: Place) -> int:
+    """What ``auto`` means here; ``working_set_bytes`` are those of one patch."""
+    job, config = found.job, found.job.config
+
+    def fits(batch_size: int) -> bool:
+        known = {"config": _decided(config, batch_size=batch_size), "working_set_bytes": working_set_bytes * batch_size}
+        try:
+            _check_memory(
+                replace(found, job=job.model_copy(update=known)).memory(place), place, config.inference.device
+            )
+        except ConfigError:
+            return False
+        return True
+
+    patch = patch_to_try(config, found.input, job.plan)
+    return fastest_batch_size(predictor, patch, normalization(config, found.input.dtype), fits)
+
+
+def _decided(config: JobConfig, **keys: object) -> JobConfig:
+    """The job with keys of ``inference`` made definite."""
+    return config.model_copy(update={"inference": config.inference.model_copy(update=keys)})
 
 
 def _check_memory(memory: MemoryProjection, place: Place, device: str) -> None:

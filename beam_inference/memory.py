@@ -50,18 +50,18 @@ def projected_memory(
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
-    device, so there is one accumulator (a slab as deep as a patch, and what of it is moved along), one batch and one
-    working set (what the network itself allocates for a batch, ``working_set_bytes``); but each thread holds its
-    cutouts (one in use, ``look_ahead`` under way, one more while voxels outside the volume are filled in), the whole
-    blocks that it reads (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each
-    once more as the store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more.
+    device, so there is one accumulator (a slab as deep as a patch), one batch and one working set (what the network
+    itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
+    under way, one more while voxels outside the volume are filled in), the whole blocks that it reads
+    (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each once more as the
+    store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
-    device = cutout + 2 * slab + batch + patches + working_set_bytes
+    device = cutout + slab + batch + patches + working_set_bytes
     host = threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
     host += (threads + CACHED_CUTOUTS) * input_blocks_bytes
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.

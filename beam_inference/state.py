@@ -23,8 +23,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 import tenacity
 import tensorstore as ts
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from beam_inference.errors import StateError, WorkerFault
@@ -47,6 +49,17 @@ class ChannelStatistics(Frozen):
     mean: float
     zeros: int
     nans: int
+
+    @classmethod
+    def of(cls, channel: NDArray[Any]) -> ChannelStatistics:
+        """Of one channel, (Z, Y, X)."""
+        return cls(
+            min=float(channel.min()),
+            max=float(channel.max()),
+            mean=float(channel.mean(dtype=np.float64)),
+            zeros=int(channel.size - np.count_nonzero(channel)),
+            nans=int(np.isnan(channel).sum()) if channel.dtype.kind == "f" else 0,
+        )
 
 
 class Receipt(Frozen):

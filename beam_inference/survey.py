@@ -83,7 +83,7 @@ class Survey:
             input_blocks_bytes=job.input_blocks_bytes,
             input_itemsize=np.dtype(job.input_dtype).itemsize,
             output_itemsize=np.dtype(config.output.dtype).itemsize,
-            batch_size=config.inference.batch_size,
+            batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
@@ -112,6 +112,11 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
         raise ConfigError(
             "inference.engine: auto is not known before the launch on a remote runner (it depends on what the workers "
             "have). Write engine: torch, or openvino if it is installed there."
+        )
+    if not place.is_this_machine and config.inference.batch_size == "auto":
+        raise ConfigError(
+            "inference.batch_size: auto is found by trying, which a remote launcher cannot do. Write a number: "
+            "1 does for large patches."
         )
     volume = open_input(config)
     if volume.channels != config.model.input_channels:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from beam_inference.chunk_inference import ChunkResult, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
 from beam_inference.config import Network
+from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -113,6 +114,7 @@ class Worker:
     """Opens all that a job needs, once per process; harness threads share it and take turns on the device."""
 
     def __init__(self, launch: Launch) -> None:
+        use_one_heap()
         self.launch = launch
         self.job = launch.resolved()
         self.state = launch.state()
@@ -136,7 +138,7 @@ class Worker:
         self._stop, self._stop_known_until = False, 0.0
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
-        self._batch_size = self.job.config.inference.batch_size
+        self._batch_size = self.job.config.inference.patches_per_call
         self._encoding = Encoding(np.dtype(self.job.config.output.dtype), self.job.config.output.value_range)
         self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
@@ -220,7 +222,6 @@ class Worker:
 
     def _infer(self, index: int, cutout: _Cutout) -> _Core:
         work, config = self.job.plan.work(index), self.job.config
-        start = time.perf_counter()
 
         def core() -> ChunkResult:
             try:
@@ -240,6 +241,7 @@ class Worker:
             return result
 
         with self._device_lock:
+            start = time.perf_counter()  # waiting for the device is not using it
             try:
                 result, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
             except DeviceOutOfMemory as error:
@@ -260,7 +262,7 @@ class Worker:
         box = self.job.plan.chunks.core_box(index)
         start = time.perf_counter()
         array = core.result.core
-        statistics = [_statistics(channel) for channel in array]
+        statistics = [ChannelStatistics.of(channel) for channel in array]
         checksum = crc32(array)
         _, attempts = self._attempt(
             lambda: self._output.write(box, array), index, "write", lambda e: isinstance(e, TransientWriteError)
@@ -363,16 +365,6 @@ class Worker:
 
     def _try_network(self, reference: Predictor | None = None) -> None:
         try_network(self._predictor, self.job.config, self._input, self.job.plan, reference)
-
-
-def _statistics(channel: NDArray[Any]) -> ChannelStatistics:
-    return ChannelStatistics(
-        min=float(channel.min()),
-        max=float(channel.max()),
-        mean=float(channel.mean(dtype=np.float64)),
-        zeros=int(channel.size - np.count_nonzero(channel)),
-        nans=int(np.isnan(channel).sum()) if channel.dtype.kind == "f" else 0,
-    )
 
 
 def _all_finite(array: NDArray[Any]) -> bool:

@@ -34,6 +34,7 @@ from beam_inference.residual_unet import ResidualUNet
 from beam_inference.runner import run_job
 from beam_inference.state import ChannelStatistics, Receipt, State
 from beam_inference.survey import survey
+from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs
 
 PATCH, OVERLAP, SHAPE = (16, 96, 96), (4, 24, 24), (28, 168, 168)
@@ -48,6 +49,12 @@ def unet() -> torch.nn.Module:
     return ResidualUNet(output_channels=3)
 
 
+def small_unet() -> torch.nn.Module:
+    """One that takes as long for a chunk on a core as a large one on a GPU: a second or two."""
+    torch.manual_seed(0)
+    return ResidualUNet(output_channels=3, widths=(4, 8))
+
+
 def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
     """A volume of random uint8 voxels, ``in``."""
     box = BoundingBox((0, 0, 0), shape)
@@ -55,7 +62,7 @@ def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
     create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8))
 
 
-def job(folder: Path, engine: str, threads: int = CORES, output: str = "out") -> JobConfig:
+def job(folder: Path, engine: str, threads: int = CORES, output: str = "out", device: str = "cpu") -> JobConfig:
     """A job over that volume."""
     values = {
         "input": {"path": str(folder / "in")},
@@ -65,7 +72,7 @@ def job(folder: Path, engine: str, threads: int = CORES, output: str = "out") ->
             "patch_shape": list(PATCH),
             "patch_overlap": list(OVERLAP),
             "chunk_shape": list(SHAPE),
-            "device": "cpu",
+            "device": device,
             "engine": engine,
             "threads": threads,
         },
@@ -81,8 +88,8 @@ def volume(shape: tuple[int, int, int] = SHAPE) -> Iterator[Path]:
         yield Path(name)
 
 
-def predictor_of(engine: str, threads: int = CORES) -> Predictor:
-    config = job(Path("/nowhere"), engine, threads)
+def predictor_of(engine: str, threads: int = CORES, device: str = "cpu") -> Predictor:
+    config = job(Path("/nowhere"), engine, threads, device=device)
     return load_predictor(config.model, config.inference)
 
 
@@ -94,22 +101,23 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
         with predictor.session():
             uploaded = predictor.upload(batch)
             for _ in range(calls):
-                predictor.predict(uploaded)
+                answer = predictor.predict(uploaded)
+            predictor.download(answer[:1, :1, :1, :1, :1])  # a GPU is done only when its answer is here
 
     return run
 
 
-def engines(names: Sequence[str], repeats: int) -> dict[str, Any]:
-    """Each engine's forward pass against PyTorch's eager mode, on the same cores."""
-    eager = forward(predictor_of("torch"), 4)
-    return {f"{name} / torch": ratio(forward(predictor_of(name), 4), eager, repeats) for name in names}
+def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
+    """Each engine's forward pass against PyTorch's eager mode, on the same cores, or the same GPU."""
+    eager = forward(predictor_of("torch", device=device), 4)
+    return {f"{name} / torch": ratio(forward(predictor_of(name, device=device), 4), eager, repeats) for name in names}
 
 
-def loop_against_forward(repeats: int) -> dict[str, float]:
-    """One chunk, from the uint8 cutout to the uint8 core, against the same forward passes alone, by OpenVINO."""
+def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
+    """One chunk, from the uint8 cutout to the uint8 core, against the same forward passes alone."""
     with volume() as folder:
-        work = survey(job(folder, "openvino")).job.plan.work(0)
-    predictor = predictor_of("openvino")
+        work = survey(job(folder, engine, device=device)).job.plan.work(0)
+    predictor = predictor_of(engine, device=device)
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
     return ratio(
@@ -119,24 +127,30 @@ def loop_against_forward(repeats: int) -> dict[str, float]:
     )
 
 
-def job_against_forward(repeats: int) -> dict[str, float]:
-    """A whole job through Beam's local runner, against the bare forward of its patches, by OpenVINO.
+def job_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
+    """A whole job through Beam's local runner, against the bare forward of its patches.
 
     The job's time is that of its pipeline: without imports, and without the trial of the network before it.
     """
     with volume((56, 336, 336)) as folder:
-        plan = survey(job(folder, "openvino")).job.plan
+        plan = survey(job(folder, engine, device=device)).job.plan
         patches = sum(plan.work(index).patch_count for index in range(plan.chunks.count))
-        bare = forward(predictor_of("openvino"), patches)
+        bare = forward(predictor_of(engine, device=device), patches)
         pairs = []
         for repeat in range(repeats + 1):
-            outcome = run_job(job(folder, "openvino", output=f"out{repeat}"))
+            begun = time.perf_counter()
+            outcome = run_job(job(folder, engine, output=f"out{repeat}", device=device))
+            whole = time.perf_counter() - begun
             assert outcome.exit_code == 0, outcome
             start = time.perf_counter()
             bare()
             if repeat:
                 pairs.append((outcome.seconds, time.perf_counter() - start))
-    return ratio_of_pairs(pairs) | {"patches": patches, "chunks": plan.chunks.count}
+    return ratio_of_pairs(pairs) | {
+        "seconds with the launch": round(whole, 2),
+        "patches": patches,
+        "chunks": plan.chunks.count,
+    }
 
 
 _FORWARD = """
@@ -183,6 +197,7 @@ from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.survey import Place, survey
 from beam_inference.worker import Worker
+from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
 worker = Worker(prepare(config))
@@ -213,11 +228,11 @@ def memory_against_projection() -> dict[str, float]:
 def growth() -> dict[str, Any]:
     """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
 
-    Already the first volume has chunks with neighbours on all sides.
+    The first volume is of 216 chunks: enough for what a worker keeps from chunk to chunk to be full.
     """
-    found, chunk = {}, (64, 128, 128)
-    for factor in (1, 2):
-        with volume((3 * factor * chunk[0], 3 * factor * chunk[1], 3 * factor * chunk[2])) as folder:
+    found, chunk = {}, (32, 64, 64)
+    for factor in (1, 2, 3):
+        with volume((6 * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
             values = {
                 "input": {"path": str(folder / "in")},
                 "output": {
@@ -228,18 +243,22 @@ def growth() -> dict[str, Any]:
                 },
                 "model": {"path": "identity"},
                 "inference": {
-                    "patch_shape": [16, 64, 64],
-                    "patch_overlap": [4, 16, 16],
+                    "patch_shape": [16, 32, 32],
+                    "patch_overlap": [4, 8, 8],
                     "chunk_shape": chunk,
                     "device": "cpu",
                 },
             }
             found[f"{factor**3}x"] = _worker(folder, values)
-    first, last = found["1x"], found["8x"]
+    first = found["1x"]
     return {
-        "memory, 8x / 1x": round(last["peak_bytes"] / first["peak_bytes"], 3),
-        "seconds per voxel, 8x / 1x": round(last["seconds"] / first["seconds"] / 8, 3),
-        "runs": found,
+        name: {
+            "memory": round(last["peak_bytes"] / first["peak_bytes"], 3),
+            "seconds per voxel": round(last["seconds"] / first["seconds"] / int(name[:-1]), 3),
+            "peak / projection": round(last["peak_bytes"] / last["projected_bytes"], 3),
+            **last,
+        }
+        for name, last in found.items()
     }
 
 
@@ -281,23 +300,33 @@ def main() -> None:
     """Measure all rows and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", default="openvino,onnxruntime", help="compile takes some minutes more")
+    parser.add_argument("--engines", help="default: openvino,onnxruntime; compile on a GPU")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json")
     known = parser.parse_args()
-    repeats = known.repeats
-    results: dict[str, Any] = {"machine": machine("torch", "openvino", "onnxruntime")}
+    repeats, device, on_cpu = known.repeats, known.device, known.device == "cpu"
+    names = (known.engines or ("openvino,onnxruntime" if on_cpu else "compile")).split(",")
+    engine = "openvino" if on_cpu else "torch"
+    results: dict[str, Any] = {"machine": machine("torch", *(["openvino", "onnxruntime"] if on_cpu else []))}
+    if not on_cpu:
+        results["machine"]["gpu"] = torch.cuda.get_device_name()
     rows: dict[str, Callable[[], Any]] = {
-        "two processes / one": lambda: processes(repeats),
-        "growth": growth,
-        "peak memory / projection": memory_against_projection,
-        "receipts": receipts_per_second,
-        "engines": lambda: engines(known.engines.split(","), repeats),
-        "loop / forward": lambda: loop_against_forward(repeats),
-        "job / forward": lambda: job_against_forward(repeats),
+        "idle": lambda: idle_share(LATENCY_SECONDS, f"{__file__}:{'small_unet' if on_cpu else 'unet'}", engine, device),
+        "engines": lambda: engines(names, repeats, device),
+        "loop / forward": lambda: loop_against_forward(repeats, engine, device),
+        "job / forward": lambda: job_against_forward(repeats, engine, device),
     }
+    if on_cpu:
+        rows |= {
+            "two processes / one": lambda: processes(repeats),
+            "growth": growth,
+            "peak memory / projection": memory_against_projection,
+            "receipts": receipts_per_second,
+        }
+    path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
     for name, measure in rows.items():
         results[name] = measure()
         print(name, results[name], flush=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
+        path.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
 
 
 if __name__ == "__main__":

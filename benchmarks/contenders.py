@@ -3,7 +3,8 @@
 Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of the peers for the
 others. All do the same 36 patches of 16×128×128 at an overlap of a quarter, and make three float32 channels. NETWORK is
 "null", which repeats its input, or "unet", the residual U-Net and a sigmoid (chunkflow refuses values above 1) in
-PyTorch's eager mode; "unet-openvino" is for ours only.
+PyTorch's eager mode; "unet-openvino" and "null-uint8", whose result is uint8, are for ours only. The tools "job" and
+"chunkflow job" do the same volume in eight chunks with margins, from a precomputed volume on disk to one of uint8.
 Prints JSON: seconds of each run after the first, and the peak of memory beyond what is held between them.
 
 Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is stored, and normalises.
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +33,7 @@ from benchmarks.measure import peak_bytes
 
 PATCH, OVERLAP, SHAPE, CHANNELS = (16, 128, 128), (4, 32, 32), (52, 320, 320), 3
 PATCHES = 36
+CHUNK = (26, 160, 160)
 UNET = Path(__file__).parents[1] / "beam_inference" / "residual_unet.py"
 Run = Callable[[], Any]
 Array = np.ndarray[Any, np.dtype[np.uint8]]
@@ -56,17 +59,19 @@ class Null(torch.nn.Module):
 
 
 def network_of(name: str) -> torch.nn.Module:
-    return Null() if name == "null" else unet()
+    return Null() if name.startswith("null") else unet()
 
 
 def beam_inference(name: str, threads: int, volume: Array) -> Run:
     from beam_inference.bounding_box import BoundingBox
-    from beam_inference.chunk_inference import infer_chunk
+    from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
+    from beam_inference.environment import use_one_heap
     from beam_inference.operators.normalize import unit
     from beam_inference.plan import make_plan
     from beam_inference.predictors.engines import openvino_forward
     from beam_inference.predictors.torch_predictor import TorchPredictor
 
+    use_one_heap()
     box = BoundingBox((0, 0, 0), volume.shape)
     plan = make_plan(
         volume=box,
@@ -86,7 +91,8 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
     predictor = TorchPredictor(network, torch.device("cpu"), threads=threads)
     cutout = volume[None]
     normalize = unit(cutout.dtype)
-    return lambda: infer_chunk(cutout, work, predictor, normalize, CHANNELS, 1).core
+    encoding = Encoding(np.dtype(np.uint8), (0.0, 1.0)) if name == "null-uint8" else AS_COMPUTED
+    return lambda: infer_chunk(cutout, work, predictor, normalize, CHANNELS, 1, encoding).core
 
 
 def monai(name: str, _: int, volume: Array) -> Run:
@@ -146,6 +152,12 @@ def torchio(name: str, _: int, volume: Array) -> Run:
 
 def chunkflow(name: str, _: int, volume: Array) -> Run:
     from chunkflow.chunk import Chunk
+
+    inferencer, chunk = chunkflow_inferencer(name), Chunk(volume / np.float32(255))
+    return lambda: inferencer(chunk)
+
+
+def chunkflow_inferencer(name: str) -> Any:
     from chunkflow.flow.divid_conquer.inferencer import Inferencer
 
     model = weights = ""
@@ -157,7 +169,7 @@ def chunkflow(name: str, _: int, volume: Array) -> Run:
             "from benchmarks.contenders import unet\n\nInstantiatedModel = unet()\n"
         )
         torch.save(unet().state_dict(), weights)
-    inferencer = Inferencer(
+    return Inferencer(
         model,
         weights,
         input_patch_size=PATCH,
@@ -166,8 +178,75 @@ def chunkflow(name: str, _: int, volume: Array) -> Run:
         framework="identity" if name == "null" else "pytorch",
         batch_size=1,
     )
-    chunk = Chunk(volume / np.float32(255))
-    return lambda: inferencer(chunk)
+
+
+def job(seams: str, threads: int, volume: Array) -> Run:
+    """Ours, its pipeline: ``seams`` instead of a network's name. The network is run by OpenVINO."""
+    from beam_inference.bounding_box import BoundingBox
+    from beam_inference.job_file import parse_job
+    from beam_inference.outputs import OutputSpec, create_output
+    from beam_inference.runner import run_job
+
+    folder = Path(tempfile.mkdtemp())
+    box = BoundingBox((0, 0, 0), volume.shape)
+    spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (26, 80, 80), (8.0, 8.0, 8.0))
+    create_output(spec).write(box, volume[None])
+    values: dict[str, dict[str, object]] = {
+        "input": {"path": str(folder / "in")},
+        "output": {"dtype": "uint8", "value_range": [0, 1], "block_shape": [26, 80, 80]},
+        "model": {"path": f"{__file__}:unet", "output_channels": CHANNELS, "normalize": "unit"},
+        "inference": {
+            "patch_shape": list(PATCH),
+            "patch_overlap": list(OVERLAP),
+            "chunk_shape": list(CHUNK),
+            "seams": seams,
+            "device": "cpu",
+            "engine": "openvino",
+            "threads": threads,
+        },
+    }
+
+    def run() -> float:
+        values["output"]["path"] = tempfile.mkdtemp(dir=folder) + "/out"
+        outcome = run_job(parse_job(values, folder))
+        assert outcome.exit_code == 0, outcome
+        return outcome.seconds
+
+    return run
+
+
+def chunkflow_job(_: str, __: int, volume: Array) -> Run:
+    """Chunkflow's inference of each chunk grown by the overlap, cropped, and written, as its command lines do."""
+    from chunkflow.chunk import Chunk
+    from cloudvolume import CloudVolume  # type: ignore[import-untyped]
+
+    inferencer: Any = chunkflow_inferencer("unet")
+    folder = tempfile.mkdtemp()
+
+    def stored(name: str, channels: int) -> Any:
+        info = CloudVolume.create_new_info(
+            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), SHAPE[::-1], chunk_size=(80, 80, 26)
+        )
+        at = CloudVolume(f"file://{folder}/{name}", info=info, progress=False, compress=True)
+        at.commit_info()
+        return at
+
+    source = stored("in", 1)
+    source[:, :, :] = np.asarray(volume).T[..., None]
+
+    def run() -> None:
+        target = stored(Path(tempfile.mktemp()).name, CHANNELS)
+        for start in product(*(range(0, n, c) for n, c in zip(SHAPE, CHUNK, strict=True))):
+            stop = [min(a + c, n) for a, c, n in zip(start, CHUNK, SHAPE, strict=True)]
+            low = [max(a - o, 0) for a, o in zip(start, OVERLAP, strict=True)]
+            high = [min(b + o, n) for b, o, n in zip(stop, OVERLAP, SHAPE, strict=True)]
+            cutout = source[low[2] : high[2], low[1] : high[1], low[0] : high[0]][..., 0].T
+            result = np.asarray(inferencer(Chunk(np.ascontiguousarray(cutout) / np.float32(255))).array)
+            z, y, x = (slice(a - b, c - b) for a, b, c in zip(start, low, stop, strict=True))
+            core = np.clip(np.rint(result[:, z, y, x] * 255), 0, 255).astype(np.uint8)
+            target[start[2] : stop[2], start[1] : stop[1], start[0] : stop[0]] = core.T
+
+    return run
 
 
 TOOLS: dict[str, Callable[[str, int, Array], Run]] = {
@@ -176,6 +255,8 @@ TOOLS: dict[str, Callable[[str, int, Array], Run]] = {
     "nnU-Net": nnunet,
     "torchio": torchio,
     "chunkflow": chunkflow,
+    "job": job,
+    "chunkflow job": chunkflow_job,
 }
 
 
@@ -190,8 +271,9 @@ def main(tool: str, network: str, threads: str, repeats: str) -> None:
     def timed() -> None:
         for _ in range(int(repeats)):
             start = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - start)
+            told = run()  # a job tells its pipeline's seconds, without the launch
+            seconds.append(told if isinstance(told, float) else time.perf_counter() - start)
+            del told  # a result of its own is not held while the next one is made
 
     peak = peak_bytes(timed)
     print(json.dumps({"seconds": seconds, "peak_bytes": peak}))

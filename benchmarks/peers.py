@@ -47,6 +47,17 @@ def rounds(python: str, ours: str, network: str, threads: int, count: int, repea
     return {"time": times, "peak_bytes_over_float32_output": peaks}
 
 
+def jobs(python: str, threads: int, count: int) -> dict[str, Any]:
+    """A whole job of ours, without its launch, against chunkflow's inference of the same chunks."""
+    pairs: dict[str, list[tuple[float, float]]] = {"crop": [], "recompute": []}
+    for _ in range(count):
+        theirs = run(python, "chunkflow job", "unet", threads, 1)
+        for seams, measured in pairs.items():
+            mine = run(sys.executable, "job", seams, threads, 1)
+            measured.append((mine["seconds"][0], theirs["seconds"][0]))
+    return {seams: ratio_of_pairs(measured) for seams, measured in pairs.items()}
+
+
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -61,6 +72,10 @@ def main() -> None:
         "peers": peers,
         "task": f"{contenders.SHAPE} voxels, {contenders.PATCHES} patches of {contenders.PATCH}, 3 channels, 2 threads",
         "null network": rounds(known.python, "null", "null", 2, known.rounds, 5),
+        "null network, uint8": round(
+            run(sys.executable, "beam-inference", "null-uint8", 2, 5)["peak_bytes"] / OUTPUT_BYTES, 2
+        ),
+        "whole job": jobs(known.python, 2, known.network_rounds),
         "residual U-Net": rounds(known.python, "unet-openvino", "unet", 2, known.network_rounds, 1),
     }
     RESULTS.write_text(json.dumps(figures, indent=1) + "\n")

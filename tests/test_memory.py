@@ -24,10 +24,10 @@ def test_the_sum_by_hand():
     cutout, core, patches = 20 * 100 * 100, 16 * 96 * 96, (2 * (1 + 3) + 3 * 3) * 10 * 50 * 50 * 4
     slab = 3 * 10 * 96 * 96 * 4
     projection = projected_memory(**BASE)
-    assert projection.device_bytes == cutout + 2 * slab + patches + 10**6
+    assert projection.device_bytes == cutout + slab + patches + 10**6
     assert (
         projection.host_bytes
-        == 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + 2 * slab + patches + 10**6
+        == 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + slab + patches + 10**6
     )
 
 

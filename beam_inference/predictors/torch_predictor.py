@@ -225,7 +225,7 @@ def _converted(network: Any, model: Network, inference: Inference, device: torch
 def _shape(model: Network, inference: Inference) -> tuple[int, ...]:
     """Of the job's batches."""
     patch = BoundingBox((0, 0, 0), inference.patch_shape).grow(model.crop_margin).shape
-    return (inference.batch_size, model.input_channels, *patch[3 - model.dims :])
+    return (inference.patches_per_call, model.input_channels, *patch[3 - model.dims :])
 
 
 def _set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:
@@ -285,7 +285,7 @@ def _check_exported(program: Any, model: Network, inference: Inference) -> None:
         if node.op == "placeholder" and node.name in program.graph_signature.user_inputs
     ]
     batch = inputs[0][0] if inputs else None
-    if isinstance(batch, int) and batch != inference.batch_size:
+    if isinstance(batch, int) and batch != inference.patches_per_call:
         raise ModelContractError(
             f"the torch.export file {model.path} takes batches of exactly {batch}; the job says inference.batch_size: "
             f"{inference.batch_size}. Write batch_size: {batch}, or export it with a dynamic batch dimension."
