@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from beam_inference.bounding_box import BoundingBox
     from beam_inference.config import JobConfig
+    from beam_inference.elements import Launch, Record
     from beam_inference.errors import BeamInferenceError, UserError
     from beam_inference.files import load_job
     from beam_inference.job_file import parse_job
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from beam_inference.transforms import GenerateRuns, InferChunks, InferVolume
     from beam_inference.verification import verify
     from beam_inference.volumes import Volume, open_volume
-    from beam_inference.worker import Launch, Record, Worker
+    from beam_inference.worker import Worker
 
 __version__ = "0.1.0"
 
@@ -45,8 +46,8 @@ _HOMES = {
     "verify": "verification",
     "Volume": "volumes",
     "open_volume": "volumes",
-    "Launch": "worker",
-    "Record": "worker",
+    "Launch": "elements",
+    "Record": "elements",
     "Worker": "worker",
 }
 

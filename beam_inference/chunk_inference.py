@@ -152,7 +152,10 @@ def infer_chunk(
             except DeviceOutOfMemory as error:  # a smaller batch would not help: half of this one is blended
                 raise _too_large(work, error) from None
             uniform_patches += len(window) - len(unknown)
-        finished = core.finished()
+        try:
+            finished = core.finished()
+        except DeviceOutOfMemory as error:
+            raise _too_large(work, error) from None
     return ChunkResult(finished, batch_size, uniform_patches)
 
 

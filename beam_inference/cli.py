@@ -1,4 +1,4 @@
-"""The command line: ``beam-inference plan | run | status | verify | demo | schema``.
+"""The command line: ``beam-inference plan | run | status | verify | mosaic | clean | demo | schema``.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound, 130 interrupted.
 """
@@ -12,29 +12,23 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from contextlib import contextmanager
 from pathlib import Path
 
-from beam_inference.accelerators import add_gpu_flags, check_device, dataflow_flags, gpu_options
+from beam_inference import commands
+from beam_inference.accelerators import add_gpu_flags
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BAD_INPUT,
-    COMPLETE,
     FAILED,
     INTERRUPTED,
     BeamInferenceError,
-    ConfigError,
-    StateError,
     UserError,
 )
 from beam_inference.logs import configure
 
 logger = logging.getLogger(__name__)
-
-_WATCH_SECONDS = 5.0
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -47,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     known, beam_flags = parser.parse_known_args(words)
-    if beam_flags and known.command is not _run:
+    if beam_flags and known.command is not commands.run:
         parser.error(f"unrecognized arguments: {' '.join(beam_flags)}")
     known.beam_flags = beam_flags
     known.words = ["beam-inference", *words]
@@ -64,7 +58,7 @@ def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     known, beam_flags = parser.parse_known_args(_as_given(words, parser))
     known.beam_flags = beam_flags
     known.words = ["python", sys.argv[0], *words]
-    known.command = _run
+    known.command = commands.run
     return guarded(known)
 
 
@@ -97,6 +91,8 @@ def guarded(known: argparse.Namespace) -> int:
     configure(debug=debug, structured=structured)
     use_one_heap()
     try:
+        if hasattr(known, "set"):
+            known.overrides = _overrides(known)
         with _terminable():
             return int(known.command(known))
     except KeyboardInterrupt:
@@ -150,13 +146,26 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    plan = commands.add_parser("plan", help="show what a job comes to; submits nothing", allow_abbrev=False)
+    plan = subparsers.add_parser("plan", help="show what a job comes to; submits nothing", allow_abbrev=False)
     _add_job(plan)
-    plan.set_defaults(command=_plan)
+    plan.add_argument("--suggest", action="store_true", help="the best chunk shape for each seam mode")
+    plan.add_argument(
+        "--calibrate", action="store_true", help="time the network, the input and the store; foretell hours and money"
+    )
+    plan.add_argument("--prices", metavar="PRICES.YAML", help="for --calibrate, see templates/prices.yaml")
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    plan.add_argument(
+        "--workers", type=_positive, default=1, metavar="N", help="worker processes, for --suggest and --calibrate"
+    )
+    plan.add_argument(
+        "--worker-memory", type=float, default=2.0, metavar="GIB", help="for the chunks of each (default: 2)"
+    )
+    plan.add_argument("--write", action="store_true", help="put the suggested chunk_shape into the job file")
+    plan.set_defaults(command=commands.plan)
 
-    run = commands.add_parser(
+    run = subparsers.add_parser(
         "run",
         help="run a job, or what is missing of it",
         description="Run a job, or what is missing of it. Any flag of Apache Beam may follow, such as --runner=…",
@@ -166,28 +175,56 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("job", metavar="JOB.YAML", help="the job file")
     _add_run_flags(run)
-    run.set_defaults(command=_run)
+    run.set_defaults(command=commands.run)
 
-    status = commands.add_parser(
+    status = subparsers.add_parser(
         "status", help="how far a job is, on any runner, seen from any machine", allow_abbrev=False
     )
     _add_job(status)
     status.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
-    status.set_defaults(command=_status)
+    status.set_defaults(command=commands.status)
 
-    verify = commands.add_parser("verify", help="is a job complete? exit 0 only if it is", allow_abbrev=False)
+    verify = subparsers.add_parser("verify", help="is a job complete? exit 0 only if it is", allow_abbrev=False)
     _add_job(verify)
     verify.add_argument("--deep", action="store_true", help="read every chunk back and compare its checksum")
-    verify.set_defaults(command=_verify)
+    verify.set_defaults(command=commands.verify)
 
-    demo = commands.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
+    mosaic = subparsers.add_parser(
+        "mosaic", help="draw some finished chunks, input beside output, as a picture", allow_abbrev=False
+    )
+    _add_job(mosaic)
+    mosaic.add_argument("--to", default="mosaic.png", metavar="FILE.PNG", help="(default: mosaic.png)")
+    mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
+    mosaic.set_defaults(command=commands.mosaic)
+
+    clean = subparsers.add_parser(
+        "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
+    )
+    _add_job(clean)
+    clean.set_defaults(command=commands.clean)
+
+    demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
     _add_debug(demo)
     demo.set_defaults(command=_demo)
 
-    schema = commands.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
+    schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
     schema.set_defaults(command=_schema)
     return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share above 0 and at most 1")
+    return share
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
@@ -244,6 +281,10 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         "--chunks", metavar="FILE", help="do only the chunks of a quarantine file, or indices one a line"
     )
     parser.add_argument(
+        "--sample", type=_share, metavar="SHARE", help="do only such a share of the chunks, 0.001 say, as a pilot"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample; another one, other chunks")
+    parser.add_argument(
         "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
     )
     parser.add_argument("--allow_pickle", action="store_true", help="load model files that can execute code they carry")
@@ -264,99 +305,6 @@ def _add_logging(parser: argparse.ArgumentParser) -> None:
 
 def _add_debug(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debug", action="store_true", help="show all log messages, Beam's too, and stack traces")
-
-
-def _plan(known: argparse.Namespace) -> int:
-    from beam_inference.files import load_job
-    from beam_inference.report import print_plan
-    from beam_inference.survey import survey
-
-    print_plan(survey(load_job(known.job, _overrides(known))))
-    return 0
-
-
-def _run(known: argparse.Namespace) -> int:
-    from beam_inference.files import load_job
-    from beam_inference.report import print_outcome
-    from beam_inference.runner import run_job
-
-    if (
-        "://" not in known.job
-        and not Path(known.job).exists()
-        and any(not flag.startswith("-") for flag in known.beam_flags)
-    ):
-        raise ConfigError(
-            f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
-        )
-    config = load_job(known.job, _overrides(known))
-    gpu = gpu_options(known)
-    flags = list(known.beam_flags)
-    if gpu is not None:
-        flags += dataflow_flags(gpu, flags)
-        asked = f"--gpu={gpu.gpu} asks for: {' '.join(flags[len(known.beam_flags) :])}"
-        if known.log_format == "json":
-            logger.info(asked)
-        else:
-            print(asked, file=sys.stderr)
-    check_device(config.inference.device, gpu, flags)
-    outcome = run_job(
-        config, flags, chunks_file=known.chunks, overwrite=known.overwrite, allow_pickle=known.allow_pickle
-    )
-    with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
-        print_outcome(outcome, config, known.words)
-        sys.stdout.flush()
-    return outcome.exit_code
-
-
-def _status(known: argparse.Namespace) -> int:
-    from beam_inference.files import load_job
-    from beam_inference.report import print_status
-    from beam_inference.state import State
-    from beam_inference.status import job_status
-    from beam_inference.survey import default_state_url
-
-    config = load_job(known.job, _overrides(known))
-    state = State(default_state_url(config), config.storage)
-    while True:
-        job = state.load_job()
-        if job is None:
-            raise StateError(f"nothing to tell: {state.url} holds no job. Has it been launched, with this output.path?")
-        start = time.monotonic()
-        status = job_status(job, state, datetime.now(UTC))
-        print_status(status)
-        sys.stdout.flush()
-        if not known.watch or not status.missing:
-            return COMPLETE
-        time.sleep(max(_WATCH_SECONDS, 10 * (time.monotonic() - start)))
-
-
-def _verify(known: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from beam_inference.files import load_job
-    from beam_inference.job_parts import output_spec
-    from beam_inference.launch import as_launched
-    from beam_inference.outputs import open_output
-    from beam_inference.report import print_verification
-    from beam_inference.state import State
-    from beam_inference.survey import default_state_url
-    from beam_inference.verification import verify
-
-    config = load_job(known.job, _overrides(known))
-    state = State(default_state_url(config), config.storage)
-    job = state.load_job()
-    if job is None:
-        raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")
-    job = as_launched(config, job, state.url)
-    output = open_output(output_spec(job)) if known.deep else None
-    if known.deep and output is None:
-        raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
-    with Console(stderr=True).status("verifying") as status:
-        report = verify(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
-    with suppress(BrokenPipeError):  # as in _run
-        print_verification(report, deep=known.deep)
-        sys.stdout.flush()
-    return COMPLETE if report.complete else FAILED
 
 
 def _demo(known: argparse.Namespace) -> int:

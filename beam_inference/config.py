@@ -229,6 +229,10 @@ def factory_parts(path: str) -> tuple[str, str] | None:
     return (match["module"], match["name"]) if match else None
 
 
+_ChunkShape = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Shape, Tag("shape")],
+    Discriminator(lambda value: "auto" if value == "auto" else "shape"),
+]
 _BatchSize = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[Count, Tag("number")],
     Discriminator(lambda value: "auto" if value == "auto" else "number"),
@@ -240,8 +244,11 @@ class Inference(Model):
 
     patch_shape: Shape
     patch_overlap: Margin = (0, 0, 0)
-    chunk_shape: Shape
-    seams: Literal["recompute", "crop"] = "recompute"
+    chunk_shape: _ChunkShape = Field(
+        description="the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per worker process, "
+        "found at first launch, kept ever after"
+    )
+    seams: Literal["recompute", "exchange", "crop"] = "recompute"
     chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
     batch_size: _BatchSize = Field(
         1, description="patches per network call. auto: tried at first launch, kept ever after"

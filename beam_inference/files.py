@@ -9,12 +9,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote
 
+import yaml
+from pydantic import ValidationError
+
+from beam_inference.bounding_box import Zyx
 from beam_inference.config import JobConfig, Network, factory_parts
+from beam_inference.cost import Prices
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job_text
 from beam_inference.storage import Storage, refuse_credentials
@@ -109,3 +115,39 @@ def _cache_folder() -> Path:
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise ModelContractError(f"{folder} belongs to someone else: networks are not fetched into it. Set TMPDIR.")
     return folder
+
+
+def load_prices(path: str) -> Prices:
+    """Read prices from a YAML file, a path or URL.
+
+    Raises:
+        ConfigError: it is absent, or not what it should be.
+    """
+    try:
+        url = path if "://" in path else Path(path).absolute().as_uri()
+        return Prices.model_validate(yaml.safe_load(read_file(url, storage_of_environment(LOCAL))) or {})
+    except VolumeError as error:
+        raise ConfigError(f"cannot read the prices: {error}") from None
+    except (ValidationError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} is no file of prices: {' '.join(str(error).split())[:300]}") from None
+
+
+_CHUNK_SHAPE = re.compile(r"""(\bchunk_shape["']?\s*:\s*)(\[[^\]]*\]|(?:\n\s*-[^\n]*){3}|[\w"']+)""")
+
+
+def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
+    """Put a chunk shape into a local job file, which otherwise stays as it is, comments and all.
+
+    Raises:
+        ConfigError: the file says it in a way that is not understood here.
+    """
+    if "://" in path:
+        raise ConfigError(f"{path} is not a local file: set inference.chunk_shape to {list(chunk_shape)} there")
+    file = Path(path)
+    text, count = _CHUNK_SHAPE.subn(
+        lambda found: f"{found[1].rstrip()} {list(chunk_shape)}", file.read_text(encoding="utf-8")
+    )
+    written = yaml.safe_load(text) if count == 1 else None
+    if not isinstance(written, dict) or written["inference"]["chunk_shape"] != list(chunk_shape):
+        raise ConfigError(f"cannot find inference.chunk_shape in {path}: write {list(chunk_shape)} there")
+    file.write_text(text, encoding="utf-8")

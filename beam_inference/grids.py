@@ -6,6 +6,7 @@ Both answer in O(1), whatever the size of the volume: nothing here ever lists a 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_inference.bounding_box import BoundingBox, Zyx
@@ -42,9 +43,18 @@ class ChunkGrid:
         """
         if not 0 <= index < self.count:
             raise IndexError(f"chunk {index} is not one of the {self.count} chunks 0 … {self.count - 1}")
+        return BoundingBox(*zip(*(self.axis_interval(a, k) for a, k in enumerate(self.position(index))), strict=True))
+
+    def position(self, index: int) -> Zyx:
+        """Where chunk ``index`` stands among the chunks, on each axis."""
         _, ny, nx = self.shape
-        position = (index // (ny * nx), index // nx % ny, index % nx)
-        return BoundingBox(*zip(*(self.axis_interval(a, k) for a, k in enumerate(position)), strict=True))
+        return (index // (ny * nx), index // nx % ny, index % nx)
+
+    def index(self, position: Sequence[int]) -> int:
+        """The number of the chunk at a position."""
+        z, y, x = position
+        _, ny, nx = self.shape
+        return (z * ny + y) * nx + x
 
     def axis_interval(self, axis: int, position: int) -> tuple[int, int]:
         """Start and stop, on one axis, of the chunks at ``position`` of that axis."""
@@ -81,6 +91,13 @@ class LatticeAxis:
     def patch_start(self, k: int) -> int:
         """First voxel of patch ``k``, ``0 <= k < count``."""
         return min(self.start + k * self.stride, self.stop - self.patch)
+
+    def first_from(self, start: int) -> int:
+        """The first patch that starts at ``start`` or later; the number of patches if none does."""
+        first = max(0, -(-(start - self.start) // self.stride))
+        if first < self.count - 1:
+            return first
+        return self.count - 1 if self.patch_start(self.count - 1) >= start else self.count
 
     def touching(self, start: int, stop: int) -> range:
         """The patches that share a voxel with ``start … stop``, a non-empty interval inside the domain."""

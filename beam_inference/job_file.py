@@ -83,7 +83,7 @@ def _override(values: Any, override: str) -> None:
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
     """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
     parts = list(map(str, location))
-    if parts[:2] in (["model", "normalize"], ["inference", "batch_size"]):
+    if parts[:2] in (["model", "normalize"], ["inference", "batch_size"], ["inference", "chunk_shape"]):
         del parts[2:3]
     return tuple(parts)
 

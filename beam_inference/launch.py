@@ -16,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from beam_inference.config import JobConfig, Network
+from beam_inference.elements import Launch
 from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFault
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
@@ -35,6 +36,7 @@ from beam_inference.predictors.contract import ContractReport
 from beam_inference.predictors.probe import fastest_batch_size
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
+from beam_inference.sample import sampled
 from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, State
 from beam_inference.survey import (
     STATE_FOLDER,
@@ -47,7 +49,6 @@ from beam_inference.survey import (
     survey,
 )
 from beam_inference.verification import receipt_fault
-from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -61,17 +62,21 @@ def prepare(
     overwrite: bool = False,
     allow_pickle: bool = False,
     chunks_file: str | None = None,
+    sample: tuple[float, int] | None = None,
 ) -> Launch:
     """Check a job to the last, then create its output and its state (or find them as an earlier launch left them).
 
     ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew. ``chunks_file`` is a path or URL
-    of a quarantine file or of chunk indices, one a line, to do these only.
+    of a quarantine file or of chunk indices, one a line, to do these only; ``sample`` is a share of the chunks and a
+    seed, to do those that :func:`beam_inference.sample.sampled` tells.
 
     Raises:
         UserError: something is wrong; nothing was created.
     """
-    if chunks_file is not None and overwrite:
+    if (chunks_file is not None or sample is not None) and overwrite:
         raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
+    if chunks_file is not None and sample is not None:
+        raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
     check_paths(config, place, chunks_file)
     state = State(default_state_url(config), config.storage)
     with _state_errors():
@@ -89,23 +94,37 @@ def prepare(
     if chunks_file is not None:
         chunks_file = chunks_file if "://" in chunks_file else Path(chunks_file).absolute().as_uri()
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
+    launch_id = uuid.uuid4().hex[:12]
+    some = None if sample is None else _sample(job, *sample)
     launch = Launch(
         job=job.model_dump_json(),
         state_url=state.url,
-        id=uuid.uuid4().hex[:12],
+        id=launch_id,
         honour_receipts=job.config.job.resume,
         allow_pickle=allow_pickle,
         contract_checked=place.is_this_machine,
-        chunks_file=chunks_file,
+        chunks_file=chunks_file if some is None else state.chunks_url(launch_id),
     )
     with _state_errors():
         if overwrite:
             state.clear()
         state.note_start(launch.id)  # before the output: where the state cannot be written, nothing is created
+        if some is not None:
+            state.write_chunks(launch.id, some)
         if not found.output_exists:
             create_output(found.output)
         _check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
     return launch
+
+
+def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
+    chunks = list(sampled(job.plan.chunks, share, seed))
+    if not chunks:
+        raise ConfigError(
+            f"--sample {share:g} holds none of the {job.plan.chunks.count} chunks: take a larger share, or another "
+            "--seed"
+        )
+    return chunks
 
 
 def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob:
@@ -137,6 +156,7 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
         "device": config.inference.device == "auto",
         "engine": config.inference.engine == "auto",
         "batch_size": config.inference.batch_size == "auto",
+        "chunk_shape": config.inference.chunk_shape == "auto",
         "threads": config.inference.threads is None,
     }
     decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
@@ -171,6 +191,18 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     job = ResolvedJob.model_validate(found.job.model_dump() | known)
     _check_memory(replace(found, job=job).memory(place), place, config.inference.device)
     return job
+
+
+def tried(found: Survey, place: Place, *, allow_pickle: bool) -> tuple[Survey, Predictor]:
+    """The job with what only its network can tell, and the network, loaded and tried; nothing is created.
+
+    Raises:
+        UserError: it does not answer as the job says.
+    """
+    model = local_model(found.job.config.model, found.job.config.storage)
+    config, predictor, report = _tried(model, found, place, allow_pickle)
+    known = {"config": config.model_dump(), "working_set_bytes": report.working_set_bytes}
+    return replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known)), predictor
 
 
 def _tried(

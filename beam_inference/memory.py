@@ -11,6 +11,11 @@ CACHED_CUTOUTS = 2
 """Input that a process keeps, as decoded blocks: what the next chunk of each of two runs may read again."""
 
 
+KEPT_BYTES = 48 * 2**20
+"""What the stores' libraries, their threads and the allocator keep beside the chunks: 35 to 40 MB were measured for
+jobs of a few thousand chunks (docs/performance.md), and holes in the heap come to as much."""
+
+
 def blocks_touched(shape: Zyx, block_shape: Zyx) -> Zyx:
     """The voxels, ZYX, of all blocks that a box of a shape touches, wherever it lies."""
     z, y, x = ((-(-(n - 1) // b) + 1) * b for n, b in zip(shape, block_shape, strict=True))
@@ -54,7 +59,7 @@ def projected_memory(
     itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
     under way, one more while voxels outside the volume are filled in), the whole blocks that it reads
     (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each once more as the
-    store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more.
+    store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more, and :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
@@ -62,7 +67,7 @@ def projected_memory(
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
     device = cutout + slab + batch + patches + working_set_bytes
-    host = threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
+    host = KEPT_BYTES + threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
     host += (threads + CACHED_CUTOUTS) * input_blocks_bytes
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
     host += device - cutout if device_is_host else slab

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
+from beam_inference.elements import Launch, Record
 from beam_inference.errors import WorkerFault
 from beam_inference.state import LaunchSummary
 from beam_inference.transforms import InferVolume
-from beam_inference.worker import Launch, Record
 
 
 def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid, PatchLattice
+from beam_inference.ownership import OwnershipAxis
 
 AXES = "zyx"
 
@@ -23,7 +25,7 @@ class ChunkWork:
 
     Attributes:
         index: the chunk's number in the grid.
-        core_box: the voxels it writes.
+        core_box: the voxels whose values, or whose sums of contributions, are wanted.
         input_box: the voxels its patches see; may reach beyond the volume.
         lattice: the patch lattice its patches belong to.
         patches: per axis ZYX, the indices of the patches to compute; their product, in lexicographic order.
@@ -52,8 +54,9 @@ class InferencePlan:
         lattice: the patch lattice over the domain.
         chunks: the chunk grid over the ROI.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
-        seams: "recompute" or "crop".
+        seams: "recompute", "exchange" or "crop".
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
+        block_shape: of the output's storage, ZYX.
     """
 
     volume: BoundingBox
@@ -62,9 +65,10 @@ class InferencePlan:
     crop_margin: Zyx
     seams: str
     chunk_crop_margin: Zyx
+    block_shape: Zyx
 
     def work(self, index: int) -> ChunkWork:
-        """What is to be done for chunk ``index``.
+        """What is to be done for chunk ``index`` without its neighbours: every patch that touches its core.
 
         Raises:
             IndexError: there is no such chunk.
@@ -74,11 +78,86 @@ class InferencePlan:
         if self.seams == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
             lattice = replace(lattice, domain=grown_to(lattice.patch_shape, box, within=lattice.domain))
-        patches = lattice.touching(core)
+        return self._work(index, core, lattice, lattice.touching(core))
+
+    def _work(
+        self, index: int, core: BoundingBox, lattice: PatchLattice, patches: tuple[range, range, range]
+    ) -> ChunkWork:
         first = lattice.patch_box((patches[0][0], patches[1][0], patches[2][0]))
         last = lattice.patch_box((patches[0][-1], patches[1][-1], patches[2][-1]))
         input_box = BoundingBox(first.start, last.stop).grow(self.crop_margin)
         return ChunkWork(index, core, input_box, lattice, patches, self.crop_margin)
+
+    @property
+    def ownership(self) -> tuple[OwnershipAxis, OwnershipAxis, OwnershipAxis]:
+        """Which chunk computes which patches when every patch is computed once, per axis ZYX."""
+        roi, chunk, block = self.chunks.roi, self.chunks.chunk_shape, self.block_shape
+        z, y, x = (
+            OwnershipAxis(axis, roi.start[a], roi.stop[a], chunk[a], block[a])
+            for a, axis in enumerate(self.lattice.axes)
+        )
+        return (z, y, x)
+
+    def owned_work(self, index: int) -> ChunkWork | None:
+        """The patches that chunk ``index`` owns, and the voxels of the ROI that they cover; None if it owns none."""
+        at = list(zip(self.ownership, self.chunks.position(index), strict=True))
+        z, y, x = (axis.owned(position) for axis, position in at)
+        if not (z and y and x):
+            return None
+        reach = BoundingBox(*zip(*(axis.reach(position) for axis, position in at), strict=True))
+        return self._work(index, reach, self.lattice, (z, y, x))
+
+    def contributors(self, index: int) -> list[int]:
+        """The chunks that own a patch which touches chunk ``index``, in order: the order in which sums are added."""
+        at = zip(self.ownership, self.chunks.position(index), strict=True)
+        return list(map(self.chunks.index, product(*(axis.contributors(position) for axis, position in at))))
+
+    def receivers(self, index: int) -> list[int]:
+        """The chunks that a patch owned by chunk ``index`` touches, in order."""
+        if self.owned_work(index) is None:
+            return []
+        at = zip(self.ownership, self.chunks.position(index), strict=True)
+        return list(map(self.chunks.index, product(*(axis.receivers(position) for axis, position in at))))
+
+    def contributions(self, index: int) -> list[ChunkWork]:
+        """Of :meth:`work`, what each contributor owns, in order: the boxes cover the core, and overlap at seams."""
+        core, works = self.chunks.core_box(index), []
+        touching = self.lattice.touching(core)
+        for contributor in self.contributors(index):
+            owned = self.owned_work(contributor)
+            assert owned is not None  # a contributor owns patches
+            z, y, x = (
+                range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(owned.patches, touching, strict=True)
+            )
+            works.append(self._work(contributor, owned.core_box.intersection(core), self.lattice, (z, y, x)))
+        return works
+
+    def private_box(self, index: int) -> BoundingBox | None:
+        """The whole blocks of chunk ``index`` that no other chunk's patches touch, a box; None if there are none."""
+        core = self.chunks.core_box(index)
+        starts = tuple(
+            axis.private_start(position)
+            for axis, position in zip(self.ownership, self.chunks.position(index), strict=True)
+        )
+        if any(start == stop for start, stop in zip(starts, core.stop, strict=True)):
+            return None
+        return BoundingBox((starts[0], starts[1], starts[2]), core.stop)
+
+    def shared_boxes(self, index: int) -> list[BoundingBox]:
+        """The rest of chunk ``index``: at most three boxes of whole blocks, disjoint."""
+        core, private = self.chunks.core_box(index), self.private_box(index)
+        if private is None:
+            return [core]
+        boxes, start = [], core.start
+        for axis in range(3):  # a slab before the private box on each axis, within what the earlier slabs leave
+            if start[axis] < private.start[axis]:
+                stop = [*core.stop]
+                stop[axis] = private.start[axis]
+                boxes.append(BoundingBox(start, (stop[0], stop[1], stop[2])))
+            inner = [*start]
+            inner[axis] = private.start[axis]
+            start = (inner[0], inner[1], inner[2])
+        return boxes
 
     @property
     def patch_count(self) -> int:
@@ -89,6 +168,12 @@ class InferencePlan:
     def input_voxels(self) -> int:
         """Voxels inside the volume that are read, halo re-reads included (before rounding to storage blocks)."""
         return math.prod(axis.voxels_read for axis in _axis_totals(self))
+
+    @property
+    def seam_voxels(self) -> int:
+        """Voxels of all seam files, written once and read once: zero unless ``seams`` is "exchange"."""
+        totals = _axis_totals(self)
+        return math.prod(axis.reached for axis in totals) - math.prod(axis.private for axis in totals)
 
     @property
     def patch_voxels_per_voxel(self) -> float:
@@ -103,26 +188,31 @@ class InferencePlan:
 
     @property
     def largest_core_shape(self) -> Zyx:
-        """The extent of the largest core box, in voxels."""
-        return self.chunks.core_box(0).shape
+        """The largest extent, on each axis, of what a chunk computes values or sums for, in voxels."""
+        z, y, x = (axis.largest_core for axis in _axis_totals(self))
+        return (z, y, x)
 
 
 @dataclass(frozen=True, slots=True)
-class _AxisTotals:
-    """Sums over the chunk positions of one axis, and the largest extent of an input box on it."""
+class AxisTotals:
+    """Sums over the chunk positions of one axis; the most patches, and the largest input box and core, of any."""
 
     patches: int
+    largest_patches: int
     voxels_read: int
     largest_input: int
+    largest_core: int
+    reached: int
+    private: int
 
 
 @lru_cache(maxsize=16)
-def _axis_totals(plan: InferencePlan) -> tuple[_AxisTotals, ...]:
+def _axis_totals(plan: InferencePlan) -> tuple[AxisTotals, ...]:
     """Totals per axis. All about a chunk is a product over axes, so sums over all chunks are products of these."""
-    return tuple(_totals_on(plan, axis) for axis in range(3))
+    return tuple(totals_on(plan, axis) for axis in range(3))
 
 
-def _totals_on(plan: InferencePlan, axis: int) -> _AxisTotals:
+def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
     """Totals on one axis, looking at no more chunk positions than differ.
 
     Away from the domain's ends, what a chunk does depends only on where the lattice stands to it, which repeats.
@@ -139,14 +229,26 @@ def _totals_on(plan: InferencePlan, axis: int) -> _AxisTotals:
         counted = [(position, 1) for position in range(end)]
         counted += [(end + k, repeats) for k in range(period)]
         counted += [(position, 1) for position in range(count - end - rest, count)]
-    patches = voxels_read = largest_input = 0
+    patches = largest_patches = voxels_read = largest_input = largest_core = reached = private = 0
+    ownership = plan.ownership[axis]
     for position, times in counted:
-        work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
-        low, high = work.input_box.start[axis], work.input_box.stop[axis]
-        patches += times * len(work.patches[axis])
+        if plan.seams == "exchange":
+            owned, core = ownership.owned(position), ownership.reach(position)
+            low = high = plan.volume.start[axis]
+            if owned:
+                low = ownership.lattice.patch_start(owned[0]) - plan.crop_margin[axis]
+                high = ownership.lattice.patch_start(owned[-1]) + patch + plan.crop_margin[axis]
+            reached += times * (core[1] - core[0])
+            private += times * (ownership.interval(position)[1] - ownership.private_start(position))
+        else:
+            work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
+            owned, core = work.patches[axis], (work.core_box.start[axis], work.core_box.stop[axis])
+            low, high = work.input_box.start[axis], work.input_box.stop[axis]
+        patches += times * len(owned)
+        largest_patches = max(largest_patches, len(owned))
         voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
-        largest_input = max(largest_input, high - low)
-    return _AxisTotals(patches, voxels_read, largest_input)
+        largest_input, largest_core = max(largest_input, high - low), max(largest_core, core[1] - core[0])
+    return AxisTotals(patches, largest_patches, voxels_read, largest_input, largest_core, reached, private)
 
 
 def make_plan(
@@ -160,6 +262,7 @@ def make_plan(
     crop_margin: Zyx,
     seams: str,
     chunk_crop_margin: Zyx,
+    block_shape: Zyx,
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -182,6 +285,7 @@ def make_plan(
         crop_margin=crop_margin,
         seams=seams,
         chunk_crop_margin=chunk_crop_margin,
+        block_shape=block_shape,
     )
 
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
+from beam_inference.calibration import blocks_written, totals
 from beam_inference.config import JobConfig
+from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
+from beam_inference.plan import InferencePlan
 from beam_inference.stores import local_folder
-from beam_inference.survey import Place, Survey, default_state_url
+from beam_inference.suggest import busiest_worker
+from beam_inference.survey import Place, Survey, default_state_url, suggested
 from beam_inference.verification import VerifyReport
 
 if TYPE_CHECKING:
@@ -25,8 +30,11 @@ if TYPE_CHECKING:
 _NAMED_CHUNKS = 10
 
 
-def print_plan(survey: Survey) -> None:
+def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     """What a job comes to: boxes, counts, redundancy of each seam mode, bytes, objects, memory."""
+    if as_json:
+        print(json.dumps(plan_values(survey), indent=2))
+        return
     job, output = survey.job, survey.output
     plan, config = job.plan, job.config
     console = Console(width=110, highlight=False)
@@ -43,7 +51,7 @@ def print_plan(survey: Survey) -> None:
     read = plan.input_voxels * job.input_channels * _itemsize(job.input_dtype)
     facts.add_row("read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks")
     written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
-    blocks = math.prod(-(-n // b) for n, b in zip(plan.chunks.roi.shape, output.block_shape, strict=True))
+    blocks = blocks_written(plan)
     facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.block_shape)}")
     facts.add_row("objects", f"{blocks:,} blocks + {plan.chunks.count:,} receipts")
     place = Place()
@@ -58,21 +66,132 @@ def print_plan(survey: Survey) -> None:
     console.print(_seams_table(survey))
 
 
-def _seams_table(survey: Survey) -> Table:
-    job = survey.job
-    plan, inference = job.plan, job.config.inference
+def plan_values(survey: Survey) -> dict[str, Any]:
+    """The same as values for machines; bytes are decoded, shapes ZYX."""
+    job, plan, whole = survey.job, survey.job.plan, totals(survey)
+    memory = survey.memory(Place())
+    return {
+        "roi": job.roi.model_dump(),
+        "chunks": whole.chunks,
+        "chunk_shape": plan.chunks.chunk_shape,
+        "patches": whole.patches,
+        "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
+        "read_bytes": whole.read_bytes,
+        "written_bytes": whole.written_bytes,
+        "stored_bytes": whole.stored_bytes,
+        "objects": whole.write_requests,
+        "host_bytes_per_worker": memory.host_bytes,
+        "device_bytes": memory.device_bytes,
+        "seams": {
+            mode.seams: {
+                "network_calls": mode.patch_count,
+                "patch_voxels_per_voxel": mode.patch_voxels_per_voxel,
+                "seam_bytes": mode.seam_voxels * survey.output.channels * 4,
+                "this_job": mode.seams == plan.seams,
+            }
+            for mode in _modes(survey)
+        },
+    }
+
+
+def _modes(survey: Survey) -> tuple[InferencePlan, InferencePlan, InferencePlan]:
+    """The plan in each seam mode: exchange, recompute, crop."""
+    plan, inference = survey.job.plan, survey.job.config.inference
     margin = inference.chunk_crop_margin or inference.patch_overlap
-    recompute = replace(plan, seams="recompute", chunk_crop_margin=(0, 0, 0))
-    crop = replace(plan, seams="crop", chunk_crop_margin=margin)
-    floor = plan.lattice.count * math.prod(plan.lattice.patch_shape) / plan.chunks.roi.size
+    exchange, recompute = (
+        replace(plan, seams=seams, chunk_crop_margin=(0, 0, 0)) for seams in ("exchange", "recompute")
+    )
+    return exchange, recompute, replace(plan, seams="crop", chunk_crop_margin=margin)
+
+
+def _seams_table(survey: Survey) -> Table:
+    plan, (exchange, recompute, crop) = survey.job.plan, _modes(survey)
+    margin = crop.chunk_crop_margin
     table = Table(title="seam modes", title_justify="left")
-    for column in ("seams", "network calls", "patch voxels per output voxel", "at chunk borders"):
+    for column in ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"):
         table.add_column(column, justify="left" if column in ("seams", "at chunk borders") else "right")
-    for mode, border in ((recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped")):
+    modes = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
+    for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
-        table.add_row(mode.seams + chosen, f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}", border)
-    table.add_row("every patch once", f"{plan.lattice.count:,}", f"{floor:.2f}", "the floor, for comparison")
+        calls, redundancy = f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}"
+        files = _bytes(mode.seam_voxels * survey.output.channels * 4) if mode.seam_voxels else "none"
+        table.add_row(mode.seams + chosen, calls, redundancy, files, border)
+    fewest = min((mode for mode, _ in modes), key=lambda mode: mode.patch_count)
+    table.caption = f"fewest network calls: {fewest.seams}; seam files are written and read once, and then removed"
+    table.caption_justify = "left"
     return table
+
+
+def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: int) -> None:
+    """The best chunk shape in each seam mode, for so many workers of so much memory each, and what it comes to."""
+    floor = (
+        found.job.plan.lattice.count * math.prod(found.job.plan.lattice.patch_shape) / found.job.plan.chunks.roi.size
+    )
+    table = Table(
+        title=f"best chunk shapes for {workers} worker process(es) of {_bytes(memory_bytes)}", title_justify="left"
+    )
+    columns = ("seams", "chunk_shape", "chunks", "patch voxels per voxel", "memory", "on device", "read", "written")
+    for column in (*columns, "seam files", "objects", "busiest worker"):
+        table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
+    itemsize, channels = _itemsize(found.job.config.output.dtype), found.output.channels
+    for seams in ("exchange", "recompute", "crop"):
+        plan = suggested(found, seams, place, memory_bytes, workers)
+        if plan is None:
+            table.add_row(seams, "none fits")
+            continue
+        memory = found.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, place)
+        blocks = blocks_written(plan)
+        read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
+        table.add_row(
+            seams,
+            _by(plan.chunks.chunk_shape),
+            f"{plan.chunks.count:,}",
+            f"{plan.patch_voxels_per_voxel:.2f}",
+            _bytes(memory.host_bytes),
+            _bytes(memory.device_bytes),
+            _bytes(read),
+            _bytes(plan.chunks.roi.size * channels * itemsize),
+            _bytes(plan.seam_voxels * channels * 4) if seams == "exchange" else "none",
+            f"{blocks + plan.chunks.count * (2 if seams == 'exchange' else 1):,}",
+            f"{busiest_worker(plan, workers):.2f}",
+        )
+    console = Console(width=max(150, Console().width), highlight=False)
+    console.print(table)
+    console.print(
+        f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its patches at worst, over an "
+        "even share. Seam files are written and read once, and removed."
+    )
+
+
+def print_estimates(
+    found: Survey, measured: Measured, whole: Totals, expected: Sequence[Estimate], *, as_json: bool
+) -> None:
+    """What was measured, and how long the job will take, and cost, as far as prices are known."""
+    per_chunk = chunk_seconds(measured, whole)
+    speed = whole.voxels / whole.chunks / per_chunk
+    if as_json:
+        values = {"measured": asdict(measured), "seconds_per_chunk": per_chunk, "voxels_per_second_and_worker": speed}
+        print(json.dumps(plan_values(found) | values | {"estimates": [asdict(e) for e in expected]}, indent=2))
+        return
+    print(
+        f"measured here: {measured.patch_seconds:.3g} s a patch, reading {1e-6 / measured.read_seconds:.0f} MB/s,",
+        end="",
+    )
+    print(f" writing {1e-6 / measured.write_seconds:.0f} MB/s")
+    print(f"so {per_chunk:.3g} s a chunk, {speed / 1e6:.3g} Mvoxel/s for each worker like this machine")
+    for each in expected:
+        line = f"{each.workers} worker(s), {each.kind}: {_hours(each.hours)}, at worst {_hours(each.hours_at_worst)}"
+        if each.interruptions:
+            line += f", {each.interruptions:.3g} interruptions"
+        if each.money:
+            line += f"; {each.money:.2f} in all, {each.money_per_billion_voxels:.3g} per 10^9 voxels"
+        print(line)
+    if expected[0].money_per_month:
+        print(f"keeping the output, before compression: {expected[0].money_per_month:.2f} a month")
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
 def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) -> None:
@@ -137,6 +256,8 @@ def print_status(status: JobStatus) -> None:
     done = status.done / status.planned
     print(f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} missing", end="")
     print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
+    if status.summed is not None and status.missing:
+        print(f"{status.summed:,} have their patches computed, and wait for their neighbours' or are done")
     if not status.missing:
         print("nothing is missing" if status.quarantined else "complete; verify reads it back")
     elif status.rate is None:

@@ -71,8 +71,8 @@ class ResolvedJob(Frozen):
 
     @cached_property
     def plan(self) -> InferencePlan:
-        """The job's geometry."""
-        inference, roi = self.config.inference, self.config.roi
+        """The job's geometry; with chunks of one block as long as their shape is not decided."""
+        inference, output, roi = self.config.inference, self.config.output, self.config.roi
         margin = (0, 0, 0) if inference.seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
         return make_plan(
             volume=self.input_bounds.box(),
@@ -80,22 +80,22 @@ class ResolvedJob(Frozen):
             context=roi.context if roi else (0, 0, 0),
             patch_shape=inference.patch_shape,
             patch_overlap=inference.patch_overlap,
-            chunk_shape=inference.chunk_shape,
+            chunk_shape=output.block_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
             crop_margin=self.config.model.crop_margin,
             seams=inference.seams,
             chunk_crop_margin=margin,
+            block_shape=output.block_shape,
         )
 
-    @property
-    def input_blocks_bytes(self) -> int:
-        """Decoded, all blocks that a chunk's input touches."""
-        shape = blocks_touched(self.plan.largest_input_shape, self.input_block_shape)
+    def blocks_bytes(self, input_shape: Zyx) -> int:
+        """Decoded, all blocks of the input that a box of a shape touches."""
+        shape = blocks_touched(input_shape, self.input_block_shape)
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     @property
     def cached_input_bytes(self) -> int:
         """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
-        return CACHED_CUTOUTS * self.input_blocks_bytes
+        return CACHED_CUTOUTS * self.blocks_bytes(self.plan.largest_input_shape)
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

@@ -24,6 +24,7 @@ from apache_beam.runners.runner import PipelineResult
 from beam_inference import pipeline as job_pipeline
 from beam_inference.beam_flags import beam_options, check_options, has_no_workers, place_of, with_partitions, workers_of
 from beam_inference.config import JobConfig
+from beam_inference.elements import Launch
 from beam_inference.errors import (
     COMPLETE,
     COMPLETE_BUT_QUARANTINED,
@@ -39,7 +40,6 @@ from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.state import LaunchSummary, QuarantineRecord, State
 from beam_inference.survey import check_paths
-from beam_inference.worker import Launch
 
 logger = logging.getLogger(__name__)
 
@@ -83,13 +83,15 @@ def run_job(
     flags: Sequence[str] = (),
     *,
     chunks_file: str | None = None,
+    sample: tuple[float, int] | None = None,
     overwrite: bool = False,
     allow_pickle: bool = False,
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
     ``flags`` are Beam's command-line flags; ``chunks_file`` is a path or URL of a quarantine file or of chunk indices,
-    one a line, to do these only; ``overwrite`` deletes an earlier launch's state first.
+    one a line, to do these only; ``sample`` is a share of the chunks and a seed, likewise; ``overwrite`` deletes an
+    earlier launch's state first.
 
     From the main thread, SIGINT and SIGTERM stop the launch after the chunks under way.
 
@@ -100,7 +102,14 @@ def run_job(
     check_paths(config, place_of(options), chunks_file)  # before what follows asks services for their buckets
     check_options(options)
     workers = workers_of(options)
-    launch = prepare(config, place_of(options), overwrite=overwrite, allow_pickle=allow_pickle, chunks_file=chunks_file)
+    launch = prepare(
+        config,
+        place_of(options),
+        overwrite=overwrite,
+        allow_pickle=allow_pickle,
+        chunks_file=chunks_file,
+        sample=sample,
+    )
     job, state = launch.resolved(), launch.state()
     file = launch.chunks_file
     chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
@@ -147,7 +156,7 @@ def _execute(
     asked, asked_at = False, 0.0
     with (
         _signals(stop),
-        Progress(job, lambda: _done(state, job, chosen), len(chosen) if chosen else None) as progress,
+        Progress(job, lambda: _computed(state, job, chosen), len(chosen) if chosen else None) as progress,
         redirect_stderr(_ToLog()),
     ):
         thread.start()
@@ -207,6 +216,14 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _computed(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
+    """How many of the chunks to do have their patches computed, which with ``seams: exchange`` is most of the work."""
+    done = _done(state, job, chosen)
+    if chosen is not None or job.plan.seams != "exchange" or done == job.plan.chunks.count:
+        return done
+    return max(done, state.count_sums(0, job.plan.chunks.count))
 
 
 def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:

@@ -12,16 +12,21 @@ from beam_inference.storage import Storage
 from beam_inference.stores import LOCAL, read_file
 
 
-def missing_runs(index_range: tuple[int, int], state: State | None, length: int) -> Iterator[tuple[int, ...]]:
-    """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt."""
-    yield from _in_runs(_missing(index_range, state), length)
+def missing_runs(
+    index_range: tuple[int, int], state: State | None, length: int, *, exchange: bool = False
+) -> Iterator[tuple[int, ...]]:
+    """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt.
+
+    With ``exchange`` also of those whose patches are not computed: other chunks may need them.
+    """
+    yield from in_runs(_missing(index_range, state, exchange=exchange), length)
 
 
 def runs_of_file(
     url: str, fingerprint: str, count: int, length: int, storage: Storage = LOCAL
 ) -> Iterator[tuple[int, ...]]:
     """Runs of the chunks that a file names; see :func:`chunks_of_file`."""
-    yield from _in_runs(chunks_of_file(url, fingerprint, count, storage), length)
+    yield from in_runs(chunks_of_file(url, fingerprint, count, storage), length)
 
 
 def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LOCAL) -> list[int]:
@@ -63,15 +68,18 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
     return sorted(chunks)
 
 
-def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]:
+def _missing(index_range: tuple[int, int], state: State | None, *, exchange: bool) -> Iterator[int]:
     start, stop = index_range
     for first in range(start, stop, CHUNKS_PER_FOLDER):  # one listing at a time: bounded memory
         last = min(stop, first + CHUNKS_PER_FOLDER)
         done = set(state.receipt_indices(first, last)) if state else set()
+        if state and exchange:
+            done &= set(state.sums_indices(first, last))
         yield from (index for index in range(first, last) if index not in done)
 
 
-def _in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:
+def in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:
+    """Indices in tuples of at most ``length``."""
     iterator = iter(indices)
     while run := tuple(islice(iterator, length)):
         yield run

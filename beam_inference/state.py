@@ -4,9 +4,12 @@
 
     job.json                                  the resolved job, written once, at first launch
     receipts/FINGERPRINT/000000000/000000000012.json      chunk 12 is durably written; folders of 4096
+    sums/FINGERPRINT/000000000/000000000012.json          seams: exchange: the patches of chunk 12 are computed
+    seams/FINGERPRINT/000000000/000000000012/…            sums that chunk 12 is made of, until it has its receipt
     quarantine/FINGERPRINT/000000000/000000000013.json    chunk 13 could not be done; a receipt supersedes it
     quarantine.jsonl                          what is quarantined at the end of a launch, to give to --chunks
     launches/<id>.started                     when and where this launch began
+    launches/<id>.chunks                      which chunks this launch does, where it is a sample
     launches/<id>.stop                        asks this launch's workers to start no further chunk
     launches/<id>.json                        how this launch ended
 
@@ -18,27 +21,41 @@ from __future__ import annotations
 
 import platform
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import tenacity
 import tensorstore as ts
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.resolved_job import Box, Frozen, ResolvedJob
 from beam_inference.storage import Storage
-from beam_inference.stores import LOCAL, PATIENCE_SECONDS, TRANSFER_SECONDS, is_transient, one_line, open_kvstore
+from beam_inference.stores import (
+    LOCAL,
+    PATIENCE_SECONDS,
+    TRANSFER_SECONDS,
+    again_if_failed,
+    open_kvstore,
+    persistently,
+)
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 Entry = TypeVar("Entry", bound="Frozen")
+
+
+def crc32(array: NDArray[np.generic]) -> int:
+    """CRC-32 of an array's bytes, in C order and little-endian."""
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
 
 
 class ChannelStatistics(Frozen):
@@ -62,27 +79,44 @@ class ChannelStatistics(Frozen):
         )
 
 
+class Part(Frozen):
+    """A box of blocks, durably written.
+
+    Attributes:
+        box: which.
+        crc32: of its bytes in C order (channel, z, y, x), little-endian.
+        channels: statistics of each.
+    """
+
+    box: Box
+    crc32: int
+    channels: list[ChannelStatistics]
+
+    @classmethod
+    def of(cls, box: BoundingBox, array: NDArray[Any]) -> Part:
+        """Of what was written there, (channels, Z, Y, X)."""
+        channels = [ChannelStatistics.of(channel) for channel in array]
+        return cls(box=Box.of(box), crc32=crc32(array), channels=channels)
+
+
 class Receipt(Frozen):
-    """Proof that a chunk is durably written.
+    """Proof that a chunk is durably written; or, among the ``sums``, that its patches are computed.
 
     Attributes:
         chunk: its index.
-        box: its core box.
-        crc32: of what was written, its bytes in C order (channel, z, y, x), little-endian.
-        channels: statistics of each.
+        parts: what was written: together its core box. With ``seams: exchange`` the blocks that it shares with its
+            neighbours are written apart from the rest; among the ``sums``, the rest alone.
         batch_size: patches per network call; below the job's if the device ran out of memory.
         uniform_patches: those whose input was one value throughout, and whose answer was known.
         seconds: per stage.
         attempts: per stage.
-        finished_at: when its blocks were durable. worker: the process that did it, ``host:pid``.
+        finished_at: when all was durable. worker: the process that did it, ``host:pid``.
         launch: which launch did it.
         fingerprint: of the job.
     """
 
     chunk: int
-    box: Box
-    crc32: int
-    channels: list[ChannelStatistics]
+    parts: list[Part]
     batch_size: int
     uniform_patches: int
     seconds: dict[str, float]
@@ -99,7 +133,7 @@ class QuarantineRecord(Frozen):
     Attributes:
         chunk: its index.
         box: its core box. input_box: what it reads.
-        stage: "read" or "infer".
+        stage: "read", "infer", or "seams": what it shares voxels with could not be done.
         cause: the error.
         attempts: how often it was tried.
         fingerprint: of the job.
@@ -188,15 +222,34 @@ class State:
 
     def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have a receipt, in order. Lists folders, some at a time."""
+        return self._indices("receipts", start, stop)
+
+    def _indices(self, folder: str, start: int, stop: int) -> Iterator[int]:
         ranges = [(a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)]
         for first in range(0, len(ranges), _LISTINGS_AT_A_TIME):
-            under_way = [self._listing("receipts", *each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
+            under_way = [self._listing(folder, *each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
             for listing in under_way:
                 yield from listing()
 
     def count_receipts(self, start: int, stop: int) -> int:
         """How many of the chunks ``start … stop`` have a receipt. Lists; reads nothing."""
         return sum(1 for _ in self.receipt_indices(start, stop))
+
+    def write_sums(self, receipt: Receipt) -> None:
+        """Record, durably, that a chunk's patches are computed, and their sums kept for who needs them."""
+        self._write(self._key("sums", receipt.chunk), receipt.model_dump_json())
+
+    def read_sums(self, chunks: Sequence[int]) -> list[Receipt]:
+        """Of those among some chunks whose patches are computed; read concurrently."""
+        return list(self._read_entries(Receipt, "sums", chunks))
+
+    def sums_indices(self, start: int, stop: int) -> Iterator[int]:
+        """Which of the chunks ``start … stop`` have their patches computed, as :meth:`receipt_indices` says it."""
+        return self._indices("sums", start, stop)
+
+    def count_sums(self, start: int, stop: int) -> int:
+        """How many of the chunks ``start … stop`` have their patches computed. Lists; reads nothing."""
+        return sum(1 for _ in self.sums_indices(start, stop))
 
     def quarantine_indices(self, start: int, stop: int) -> list[int]:
         """Which of the chunks ``start … stop`` have a quarantine record, in order. One listing: they are few."""
@@ -205,6 +258,10 @@ class State:
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
         self._write(self._key("quarantine", record.chunk), record.model_dump_json())
+
+    def read_quarantine(self, chunks: Sequence[int]) -> list[QuarantineRecord]:
+        """The quarantine records of some chunks, as far as there are any, superseded ones as well."""
+        return list(self._read_entries(QuarantineRecord, "quarantine", chunks))
 
     def quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
         """Quarantine records of chunks ``start … stop`` that no receipt supersedes, in order."""
@@ -222,6 +279,14 @@ class State:
     def note_start(self, launch: str) -> None:
         """Record that a launch begins; also shows whether the folder can be written."""
         self._write(f"launches/{launch}.started", f"{datetime.now(UTC).isoformat()} {platform.node()}\n")
+
+    def write_chunks(self, launch: str, chunks: Sequence[int]) -> None:
+        """Record which chunks a launch does, where it does not do all; read at :meth:`chunks_url`."""
+        self._write(f"launches/{launch}.chunks", "".join(f"{chunk}\n" for chunk in chunks))
+
+    def chunks_url(self, launch: str) -> str:
+        """Where :meth:`write_chunks` writes."""
+        return f"{self.url}/launches/{launch}.chunks"
 
     def request_stop(self, launch: str) -> None:
         """Ask the workers of a launch, wherever they are, to start no further chunk."""
@@ -244,7 +309,7 @@ class State:
 
     def clear(self) -> None:
         """Delete what this class has written, of all jobs, and nothing else; job.json last."""
-        for folder in ("receipts/", "quarantine/", "launches/"):
+        for folder in ("receipts/", "sums/", "seams/", "quarantine/", "launches/"):
             keys = ts.KvStore.KeyRange(inclusive_min=folder, exclusive_max=folder[:-1] + "0")  # "0" comes after "/"
             self._request("delete", folder, partial(self._delete, keys))
         for key in ("quarantine.jsonl", "job.json"):
@@ -269,16 +334,7 @@ class State:
         )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(5),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=5, jitter=0.2),
-            retry=tenacity.retry_if_exception(is_transient),
-            reraise=True,
-        )
-        try:
-            return retrying(action)
-        except (ValueError, OSError) as error:
-            raise WorkerFault(f"cannot {what} {self.url}/{key}: {one_line(error)}") from error
+        return persistently(what, f"{self.url}/{key}", action)
 
     def _entry(self, kind: type[Entry], key: str) -> Entry | None:
         text = self._read(key)
@@ -298,7 +354,7 @@ class State:
     ) -> Iterator[Entry]:
         keys = [self._key(folder, chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
-            result = self._request("read", key, _again_if_failed(reading, partial(self._store.read, key)))
+            result = self._request("read", key, again_if_failed(reading, partial(self._store.read, key)))
             if result.state != "value":
                 continue
             try:
@@ -311,7 +367,7 @@ class State:
     def _listing(self, folder: str, start: int, stop: int) -> Callable[[], list[int]]:
         """Lists a range of chunks, at once; what is there is told when it is called."""
         keys = ts.KvStore.KeyRange(inclusive_min=self._key(folder, start), exclusive_max=self._key(folder, stop))
-        request = _again_if_failed(self._store.list(keys), partial(self._store.list, keys))
+        request = again_if_failed(self._store.list(keys), partial(self._store.list, keys))
 
         def indices() -> list[int]:
             names = self._request("list", folder, request)
@@ -319,13 +375,3 @@ class State:
             return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
 
         return indices
-
-
-def _again_if_failed(under_way: Any, again: Callable[[], Any]) -> Callable[[], Any]:
-    """The result of a request under way; once that has failed, of a new one."""
-    first = [under_way]
-
-    def result() -> Any:
-        return (first.pop() if first else again()).result(timeout=PATIENCE_SECONDS)
-
-    return result

@@ -23,6 +23,7 @@ class JobStatus:
 
     Attributes:
         planned: chunks of the job. done: those with a receipt. quarantined: those that could not be done.
+        summed: with ``seams: exchange``, those whose patches are computed; else None.
         rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
         workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
         latest: when the latest of the chunks that were looked at was finished.
@@ -32,6 +33,7 @@ class JobStatus:
     planned: int
     done: int
     quarantined: int
+    summed: int | None
     rate: float | None
     workers: int
     latest: datetime | None
@@ -45,7 +47,8 @@ class JobStatus:
     @property
     def seconds_left(self) -> float | None:
         """At the rate of late; None where there is none."""
-        return self.missing / self.rate if self.rate else None
+        left = self.missing if self.summed is None else max(self.missing, self.planned - self.summed)
+        return left / self.rate if self.rate else None
 
 
 def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
@@ -57,14 +60,20 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     state = state.of(job)
     count = job.plan.chunks.count
     done, sample = _counted_and_sampled(state.receipt_indices(0, count))
+    counted, summed = done, None
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
+    if job.plan.seams == "exchange":
+        summed, sample = _counted_and_sampled(state.sums_indices(0, count))
+        if summed > done:  # merging takes little: the job is as far as its patches are
+            counted, receipts = summed, state.read_sums(sample)
     finished = sorted(receipt.finished_at for receipt in receipts)
     return JobStatus(
         planned=count,
         done=done,
         quarantined=quarantined,
-        rate=_rate(finished, done, now),
+        summed=summed,
+        rate=_rate(finished, counted, now),
         workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / count,

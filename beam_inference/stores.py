@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+import tenacity
 import tensorstore as ts
 
 from beam_inference.environment import variable_set
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 from beam_inference.storage import Storage, holds_credentials
 
 Value = TypeVar("Value")
@@ -126,6 +127,34 @@ def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
         return opened(lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
+
+
+def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
+    """A request's result; one that fails in a way that may pass is made again, with backoff.
+
+    Raises:
+        WorkerFault: it failed for good.
+    """
+    retrying = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(5),
+        wait=tenacity.wait_exponential_jitter(initial=0.1, max=5, jitter=0.2),
+        retry=tenacity.retry_if_exception(is_transient),
+        reraise=True,
+    )
+    try:
+        return retrying(action)
+    except (ValueError, OSError) as error:
+        raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
+
+
+def again_if_failed(under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS) -> Callable[[], Any]:
+    """The result of a request under way; once that has failed, of a new one."""
+    first = [under_way]
+
+    def result() -> Any:
+        return (first.pop() if first else again()).result(timeout=patience)
+
+    return result
 
 
 def read_key(store: Any, key: str, url: str) -> bytes | None:

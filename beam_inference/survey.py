@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox
+from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.outputs import OutputSpec, default_bounds, open_output
-from beam_inference.plan import check_alignment
+from beam_inference.plan import InferencePlan, check_alignment
 from beam_inference.predictors import resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
+from beam_inference.suggest import suggest
 from beam_inference.volumes import Volume, detect_driver, precomputed_scales
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,9 @@ class Place:
 STATE_FOLDER = "_beam_inference"
 """Where in its output a job's state is, unless it says otherwise."""
 
+AUTO_MEMORY_BYTES = 2 * 2**30
+"""What ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""
+
 THIS_PROCESS = Place()
 """Two threads of this process, as the local runner has by default."""
 
@@ -71,18 +75,25 @@ class Survey:
 
     def memory(self, place: Place) -> MemoryProjection:
         """Projected memory of one worker process."""
-        job = self.job
-        plan, config = job.plan, job.config
+        plan = self.job.plan
+        return self.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, place)
+
+    def memory_for(self, plan: InferencePlan, input_shape: Zyx, core_shape: Zyx, place: Place) -> MemoryProjection:
+        """The same for a plan with other seams or chunks, by the largest shapes of its inputs and its cores."""
+        job, config = self.job, self.job.config
+        if plan.seams == "exchange":  # a chunk whose seam files are lost is computed without its neighbours
+            z, y, x = (n + p for n, p in zip(input_shape, plan.lattice.patch_shape, strict=True))
+            input_shape = (z, y, x)
         patch_input = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
         return projected_memory(
-            input_shape=plan.largest_input_shape,
-            core_shape=plan.largest_core_shape,
+            input_shape=input_shape,
+            core_shape=core_shape,
             patch_input_shape=patch_input,
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
-            input_blocks_bytes=job.input_blocks_bytes,
+            input_blocks_bytes=job.blocks_bytes(input_shape),
             input_itemsize=np.dtype(job.input_dtype).itemsize,
-            output_itemsize=np.dtype(config.output.dtype).itemsize,
+            output_itemsize=4 if plan.seams == "exchange" else np.dtype(config.output.dtype).itemsize,
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
             threads=place.threads_per_process,
@@ -153,8 +164,37 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
         working_set_bytes=0,
         versions={},
     )
-    check_alignment(job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
-    return Survey(job, output, exists, volume)
+    found = Survey(job, output, exists, volume)
+    if config.inference.chunk_shape == "auto":
+        found = _with_chunk_shape(found, place)
+    check_alignment(found.job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
+    return found
+
+
+def suggested(found: Survey, seams: str, place: Place, memory_bytes: int, workers: int) -> InferencePlan | None:
+    """The plan with the best chunk shape in a seam mode, for workers of so much memory; None if none fits."""
+    plan = found.job.plan
+    margin = found.job.config.inference.chunk_crop_margin or plan.lattice.patch_overlap
+    plan = replace(plan, seams=seams, chunk_crop_margin=margin if seams == "crop" else (0, 0, 0))
+
+    def fits(input_shape: Zyx, core_shape: Zyx) -> bool:
+        return found.memory_for(plan, input_shape, core_shape, place).host_bytes <= memory_bytes
+
+    return suggest(plan, fits, workers)
+
+
+def _with_chunk_shape(found: Survey, place: Place) -> Survey:
+    """What ``chunk_shape: auto`` means."""
+    inference = found.job.config.inference
+    plan = suggested(found, inference.seams, place, AUTO_MEMORY_BYTES, max(2, place.processes_per_host))
+    if plan is None:
+        raise ConfigError(
+            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} GiB that it leaves "
+            "to a worker process. Make output.block_shape smaller, or write a chunk_shape."
+        )
+    chosen = inference.model_copy(update={"chunk_shape": plan.chunks.chunk_shape})
+    known = {"config": found.job.config.model_copy(update={"inference": chosen}).model_dump()}
+    return replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known))
 
 
 def definite(config: JobConfig, place: Place) -> JobConfig:

@@ -5,18 +5,25 @@ Elements are runs, tuples of a few chunk indices: arrays never enter a PCollecti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 from apache_beam.metrics.metric import Metrics
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
+from beam_inference.elements import Launch, Record
+from beam_inference.exchange import SeamExchange
 from beam_inference.plan import default_run_length, index_ranges
 from beam_inference.runs import missing_runs, runs_of_file
-from beam_inference.worker import Launch, Record, Worker
+from beam_inference.worker import Worker
 
 Run = tuple[int, ...]
+
+
+def _run_length(launch: Launch, workers: int) -> int:
+    job = launch.resolved()
+    return job.config.job.run_length or default_run_length(job.plan.chunks.count, workers)
 
 
 class GenerateRuns(beam.PTransform):
@@ -41,7 +48,7 @@ class GenerateRuns(beam.PTransform):
         """From the pipeline's begin to runs."""
         job = self._launch.resolved()
         count = job.plan.chunks.count
-        length = job.config.job.run_length or default_run_length(count, self._workers)
+        length = _run_length(self._launch, self._workers)
         if self._launch.chunks_file is None:
             runs = (
                 begin
@@ -59,29 +66,68 @@ class GenerateRuns(beam.PTransform):
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length)
+    exchange = launch.resolved().plan.seams == "exchange"
+    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length, exchange=exchange)
 
 
-class InferChunks(beam.DoFn):
-    """Do runs: element a run, output one :class:`~beam_inference.worker.Record` per chunk.
+class _OnWorker(beam.DoFn):
+    """What needs the process's worker. Only a sick one raises to the runner."""
 
-    Plain method: :meth:`beam_inference.worker.Worker.do`. Only a sick worker raises to the runner.
-    """
-
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, handle: shared.Shared | None = None) -> None:
         self._launch = launch
         # One handle holds model, stores and lock together: Shared keeps a single object alive per process.
-        self._shared = shared.Shared()
-        self._worker: Worker | None = None
+        self._shared = handle or shared.Shared()
 
     def setup(self) -> None:
         """Open stores and network, once per process."""
-        self._worker = self._shared.acquire(lambda: Worker(self._launch), tag=self._launch.id)
+        self._worker: Worker = self._shared.acquire(lambda: Worker(self._launch), tag=self._launch.id)
+
+
+class InferChunks(_OnWorker):
+    """Do runs: element a run, output one :class:`~beam_inference.elements.Record` per chunk.
+
+    Plain method: :meth:`beam_inference.worker.Worker.do`.
+    """
 
     def process(self, run: Run) -> Iterator[Record]:
         """Do a run's chunks; a record is emitted once its chunk is durable."""
-        assert self._worker is not None
         for record in self._worker.do(run):
+            _count(record)
+            yield record
+
+
+class SumChunks(_OnWorker):
+    """First stage of ``seams: exchange``: element a run; output, keyed by their runs, the chunks that wait for it.
+
+    Plain method: :meth:`beam_inference.exchange.SeamExchange.add_up`.
+
+    Args:
+        length: chunks of a run of the second stage.
+    """
+
+    def __init__(self, launch: Launch, length: int, handle: shared.Shared | None = None) -> None:
+        super().__init__(launch, handle)
+        self._length = length
+
+    def process(self, run: Run) -> Iterator[tuple[int, int]]:
+        """Compute the patches that a run's chunks own; what is emitted waits for no more of this run."""
+        exchange = SeamExchange(self._worker)
+        for record in exchange.add_up(run):
+            if record.outcome == "summed":  # of others the second stage tells
+                _count(record)
+        for chunk in exchange.waiting(run):
+            yield chunk // self._length, chunk
+
+
+class MergeSeams(_OnWorker):
+    """Second stage: element a key and chunks, repeated maybe; output one record per chunk.
+
+    Plain method: :meth:`beam_inference.exchange.SeamExchange.merge`.
+    """
+
+    def process(self, run: tuple[int, Iterable[int]]) -> Iterator[Record]:
+        """Finish chunks; a record is emitted once its chunk is durable."""
+        for record in SeamExchange(self._worker).merge(sorted(set(run[1]))):
             _count(record)
             yield record
 
@@ -93,12 +139,11 @@ def _count(record: Record) -> None:
     Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
     Metrics.counter("beam_inference", "uniform_patches").inc(record.uniform_patches)
     for stage in ("read", "infer", "write"):
-        msec = round(1000 * getattr(record, f"{stage}_seconds"))
-        Metrics.distribution("beam_inference", f"{stage}_msec").update(msec)
+        Metrics.distribution("beam_inference", f"{stage}_msec").update(round(1000 * record.seconds.get(stage, 0)))
 
 
 class InferVolume(beam.PTransform):
-    """A whole job: from the pipeline's begin to one :class:`~beam_inference.worker.Record` per chunk.
+    """A whole job: from the pipeline's begin to one :class:`~beam_inference.elements.Record` per chunk.
 
     Args:
         launch: from :func:`beam_inference.prepare`.
@@ -112,6 +157,14 @@ class InferVolume(beam.PTransform):
 
     def expand(self, begin: PBegin) -> PCollection[Record]:
         """From the pipeline's begin to records."""
+        launch, runs = self._launch, begin | GenerateRuns(self._launch, self._workers)
+        # Some chunks alone are computed without their neighbours, which may never be done.
+        if launch.resolved().plan.seams != "exchange" or launch.chunks_file is not None:
+            return runs | "InferChunks" >> beam.ParDo(InferChunks(launch))
+        length, handle = _run_length(launch, self._workers), shared.Shared()
         return (
-            begin | GenerateRuns(self._launch, self._workers) | "InferChunks" >> beam.ParDo(InferChunks(self._launch))
+            runs
+            | "SumChunks" >> beam.ParDo(SumChunks(launch, length, handle)).with_output_types(tuple[int, int])
+            | "Neighbours" >> beam.GroupByKey()
+            | "MergeSeams" >> beam.ParDo(MergeSeams(launch, handle))
         )

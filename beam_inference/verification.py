@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import combinations
 
 from beam_inference.errors import BeamInferenceError
 from beam_inference.resolved_job import ResolvedJob
-from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, State
+from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, State, crc32
 from beam_inference.volumes import Volume
 
 _NAMED = 20
@@ -39,12 +36,6 @@ class VerifyReport:
     def complete(self) -> bool:
         """Whether every chunk has a receipt and all that was checked is right."""
         return self.receipts == self.chunks and not self.wrong
-
-
-def crc32(array: NDArray[np.generic]) -> int:
-    """CRC-32 of an array's bytes, in C order and little-endian."""
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
 
 
 def verify(
@@ -82,12 +73,19 @@ def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> 
     box = job.plan.chunks.core_box(receipt.chunk)
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
-    if receipt.box.box() != box:
-        return f"its receipt speaks of the box {receipt.box.box()}"
+    parts = [part.box.box() for part in receipt.parts]
+    inside = all(box.contains(part) for part in parts)
+    disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
+    if not inside or not disjoint or sum(part.size for part in parts) != box.size:
+        return f"its receipt speaks of {', '.join(map(str, parts)) or 'nothing'}"
     if output is None:
         return None
     try:
-        found = crc32(output.read(box))
+        found = [crc32(output.read(part)) for part in parts]
     except BeamInferenceError as error:
         return str(error)
-    return None if found == receipt.crc32 else f"its blocks have CRC {found:08x}, the receipt says {receipt.crc32:08x}"
+    for part, crc in zip(receipt.parts, found, strict=True):
+        if part.crc32 != crc:
+            where = "its blocks" if len(parts) == 1 else f"its blocks at {part.box.box()}"
+            return f"{where} have CRC {crc:08x}, the receipt says {part.crc32:08x}"
+    return None

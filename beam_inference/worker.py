@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,9 +19,11 @@ import numpy as np
 import tenacity
 from numpy.typing import NDArray
 
-from beam_inference.chunk_inference import ChunkResult, Encoding, infer_chunk
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
 from beam_inference.config import Network
+from beam_inference.elements import Launch, Record
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BeamInferenceError,
@@ -36,11 +37,13 @@ from beam_inference.errors import (
 )
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, open_input, output_spec, try_network
+from beam_inference.operators.quantize import quantize
 from beam_inference.outputs import open_output
+from beam_inference.plan import ChunkWork
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
-from beam_inference.resolved_job import Box, ResolvedJob
-from beam_inference.state import ChannelStatistics, QuarantineRecord, Receipt, State
-from beam_inference.verification import crc32
+from beam_inference.resolved_job import Box
+from beam_inference.seams import added
+from beam_inference.state import Part, QuarantineRecord, Receipt
 from beam_inference.volumes import TransientWriteError
 
 logger = logging.getLogger(__name__)
@@ -51,63 +54,24 @@ SICK_AFTER = 3
 """A process whose first chunks, this many of them, all fail in the network may be at fault itself: it is tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One launch of a job, as its workers need to know it: small, and picklable.
+class Cutout(NamedTuple):
+    """What a chunk reads, (input channels, Z, Y, X); ``frame`` is the box that it is of."""
 
-    Attributes:
-        job: the resolved job, as JSON.
-        state_url: the state folder.
-        id: of this launch.
-        honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
-        allow_pickle: load models that can execute code.
-        contract_checked: whether the launcher has run the network; if not, each worker does first.
-        chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it themselves.
-    """
-
-    job: str
-    state_url: str
-    id: str
-    honour_receipts: bool
-    allow_pickle: bool
-    contract_checked: bool
-    chunks_file: str | None = None
-
-    def resolved(self) -> ResolvedJob:
-        """The job."""
-        return ResolvedJob.model_validate_json(self.job)
-
-    def state(self) -> State:
-        """The job's state folder, with its receipts and its quarantine."""
-        job = self.resolved()
-        return State(self.state_url, job.config.storage).of(job)
-
-
-class Record(NamedTuple):
-    """What became of a chunk: ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"."""
-
-    chunk: int
-    outcome: str
-    read_bytes: int = 0
-    written_bytes: int = 0
-    read_seconds: float = 0.0
-    infer_seconds: float = 0.0
-    write_seconds: float = 0.0
-    uniform_patches: int = 0
-
-
-class _Cutout(NamedTuple):
     array: NDArray[Any]
+    frame: BoundingBox
     seconds: float
     attempts: int
 
 
-class _Core(NamedTuple):
-    result: ChunkResult
-    read: _Cutout  # its array dropped
+class Core(NamedTuple):
+    """What was computed for a chunk: values to write, or sums."""
+
+    array: NDArray[Any]
+    batch_size: int
+    uniform_patches: int
     read_bytes: int
-    seconds: float
-    attempts: int
+    seconds: dict[str, float]
+    attempts: dict[str, int]
 
 
 class Worker:
@@ -139,7 +103,7 @@ class Worker:
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.patches_per_call
-        self._encoding = Encoding(np.dtype(self.job.config.output.dtype), self.job.config.output.value_range)
+        self.encoding = Encoding(np.dtype(self.job.config.output.dtype), self.job.config.output.value_range)
         self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
 
@@ -155,14 +119,18 @@ class Worker:
         return model
 
     def do(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Do a run of chunks; one record per chunk, each when it is durable.
+        """Do a run of chunks, each without its neighbours; one record per chunk, when it is durable.
 
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
         """
+        yield from self.logged(indices, self._do(indices))
+
+    def logged(self, indices: Sequence[int], records: Iterator[Record]) -> Iterator[Record]:
+        """The records of a run under way, and a line in the log at its end."""
         self._run_of.update(dict.fromkeys(indices, indices[0]))
         start, outcomes = time.perf_counter(), Counter[str]()
-        for record in self._do(indices):
+        for record in records:
             outcomes[record.outcome] += 1
             yield record
         seconds = time.perf_counter() - start
@@ -173,19 +141,39 @@ class Worker:
             self._run_of.pop(index, None)
 
     def _do(self, indices: Sequence[int]) -> Iterator[Record]:
-        receipts = self.state.read_receipts(indices) if self.launch.honour_receipts else []
-        yield from map(self._done_before, receipts)
-        done = {receipt.chunk for receipt in receipts}
+        receipts = self.receipts(indices)
+        yield from map(self.done_before, receipts.values())
         yield from run_chunks(
-            [index for index in indices if index not in done],
-            self._read,
-            self._infer,
+            [index for index in indices if index not in receipts],
+            lambda index: self.read(index, self.job.plan.work(index).input_box),
+            self.whole_core,
             self._write,
-            self._quarantine,
-            self._should_stop,
+            self.quarantine,
+            self.should_stop,
         )
 
-    def _should_stop(self) -> bool:
+    def receipts(self, indices: Sequence[int]) -> dict[int, Receipt]:
+        """Those to be honoured, by chunk.
+
+        Raises:
+            StateError: one is of another job.
+        """
+        receipts = self.state.read_receipts(indices) if self.launch.honour_receipts else []
+        for receipt in receipts:
+            if receipt.fingerprint != self.job.fingerprint:
+                raise StateError(
+                    f"{self.state.url} holds a receipt of another job for chunk {receipt.chunk} (fingerprint "
+                    f"{receipt.fingerprint[:12]}, expected {self.job.fingerprint[:12]}). Give this job its own "
+                    "state_path."
+                )
+        return {receipt.chunk: receipt for receipt in receipts}
+
+    def done_before(self, receipt: Receipt) -> Record:
+        """The record of a chunk that has a receipt."""
+        # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
+        return Record(receipt.chunk, "done" if receipt.launch == self.launch.id else "skipped")
+
+    def should_stop(self) -> bool:
         """Asked before every chunk, and looked up once a second: a request to the store is not free."""
         if time.monotonic() >= self._stop_known_until and not self._stop:
             self._stop = self.state.stop_requested(self.launch.id)
@@ -201,101 +189,129 @@ class Worker:
             "chunk": index,
         }
 
-    def _done_before(self, receipt: Receipt) -> Record:
-        if receipt.fingerprint != self.job.fingerprint:
-            raise StateError(
-                f"{self.state.url} holds a receipt of another job for chunk {receipt.chunk} (fingerprint "
-                f"{receipt.fingerprint[:12]}, expected {self.job.fingerprint[:12]}). Give this job its own state_path."
-            )
-        # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
-        return Record(receipt.chunk, "done" if receipt.launch == self.launch.id else "skipped")
-
-    def _read(self, index: int) -> _Cutout:
-        work, config = self.job.plan.work(index), self.job.config
-        start = time.perf_counter()
+    def read(self, index: int, box: BoundingBox) -> Cutout:
+        """Cut out what a chunk reads. Raises ChunkFault if it cannot be read."""
+        config, start = self.job.config.input, time.perf_counter()
 
         def cutout() -> NDArray[Any]:
-            return self._input.cutout(work.input_box, config.input.fill, config.input.fill_value)
+            return self._input.cutout(box, config.fill, config.fill_value)
 
         array, attempts = self._attempt(cutout, index, "read", lambda e: isinstance(e, TransientReadError))
-        return _Cutout(array, time.perf_counter() - start, attempts)
+        return Cutout(array, box, time.perf_counter() - start, attempts)
 
-    def _infer(self, index: int, cutout: _Cutout) -> _Core:
-        work, config = self.job.plan.work(index), self.job.config
+    def whole_core(self, index: int, cutout: Cutout) -> Core:
+        """A chunk's core as it is to be written, from every patch that touches it.
 
-        def core() -> ChunkResult:
+        With ``seams: exchange`` the patches are added up by owner, and these sums in the owners' order, which gives the
+        bits that the exchange would have given.
+        """
+        plan = self.job.plan
+        if plan.seams != "exchange":
+            return self.infer(index, cutout, [plan.work(index)], self.encoding, lambda cores: next(iter(cores)))
+        works, channels = plan.contributions(index), self.job.config.model.output_channels
+        core_box = plan.chunks.core_box(index)
+        return self.infer(
+            index, cutout, works, AS_COMPUTED, lambda sums: self.encoded(added(core_box, works, sums, channels))
+        )
+
+    def encoded(self, values: NDArray[np.float32]) -> NDArray[Any]:
+        """Float32 values as they are written."""
+        return quantize(values, self.encoding.dtype, self.encoding.value_range)
+
+    def infer(
+        self,
+        index: int,
+        cutout: Cutout,
+        works: Sequence[ChunkWork],
+        encoding: Encoding,
+        together: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
+    ) -> Core:
+        """Compute works on a chunk's cutout, one after the other, and put their results together.
+
+        Raises:
+            ChunkFault: the network fails on this chunk.
+            WorkerFault: it fails on any.
+        """
+        uniform_patches = 0
+
+        def result_of(work: ChunkWork) -> NDArray[Any]:
+            nonlocal uniform_patches
+            result = infer_chunk(
+                cutout.array[(slice(None), *work.input_box.slices_in(cutout.frame))],
+                work,
+                self._predictor,
+                self._normalize,
+                self.job.config.model.output_channels,
+                self._batch_size,
+                encoding,
+                self._answers,
+            )
+            self._batch_size = result.batch_size  # what was too much for the device once is not tried again
+            uniform_patches += result.uniform_patches
+            return result.core
+
+        def core() -> NDArray[Any]:
+            nonlocal uniform_patches
+            uniform_patches = 0
             try:
-                result = infer_chunk(
-                    cutout.array,
-                    work,
-                    self._predictor,
-                    self._normalize,
-                    config.model.output_channels,
-                    self._batch_size,
-                    self._encoding,
-                    self._answers,
-                )
+                return together(map(result_of, works))
             except NonFiniteError:
                 raise NonFiniteError(_explain_non_finite(cutout.array)) from None
-            self._batch_size = result.batch_size  # what was too much for the device once is not tried again
-            return result
 
         with self._device_lock:
             start = time.perf_counter()  # waiting for the device is not using it
             try:
-                result, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
+                array, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
             except DeviceOutOfMemory as error:
                 raise WorkerFault(str(error)) from error
             except ChunkFault as fault:
                 self._judge_own_health(fault, cutout.array)
                 raise
             self._failed_at_start = None
-        return _Core(
-            result,
-            cutout._replace(array=np.empty(0)),
-            cutout.array.nbytes,
-            time.perf_counter() - start,
-            attempts,
-        )
+        seconds = {"read": cutout.seconds, "infer": time.perf_counter() - start}
+        tried = {"read": cutout.attempts, "infer": attempts}
+        return Core(array, self._batch_size, uniform_patches, cutout.array.nbytes, seconds, tried)
 
-    def _write(self, index: int, core: _Core) -> Record:
-        box = self.job.plan.chunks.core_box(index)
-        start = time.perf_counter()
-        array = core.result.core
-        statistics = [ChannelStatistics.of(channel) for channel in array]
-        checksum = crc32(array)
+    def _write(self, index: int, core: Core) -> Record:
+        box, start = self.job.plan.chunks.core_box(index), time.perf_counter()
+        part, attempts = self.write(index, box, core.array)
+        seconds, tried = core.seconds | {"write": time.perf_counter() - start}, core.attempts | {"write": attempts}
+        self.state.write_receipt(self.receipt(index, [part], core.batch_size, core.uniform_patches, seconds, tried))
+        return Record(index, "done", core.read_bytes, core.array.nbytes, seconds, core.uniform_patches)
+
+    def write(self, index: int, box: BoundingBox, array: NDArray[Any]) -> tuple[Part, int]:
+        """Write whole blocks of a chunk, durably; what was written, and the number of attempts."""
+        part = Part.of(box, array)
         _, attempts = self._attempt(
             lambda: self._output.write(box, array), index, "write", lambda e: isinstance(e, TransientWriteError)
         )
-        seconds = time.perf_counter() - start
-        self.state.write_receipt(
-            Receipt(
-                chunk=index,
-                box=Box.of(box),
-                crc32=checksum,
-                channels=statistics,
-                batch_size=core.result.batch_size,
-                uniform_patches=core.result.uniform_patches,
-                seconds={"read": core.read.seconds, "infer": core.seconds, "write": seconds},
-                attempts={"read": core.read.attempts, "infer": core.attempts, "write": attempts},
-                finished_at=datetime.now(UTC),
-                worker=f"{platform.node()}:{os.getpid()}",
-                launch=self.launch.id,
-                fingerprint=self.job.fingerprint,
-            )
-        )
-        return Record(
-            index,
-            "done",
-            read_bytes=core.read_bytes,
-            written_bytes=array.nbytes,
-            read_seconds=core.read.seconds,
-            infer_seconds=core.seconds,
-            write_seconds=seconds,
-            uniform_patches=core.result.uniform_patches,
+        return part, attempts
+
+    def receipt(
+        self,
+        index: int,
+        parts: list[Part],
+        batch_size: int,
+        uniform_patches: int,
+        seconds: dict[str, float],
+        attempts: dict[str, int],
+    ) -> Receipt:
+        """A receipt of this process's, finished now."""
+        return Receipt(
+            chunk=index,
+            parts=parts,
+            batch_size=batch_size,
+            uniform_patches=uniform_patches,
+            seconds=seconds,
+            attempts=attempts,
+            finished_at=datetime.now(UTC),
+            worker=f"{platform.node()}:{os.getpid()}",
+            launch=self.launch.id,
+            fingerprint=self.job.fingerprint,
         )
 
-    def _quarantine(self, index: int, fault: ChunkFault) -> Record:
+    def quarantine(self, index: int, fault: ChunkFault) -> Record:
+        """Record that a chunk cannot be done."""
         work = self.job.plan.work(index)
         extra = {**self._about(index), "stage": fault.stage, "attempt": fault.attempts}
         logger.warning("chunk %d %s quarantined: %s", index, work.core_box, fault, extra=extra)

@@ -208,7 +208,7 @@ print(json.dumps({"peak_bytes": peak, "projected_bytes": projected, "seconds": t
 """
 
 
-def _worker(folder: Path, values: dict[str, Any]) -> dict[str, float]:
+def worker_figures(folder: Path, values: dict[str, Any]) -> dict[str, float]:
     """A worker doing a whole job in one thread, in a process of its own."""
     command = [sys.executable, "-c", _WORKER, json.dumps(values), str(folder)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -220,7 +220,7 @@ def memory_against_projection() -> dict[str, float]:
     """Peak memory of one worker, over what it held before, against the projection."""
     with volume((56, 336, 336)) as folder:
         config = job(folder, "torch")
-        figures = _worker(folder, config.model_dump(mode="json"))
+        figures = worker_figures(folder, config.model_dump(mode="json"))
     peak, projected = figures["peak_bytes"], figures["projected_bytes"]
     return {"ratio": round(peak / projected, 3), "measured_bytes": peak, "projected_bytes": projected}
 
@@ -249,7 +249,7 @@ def growth() -> dict[str, Any]:
                     "device": "cpu",
                 },
             }
-            found[f"{factor**3}x"] = _worker(folder, values)
+            found[f"{factor**3}x"] = worker_figures(folder, values)
     first = found["1x"]
     return {
         name: {

@@ -83,6 +83,7 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
         crop_margin=(0, 0, 0),
         seams="recompute",
         chunk_crop_margin=(0, 0, 0),
+        block_shape=volume.shape,
     )
     work = plan.work(0)
     network: Any = network_of(name)
@@ -225,7 +226,7 @@ def chunkflow_job(_: str, __: int, volume: Array) -> Run:
 
     def stored(name: str, channels: int) -> Any:
         info = CloudVolume.create_new_info(
-            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), SHAPE[::-1], chunk_size=(80, 80, 26)
+            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), volume.shape[::-1], chunk_size=(80, 80, 26)
         )
         at = CloudVolume(f"file://{folder}/{name}", info=info, progress=False, compress=True)
         at.commit_info()
@@ -235,16 +236,19 @@ def chunkflow_job(_: str, __: int, volume: Array) -> Run:
     source[:, :, :] = np.asarray(volume).T[..., None]
 
     def run() -> None:
-        target = stored(Path(tempfile.mktemp()).name, CHANNELS)
-        for start in product(*(range(0, n, c) for n, c in zip(SHAPE, CHUNK, strict=True))):
-            stop = [min(a + c, n) for a, c, n in zip(start, CHUNK, SHAPE, strict=True)]
+        target, floats = stored(Path(tempfile.mktemp()).name, CHANNELS), np.empty((CHANNELS, *volume.shape), np.float32)
+        for start in product(*(range(0, n, c) for n, c in zip(volume.shape, CHUNK, strict=True))):
+            stop = [min(a + c, n) for a, c, n in zip(start, CHUNK, volume.shape, strict=True)]
             low = [max(a - o, 0) for a, o in zip(start, OVERLAP, strict=True)]
-            high = [min(b + o, n) for b, o, n in zip(stop, OVERLAP, SHAPE, strict=True)]
+            high = [min(b + o, n) for b, o, n in zip(stop, OVERLAP, volume.shape, strict=True)]
             cutout = source[low[2] : high[2], low[1] : high[1], low[0] : high[0]][..., 0].T
             result = np.asarray(inferencer(Chunk(np.ascontiguousarray(cutout) / np.float32(255))).array)
             z, y, x = (slice(a - b, c - b) for a, b, c in zip(start, low, stop, strict=True))
+            floats[:, start[0] : stop[0], start[1] : stop[1], start[2] : stop[2]] = result[:, z, y, x]
             core = np.clip(np.rint(result[:, z, y, x] * 255), 0, 255).astype(np.uint8)
             target[start[2] : stop[2], start[1] : stop[1], start[0] : stop[0]] = core.T
+        if "CONTENDER_OUTPUT" in os.environ:  # as it is before rounding
+            np.save(os.environ["CONTENDER_OUTPUT"], floats)
 
     return run
 
@@ -264,7 +268,8 @@ def main(tool: str, network: str, threads: str, repeats: str) -> None:
     """Run a tool, and print its figures as the last line."""
     logging.disable(logging.WARNING)
     torch.set_num_threads(int(threads))
-    volume = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    given = os.environ.get("CONTENDER_VOLUME")
+    volume = np.load(given) if given else np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
     run, seconds = TOOLS[tool](network, int(threads), volume), []
     run()  # libraries load what they need, and make their threads
 

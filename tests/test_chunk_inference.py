@@ -52,6 +52,7 @@ def position_dependent(batch):
 def make(shape=(17, 23, 29), patch=(6, 8, 10), overlap=(2, 4, 3), chunk=(5, 9, 13), start=(3, -2, 7), **other):
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     settings = {"context": (0, 0, 0), "crop_margin": (0, 0, 0), "seams": "recompute", "chunk_crop_margin": (0, 0, 0)}
+    settings["block_shape"] = (1, 1, 1)
     roi = other.pop("roi", volume)
     return make_plan(
         volume=volume, roi=roi, patch_shape=patch, patch_overlap=overlap, chunk_shape=chunk, **settings | other

@@ -216,7 +216,10 @@ def run_job(folder, values):
     return json.loads((Path(values["output"]["path"]) / "_beam_inference" / "job.json").read_text())
 
 
-@pytest.mark.parametrize("engine", ["auto", pytest.param("onnxruntime", marks=pytest.mark.slow)])
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    "engine", ["auto", *(pytest.param(e, marks=pytest.mark.slow) for e in ("onnxruntime", "compile"))]
+)
 def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine, capsys):
     volumes = []
     for chunk_shape, batch_size in [((16, 32, 64), 4), ((11, 64, 32), 4)]:
@@ -359,6 +362,7 @@ def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine
         crop_margin=(0, 0, 0),
         seams="recompute",
         chunk_crop_margin=(0, 0, 0),
+        block_shape=box.shape,
     )
     array = np.zeros((1, *box.shape), np.uint8)
     array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))

@@ -1,6 +1,6 @@
 import pytest
 
-from beam_inference.memory import CACHED_CUTOUTS, blocks_touched, projected_memory
+from beam_inference.memory import CACHED_CUTOUTS, KEPT_BYTES, blocks_touched, projected_memory
 
 BASE = {
     "input_shape": (20, 100, 100),
@@ -27,7 +27,7 @@ def test_the_sum_by_hand():
     assert projection.device_bytes == cutout + slab + patches + 10**6
     assert (
         projection.host_bytes
-        == 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + slab + patches + 10**6
+        == KEPT_BYTES + 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + slab + patches + 10**6
     )
 
 
@@ -58,4 +58,4 @@ def test_the_projection_is_near_what_a_worker_is_measured_to_use():
     from benchmarks.bench import memory_against_projection
 
     measured = memory_against_projection()
-    assert 0.5 < measured["ratio"] <= 1.1, measured
+    assert 0.5 < measured["ratio"] <= 1, measured

@@ -11,10 +11,12 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid
 from beam_inference.plan import check_alignment, default_run_length, grown_to, index_ranges, make_plan
+from beam_inference.seams import seam_boxes
 
 
 def plan_of(volume, roi, patch, overlap, chunk, **other):
     settings = {"context": (0, 0, 0), "crop_margin": (0, 0, 0), "seams": "recompute", "chunk_crop_margin": (0, 0, 0)}
+    settings["block_shape"] = (1, 1, 1)
     return make_plan(
         volume=volume, roi=roi, patch_shape=patch, patch_overlap=overlap, chunk_shape=chunk, **settings | other
     )
@@ -40,14 +42,21 @@ def plans(draw):
         draw(st.tuples(*[st.integers(1, 8)] * 3)),
         context=draw(st.tuples(*[st.integers(0, 4)] * 3)),
         crop_margin=draw(st.tuples(*[st.integers(0, 3)] * 3)),
-        seams=draw(st.sampled_from(["recompute", "crop"])),
+        seams=draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=draw(st.tuples(*[st.integers(0, 5)] * 3)),
+        block_shape=draw(st.tuples(*[st.integers(1, 4)] * 3)),
     )
 
 
 @given(plans())
 def test_totals_equal_the_sum_over_chunks(plan):
-    works = [plan.work(index) for index in range(plan.chunks.count)]
+    if plan.seams == "exchange":
+        works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
+        pairs = [(c, r) for c in range(plan.chunks.count) for r in plan.receivers(c)]
+        assert plan.seam_voxels == sum(box.size for pair in pairs for box in seam_boxes(plan, *pair))
+    else:
+        works = [plan.work(index) for index in range(plan.chunks.count)]
+        assert plan.seam_voxels == 0
     assert plan.patch_count == sum(work.patch_count for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     for axis in range(3):
@@ -69,10 +78,14 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         (1, 1, data.draw(st.integers(1, 20))),
         context=(0, 0, data.draw(st.integers(0, 30))),
         crop_margin=(0, 0, data.draw(st.integers(0, 12))),
-        seams=data.draw(st.sampled_from(["recompute", "crop"])),
+        seams=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=(0, 0, data.draw(st.integers(0, 12))),
+        block_shape=(1, 1, data.draw(st.integers(1, 4))),
     )
-    works = [plan.work(index) for index in range(plan.chunks.count)]
+    if plan.seams == "exchange":
+        works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
+    else:
+        works = [plan.work(index) for index in range(plan.chunks.count)]
     assert plan.patch_count == sum(work.patch_count for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     assert plan.largest_input_shape[2] == max(work.input_box.shape[2] for work in works)
@@ -96,7 +109,7 @@ def test_every_patch_of_a_chunk_fits_its_input_and_its_core_is_covered(plan):
         first, last = (tuple(r[end] for r in work.patches) for end in (0, -1))
         assert work.lattice.patch_box(first).grow(work.crop_margin).start == work.input_box.start
         assert work.lattice.patch_box(last).grow(work.crop_margin).stop == work.input_box.stop
-        if plan.seams == "recompute":
+        if plan.seams != "crop":
             assert work.lattice == plan.lattice
 
 
@@ -219,7 +232,8 @@ from beam_inference.plan import make_plan
 start = time.monotonic()
 roi = BoundingBox((0, 0, 0), (128_000, 1_024_000, 1_024_000))
 plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256), patch_overlap=(4, 64, 64),
-    chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0), seams="recompute", chunk_crop_margin=(0, 0, 0))
+    chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0), seams="recompute", chunk_crop_margin=(0, 0, 0),
+    block_shape=(64, 64, 64))
 print(plan.chunks.count, plan.patch_count, plan.input_voxels, plan.largest_input_shape)
 print(time.monotonic() - start, next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line))
 """

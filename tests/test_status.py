@@ -62,7 +62,7 @@ def test_before_the_first_launch(job, capsys):
 
 
 def test_watching_a_job_from_beside_it(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("beam_inference.cli._WATCH_SECONDS", 0.05)
+    monkeypatch.setattr("beam_inference.commands._WATCH_SECONDS", 0.05)
     path = job()
     (tmp_path / "some").write_text("0\n")
     assert main(["run", path, "--chunks", str(tmp_path / "some")]) == 0

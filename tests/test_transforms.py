@@ -11,6 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from helpers import job_values, read_volume
 
 from beam_inference import pipeline as job_pipeline
+from beam_inference.elements import Launch
 from beam_inference.errors import WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
@@ -18,7 +19,7 @@ from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import State
 from beam_inference.transforms import GenerateRuns, InferVolume
 from beam_inference.verification import verify
-from beam_inference.worker import Launch, Worker
+from beam_inference.worker import Worker
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 

@@ -7,13 +7,14 @@ import pytest
 from helpers import job_values, read_volume, write_volume
 
 from beam_inference import worker as worker_module
+from beam_inference.elements import Launch
 from beam_inference.errors import ModelContractError, NonFiniteError, StateError, TransientReadError, WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.state import State
 from beam_inference.verification import verify
 from beam_inference.volumes import TransientWriteError, Volume
-from beam_inference.worker import SICK_AFTER, Launch, Worker
+from beam_inference.worker import SICK_AFTER, Worker
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 

@@ -182,3 +182,14 @@ class Choosing(nn.Module):
 
 def choosing() -> nn.Module:
     return Choosing()
+
+
+class Three(nn.Module):
+    """Three channels that differ: the input, its negative, and zero."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return torch.cat([batch, 255 - batch, 0 * batch], dim=1)
+
+
+def three() -> nn.Module:
+    return Three()

@@ -8,11 +8,11 @@ from helpers import TOYS, job_values, read_volume, write_job
 from beam_inference.cli import main
 
 
-def job_and_result(volume_in, tmp_path, network, state):
+def job_and_result(volume_in, tmp_path, network, state, seams="recompute"):
     """A job file for a toy network with weights, 18 chunks; and its result in this process."""
     torch.save(state, tmp_path / "weights.pt")
     model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
-    keys = {"threads": 1, "patch_shape": [16, 32, 32]}
+    keys = {"threads": 1, "patch_shape": [16, 32, 32], "seams": seams}
     plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys)
     assert main(["run", str(write_job(tmp_path / "plain.yaml", plain))]) == 0
     values = job_values(volume_in, tmp_path / "out", model=model, inference=keys)
@@ -23,6 +23,12 @@ def job_and_result(volume_in, tmp_path, network, state):
 def slow_job(volume_in, tmp_path):
     """A network without weights that takes its time, so that a test can see its job under way."""
     return job_and_result(volume_in, tmp_path, "slow", {})
+
+
+@pytest.fixture
+def slow_exchange_job(volume_in, tmp_path):
+    """The same in two stages, every patch once."""
+    return job_and_result(volume_in, tmp_path, "slow", {}, "exchange")
 
 
 @pytest.fixture

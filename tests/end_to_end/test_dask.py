@@ -47,10 +47,11 @@ def wait_for(path):
         time.sleep(0.1)
 
 
-def receipts_of(output):
+def receipts_of(output, folder="receipts"):
     state = State(f"file://{output}/_beam_inference")
     job = state.load_job()
-    return list(state.of(job).receipts(0, job.plan.chunks.count))
+    state, chunks = state.of(job), range(job.plan.chunks.count)
+    return state.read_sums(chunks) if folder == "sums" else state.read_receipts(chunks)
 
 
 def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, cluster, tmp_path, capsys):
@@ -64,13 +65,15 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, clus
     assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
 
 
-def test_a_worker_process_is_killed(slow_job, cluster, tmp_path):
-    path, expected = slow_job
+@pytest.mark.parametrize("fixture", ["slow_job", "slow_exchange_job"])
+def test_a_worker_process_is_killed(request, fixture, cluster, tmp_path):
+    path, expected = request.getfixturevalue(fixture)
     command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         try:
             wait_for(tmp_path / "out" / "_beam_inference" / "job.json")
-            while len(done := receipts_of(tmp_path / "out")) < 3 and run.poll() is None:
+            folder = "sums" if fixture == "slow_exchange_job" else "receipts"
+            while len(done := receipts_of(tmp_path / "out", folder)) < 3 and run.poll() is None:
                 time.sleep(0.05)
             os.kill(int(done[0].worker.rpartition(":")[2]), signal.SIGKILL)
             out, err = run.communicate(timeout=90)
@@ -80,7 +83,7 @@ def test_a_worker_process_is_killed(slow_job, cluster, tmp_path):
     assert len(done) < 18
     assert "18 of 18 chunks done" in out
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
-    after = receipts_of(tmp_path / "out")
+    after = receipts_of(tmp_path / "out", folder)
     first = {receipt.chunk: receipt for receipt in done}
     assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), "done once, kept"
 

@@ -38,9 +38,9 @@ def receipts(output: Path) -> dict[int, dict]:
     return {receipt["chunk"]: receipt for receipt in (json.loads(file.read_text()) for file in files)}
 
 
-def wait_for_receipts(output, count, process):
+def wait_for_receipts(output, count, process, folder="receipts"):
     deadline = time.monotonic() + 90
-    while len(list((output / "_beam_inference" / "receipts").rglob("*.json"))) < count:
+    while len(list((output / "_beam_inference" / folder).rglob("*.json"))) < count:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
@@ -82,6 +82,29 @@ def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path
     assert all(after[chunk] == receipt for chunk, receipt in before.items())
     assert main(["verify", str(job), "--deep"]) == 0
     np.testing.assert_array_equal(read_volume(output), undisturbed)
+
+
+@pytest.mark.timeout(300)
+def test_killed_in_either_stage_of_the_exchange_and_then_finished(fib25, tmp_path):
+    """Once while patches are computed, once while chunks are put together: nothing is computed twice."""
+    values = affinity_job(fib25, tmp_path / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
+    values["inference"]["seams"] = "exchange"
+    job, output = write_job(tmp_path / "job.yaml", values), tmp_path / "out"
+    kept = {}
+    for folder, count in (("sums", 9), ("receipts", 3)):
+        process = start(job)
+        wait_for_receipts(output, count, process, folder)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        for each in ("sums", "receipts"):
+            kept |= {path: path.read_bytes() for path in (output / "_beam_inference" / each).rglob("*.json")}
+    assert 0 < len(receipts(output)) < CHUNKS
+    assert main(["run", str(job)]) == 0
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert main(["verify", str(job), "--deep"]) == 0
+    values["output"]["path"] = str(tmp_path / "undisturbed")
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    np.testing.assert_array_equal(read_volume(output), read_volume(tmp_path / "undisturbed"))
 
 
 PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")

@@ -1,0 +1,121 @@
+"""How long a patch, a read and a write take here: measured before a launch, on the job's own network, input and store.
+
+Nothing of the job is created: what is written to time the store is one object beside the state, and is removed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import Encoding, infer_chunk
+from beam_inference.cost import Measured, Totals
+from beam_inference.job_parts import normalization
+from beam_inference.plan import ChunkWork, InferencePlan
+from beam_inference.predictors import Predictor
+from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently
+from beam_inference.survey import Survey, default_state_url
+
+REPEATS = 3
+FEW_PATCHES = (2, 2, 2)
+"""Per axis, of the piece of a chunk that is computed: enough for patches to overlap on all axes."""
+
+
+def calibrate(found: Survey, predictor: Predictor) -> Measured:
+    """Read, compute and write a piece of the chunk in the middle of the job, some times each; the medians.
+
+    Raises:
+        BeamInferenceError: the input cannot be read, the network fails, or the store cannot be written.
+    """
+    job, plan = found.job, found.job.plan
+    lattice = plan.lattice
+    first = tuple(max(0, (axis.count - few) // 2) for axis, few in zip(lattice.axes, FEW_PATCHES, strict=True))
+    counts = tuple(min(few, axis.count) for axis, few in zip(lattice.axes, FEW_PATCHES, strict=True))
+    low = lattice.patch_box((first[0], first[1], first[2]))
+    high = lattice.patch_box((first[0] + counts[0] - 1, first[1] + counts[1] - 1, first[2] + counts[2] - 1))
+    box = BoundingBox(low.start, high.stop)
+    z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
+    work = ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
+    fill, fill_value = job.config.input.fill, job.config.input.fill_value
+    cutout = found.input.cutout(work.input_box, fill, fill_value)
+    reading = _median(lambda: found.input.cutout(work.input_box, fill, fill_value))
+    output = job.config.output
+    encoding = Encoding(np.dtype(output.dtype), output.value_range)
+    computing = _median(
+        lambda: infer_chunk(
+            cutout,
+            work,
+            predictor,
+            normalization(job.config, found.input.dtype),
+            job.config.model.output_channels,
+            job.config.inference.patches_per_call,
+            encoding,
+        )
+    )
+    content = np.random.default_rng(0).bytes(
+        min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * encoding.dtype.itemsize)
+    )
+    return Measured(
+        patch_seconds=computing / work.patch_count,
+        read_seconds=reading / cutout.nbytes,
+        write_seconds=_writing(found, content) / len(content),
+    )
+
+
+def totals(found: Survey) -> Totals:
+    """What the plan says of the whole job."""
+    job, plan = found.job, found.job.plan
+    itemsize = np.dtype(job.config.output.dtype).itemsize
+    seams = plan.seam_voxels * found.output.channels * 4
+    stored = plan.chunks.roi.size * found.output.channels * itemsize
+    receipts = plan.chunks.count * (2 if plan.seams == "exchange" else 1)
+    return Totals(
+        chunks=plan.chunks.count,
+        patches=plan.patch_count,
+        voxels=plan.chunks.roi.size,
+        read_bytes=plan.input_voxels * job.input_channels * np.dtype(job.input_dtype).itemsize + seams,
+        written_bytes=stored + seams,
+        stored_bytes=stored,
+        read_requests=_blocks_read(plan, job.input_block_shape) + receipts,
+        write_requests=blocks_written(plan) + receipts,
+    )
+
+
+def blocks_written(plan: InferencePlan) -> int:
+    """Storage blocks of the output, one object each."""
+    z, y, x = (-(-n // b) for n, b in zip(plan.chunks.roi.shape, plan.block_shape, strict=True))
+    return z * y * x
+
+
+def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
+    """Blocks of the input that are read, about: those that all chunks' inputs touch, wherever they lie."""
+    per_voxel = np.prod([(n + b - 1) / b / n for n, b in zip(plan.largest_input_shape, block_shape, strict=True)])
+    return round(plan.input_voxels * float(per_voxel))
+
+
+def _writing(found: Survey, content: bytes) -> float:
+    url = f"{default_state_url(found.job.config)}-calibration-{uuid.uuid4().hex[:8]}"
+    store = open_kvstore(url, found.job.config.storage)
+
+    def write(value: bytes | None) -> None:
+        store.write("block", value).result(timeout=TRANSFER_SECONDS)
+
+    try:
+        return _median(lambda: persistently("write", url, partial(write, content)))
+    finally:
+        persistently("delete", url, partial(write, None))
+
+
+def _median(action: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])

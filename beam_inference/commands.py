@@ -1,0 +1,212 @@
+"""What the commands do, once their words are parsed: ``known.job`` is the job file, ``known.overrides`` change it."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from beam_inference.accelerators import check_device, dataflow_flags, gpu_options
+from beam_inference.errors import COMPLETE, FAILED, ConfigError, StateError
+
+if TYPE_CHECKING:
+    from beam_inference.survey import Survey
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 5.0
+
+STRAGGLERS = 0.3
+"""Standard deviation of a chunk's seconds over their mean, as ``plan --calibrate`` takes it."""
+
+
+def plan(known: argparse.Namespace) -> int:
+    """Tell what a job comes to."""
+    from beam_inference.files import load_job, set_chunk_shape
+    from beam_inference.report import print_plan, print_suggestions
+    from beam_inference.survey import THIS_PROCESS, suggested, survey
+
+    if known.write and not known.suggest:
+        raise ConfigError("--write puts what --suggest finds into the job file: give both")
+    found = survey(load_job(known.job, known.overrides))
+    if known.calibrate:
+        return _calibrated(found, known)
+    if not known.suggest:
+        print_plan(found, as_json=known.json)
+        return COMPLETE
+    memory = round(known.worker_memory * 2**30)
+    print_suggestions(found, THIS_PROCESS, memory, known.workers)
+    if known.write:
+        best = suggested(found, found.job.plan.seams, THIS_PROCESS, memory, known.workers)
+        if best is None:
+            raise ConfigError(f"no chunk shape fits {known.worker_memory:g} GiB per worker; nothing was written")
+        set_chunk_shape(known.job, best.chunks.chunk_shape)
+        print(f"{known.job}: inference.chunk_shape is now {list(best.chunks.chunk_shape)}")
+    return COMPLETE
+
+
+def _calibrated(found: Survey, known: argparse.Namespace) -> int:
+    from beam_inference.calibration import calibrate, totals
+    from beam_inference.cost import Prices, estimates
+    from beam_inference.files import load_prices
+    from beam_inference.launch import tried
+    from beam_inference.report import print_estimates
+    from beam_inference.survey import THIS_PROCESS
+
+    prices = Prices() if known.prices is None else load_prices(known.prices)
+    found, predictor = tried(found, THIS_PROCESS, allow_pickle=False)
+    measured, whole = calibrate(found, predictor), totals(found)
+    print_estimates(
+        found, measured, whole, estimates(measured, whole, prices, known.workers, STRAGGLERS), as_json=known.json
+    )
+    return COMPLETE
+
+
+def run(known: argparse.Namespace) -> int:
+    """Run a job, or what is missing of it."""
+    from beam_inference.files import load_job
+    from beam_inference.report import print_outcome
+    from beam_inference.runner import run_job
+
+    if (
+        "://" not in known.job
+        and not Path(known.job).exists()
+        and any(not flag.startswith("-") for flag in known.beam_flags)
+    ):
+        raise ConfigError(
+            f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
+        )
+    config = load_job(known.job, known.overrides)
+    gpu = gpu_options(known)
+    flags = list(known.beam_flags)
+    if gpu is not None:
+        flags += dataflow_flags(gpu, flags)
+        asked = f"--gpu={gpu.gpu} asks for: {' '.join(flags[len(known.beam_flags) :])}"
+        if known.log_format == "json":
+            logger.info(asked)
+        else:
+            print(asked, file=sys.stderr)
+    check_device(config.inference.device, gpu, flags)
+    outcome = run_job(
+        config,
+        flags,
+        chunks_file=known.chunks,
+        sample=None if known.sample is None else (known.sample, known.seed),
+        overwrite=known.overwrite,
+        allow_pickle=known.allow_pickle,
+    )
+    with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
+        print_outcome(outcome, config, known.words)
+        sys.stdout.flush()
+    return outcome.exit_code
+
+
+def status(known: argparse.Namespace) -> int:
+    """Tell how far a job is."""
+    from beam_inference.files import load_job
+    from beam_inference.report import print_status
+    from beam_inference.state import State
+    from beam_inference.status import job_status
+    from beam_inference.survey import default_state_url
+
+    config = load_job(known.job, known.overrides)
+    state = State(default_state_url(config), config.storage)
+    while True:
+        job = state.load_job()
+        if job is None:
+            raise StateError(f"nothing to tell: {state.url} holds no job. Has it been launched, with this output.path?")
+        start = time.monotonic()
+        found = job_status(job, state, datetime.now(UTC))
+        print_status(found)
+        sys.stdout.flush()
+        if not known.watch or not found.missing:
+            return COMPLETE
+        time.sleep(max(_WATCH_SECONDS, 10 * (time.monotonic() - start)))
+
+
+def verify(known: argparse.Namespace) -> int:
+    """Tell whether a job is complete."""
+    from rich.console import Console
+
+    from beam_inference.files import load_job
+    from beam_inference.job_parts import output_spec
+    from beam_inference.launch import as_launched
+    from beam_inference.outputs import open_output
+    from beam_inference.report import print_verification
+    from beam_inference.state import State
+    from beam_inference.survey import default_state_url
+    from beam_inference.verification import verify as verified
+
+    config = load_job(known.job, known.overrides)
+    state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    if job is None:
+        raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")
+    job = as_launched(config, job, state.url)
+    output = open_output(output_spec(job)) if known.deep else None
+    if known.deep and output is None:
+        raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
+    with Console(stderr=True).status("verifying") as status:
+        report = verified(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
+    with suppress(BrokenPipeError):  # as in run
+        print_verification(report, deep=known.deep)
+        sys.stdout.flush()
+    return COMPLETE if report.complete else FAILED
+
+
+def mosaic(known: argparse.Namespace) -> int:
+    """Draw some finished chunks."""
+    from importlib.util import find_spec
+
+    from beam_inference.files import load_job
+    from beam_inference.job_parts import open_input, output_spec
+    from beam_inference.mosaic import draw, spread
+    from beam_inference.outputs import open_output
+    from beam_inference.state import State
+    from beam_inference.survey import default_state_url
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("mosaic needs matplotlib: pip install 'beam-inference[demo]'")
+    if not Path(known.to).absolute().parent.is_dir():
+        raise ConfigError(f"--to {known.to}: there is no folder {Path(known.to).absolute().parent}")
+    config = load_job(known.job, known.overrides)
+    state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    indices = [] if job is None else list(state.of(job).receipt_indices(0, job.plan.chunks.count))
+    if job is None or not indices:
+        raise StateError(f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first.")
+    output = open_output(output_spec(job))
+    if output is None:
+        raise StateError(f"nothing to draw: the output {job.config.output.path} is gone")
+    receipts = state.of(job).read_receipts(spread(indices, known.count))
+    draw(job, receipts, open_input(job.config), output, Path(known.to))
+    print(f"{known.to}: {len(receipts)} of {len(indices)} finished chunks")
+    return COMPLETE
+
+
+def clean(known: argparse.Namespace) -> int:
+    """Remove the seam files of a complete job: a worker that was thought dead may have written some late."""
+    from beam_inference.files import load_job
+    from beam_inference.seam_files import SeamFiles
+    from beam_inference.state import State
+    from beam_inference.survey import default_state_url
+
+    config = load_job(known.job, known.overrides)
+    state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    if job is None:
+        raise StateError(f"nothing to clean: {state.url} holds no job")
+    count = job.plan.chunks.count
+    left = count - state.of(job).count_receipts(0, count)
+    if left:
+        raise StateError(
+            f"{left} of {count} chunks have no receipt, and may still need their seam files: run them first"
+        )
+    removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
+    print(f"{removed} seam files removed")
+    return COMPLETE

@@ -1,0 +1,118 @@
+"""What a job will take and cost: from what was measured, and from prices that the user gives. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+from typing import Annotated
+
+from pydantic import Field
+
+from beam_inference.simulation import Workload, simulate_many
+from beam_inference.storage import Model
+
+Price = Annotated[float, Field(ge=0)]
+
+
+class Prices(Model):
+    """What things cost, in one currency, as in ``templates/prices.yaml``. All are 0 unless given."""
+
+    worker_hour: Price = Field(0.0, description="one worker process, on demand: its share of the machine, GPU included")
+    interruptible_worker_hour: Price | None = Field(None, description="the same, as the provider may take it back")
+    interruptions_per_hour: Price = Field(0.05, description="how often an interruptible worker is taken back")
+    startup_seconds: Price = Field(180.0, description="from asking for a worker to its first chunk")
+    million_writes: Price = Field(0.0, description="a million write requests of the object store")
+    million_reads: Price = Field(0.0, description="a million read requests")
+    gib_month: Price = Field(0.0, description="keeping one GiB of output for a month")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was found by trying, on one machine.
+
+    Attributes:
+        patch_seconds: of the network, for one patch.
+        read_seconds, write_seconds: per byte, of the input decoded and of the output as it is before compression.
+    """
+
+    patch_seconds: float
+    read_seconds: float
+    write_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What the plan says of the whole job.
+
+    Attributes:
+        chunks, patches, voxels: of the output.
+        read_bytes, written_bytes: decoded, halo re-reads and seam files included.
+        stored_bytes: of the output.
+        read_requests, write_requests: of the object store, receipts included.
+    """
+
+    chunks: int
+    patches: int
+    voxels: int
+    read_bytes: float
+    written_bytes: float
+    stored_bytes: float
+    read_requests: int
+    write_requests: int
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How a job goes on so many workers.
+
+    Attributes:
+        workers: at a time. kind: "on demand" or "interruptible".
+        hours, hours_at_worst: the median and the 95th percentile of simulated runs.
+        interruptions: on average.
+        money: workers and requests; what keeping the output costs is ``money_per_month``.
+        money_per_billion_voxels: of output.
+    """
+
+    workers: int
+    kind: str
+    hours: float
+    hours_at_worst: float
+    interruptions: float
+    money: float
+    money_per_billion_voxels: float
+    money_per_month: float
+
+
+def chunk_seconds(measured: Measured, totals: Totals) -> float:
+    """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others."""
+    computing = measured.patch_seconds * totals.patches
+    moving = measured.read_seconds * totals.read_bytes + measured.write_seconds * totals.written_bytes
+    return max(computing, moving) / totals.chunks
+
+
+def estimates(measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float) -> list[Estimate]:
+    """What to expect on demand and, where there is a price for it, of interruptible workers."""
+    kinds = [("on demand", prices.worker_hour, 0.0)]
+    if prices.interruptible_worker_hour is not None:
+        kinds.append(("interruptible", prices.interruptible_worker_hour, prices.interruptions_per_hour))
+    requests = prices.million_reads * totals.read_requests / 1e6 + prices.million_writes * totals.write_requests / 1e6
+    found = []
+    for kind, price, interruptions in kinds:
+        work = Workload(
+            totals.chunks, chunk_seconds(measured, totals), variation, workers, prices.startup_seconds, interruptions
+        )
+        runs = simulate_many(work)
+        money = price * mean(run.worker_seconds for run in runs) / 3600 + requests
+        found.append(
+            Estimate(
+                workers=workers,
+                kind=kind,
+                hours=runs[len(runs) // 2].seconds / 3600,
+                hours_at_worst=runs[len(runs) * 95 // 100].seconds / 3600,
+                interruptions=mean(run.interruptions for run in runs),
+                money=money,
+                money_per_billion_voxels=money / totals.voxels * 1e9,
+                money_per_month=prices.gib_month * totals.stored_bytes / 2**30,
+            )
+        )
+    return found

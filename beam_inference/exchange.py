@@ -1,0 +1,202 @@
+"""The two stages of ``seams: exchange``, as a worker does them: every patch once, then the voxels that chunks share.
+
+First a chunk's own patches are computed and added up. Blocks that nobody else touches are written; what others need is
+kept as seam files, and a first receipt says so. Once all that touches a chunk is there, it is put together and written,
+and has its receipt. A chunk whose seam files are lost is computed without its neighbours, to the same bits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Container, Iterator, Sequence
+from typing import NamedTuple
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import AS_COMPUTED
+from beam_inference.chunk_run import run_chunks
+from beam_inference.elements import Record
+from beam_inference.errors import ChunkFault
+from beam_inference.seam_files import SeamFiles
+from beam_inference.seams import Sums, cut, merged, seam_boxes
+from beam_inference.state import Receipt
+from beam_inference.worker import Core, Cutout, Worker
+
+logger = logging.getLogger(__name__)
+
+STAGE = "seams"
+"""Of a chunk's fault: what it shares voxels with could not be done."""
+
+
+class _Parts(NamedTuple):
+    """What a chunk is made of: its own first receipt, if it owns patches, and what each contributor says."""
+
+    own: Receipt | None
+    contributors: list[int]
+    arrays: list[list[Sums]] | None
+    seconds: float
+
+
+class _Merged(NamedTuple):
+    """Boxes to write, and what is known of the chunk otherwise."""
+
+    boxes: list[tuple[BoundingBox, Sums]]
+    own: Receipt | None
+    seconds: float
+    whole: Core | None = None
+
+
+class SeamExchange:
+    """Both stages, on the stores and the network of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self._job = worker, worker.job
+        self._files = SeamFiles(worker.state.url, worker.job.config.storage, worker.job.fingerprint)
+        self._channels = worker.job.config.model.output_channels
+
+    def add_up(self, indices: Sequence[int]) -> Iterator[Record]:
+        """Compute the patches that these chunks own, as far as a chunk without a receipt needs them.
+
+        Raises:
+            WorkerFault: this process cannot go on.
+        """
+        worker, plan = self._worker, self._job.plan
+        summed = self._summed(indices) if worker.launch.honour_receipts else {}
+        needed = set(self.waiting(indices))
+        todo = [i for i in indices if i not in summed and needed.intersection(plan.receivers(i))]
+        records = run_chunks(
+            todo,
+            self._read_owned,
+            self._infer_owned,
+            lambda index, core: self._write_sums(index, core, needed),
+            worker.quarantine,
+            worker.should_stop,
+        )
+        yield from worker.logged(indices, records)
+
+    def waiting(self, indices: Sequence[int]) -> list[int]:
+        """The chunks that the patches of these ones touch, and they themselves, as far as they have no receipt."""
+        touched = sorted({*indices, *(receiver for index in indices for receiver in self._job.plan.receivers(index))})
+        done = self._worker.receipts(touched)
+        return [index for index in touched if index not in done]
+
+    def merge(self, indices: Sequence[int]) -> Iterator[Record]:
+        """Finish chunks whose contributors are all computed; one record per chunk.
+
+        A chunk one of whose contributors is quarantined is quarantined, too. One whose contributors are not done yet,
+        because the launch was stopped, is left as it is.
+
+        Raises:
+            WorkerFault: this process cannot go on.
+        """
+        yield from self._worker.logged(indices, self._merge(indices))
+
+    def _merge(self, indices: Sequence[int]) -> Iterator[Record]:
+        worker, plan = self._worker, self._job.plan
+        receipts = worker.receipts(indices)
+        yield from map(worker.done_before, receipts.values())
+        ready, missing = [], [index for index in indices if index not in receipts]
+        summed = self._summed(sorted({*missing, *(c for index in missing for c in plan.contributors(index))}))
+        for index in missing:
+            absent = [contributor for contributor in plan.contributors(index) if contributor not in summed]
+            if not absent:
+                ready.append(index)
+                continue
+            failed = {record.chunk: record for record in worker.state.read_quarantine(absent)}
+            if index in failed:
+                yield Record(index, "quarantined")
+            elif failed:
+                cause = "; ".join(f"chunk {chunk}: {record.cause}" for chunk, record in failed.items())
+                yield worker.quarantine(
+                    index, ChunkFault(f"it needs patches that could not be done: {cause}", STAGE, 1)
+                )
+        yield from run_chunks(
+            ready,
+            lambda index: self._read_parts(index, summed.get(index)),
+            self._put_together,
+            self._write_merged,
+            worker.quarantine,
+            worker.should_stop,
+        )
+
+    def _summed(self, indices: Sequence[int]) -> dict[int, Receipt]:
+        return {receipt.chunk: receipt for receipt in self._worker.state.read_sums(indices)}
+
+    def _read_owned(self, index: int) -> Cutout:
+        work = self._job.plan.owned_work(index)
+        assert work is not None  # who owns nothing has no receivers
+        return self._worker.read(index, work.input_box)
+
+    def _infer_owned(self, index: int, cutout: Cutout) -> Core:
+        work = self._job.plan.owned_work(index)
+        assert work is not None
+        return self._worker.infer(index, cutout, [work], AS_COMPUTED, lambda sums: next(iter(sums)))
+
+    def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
+        plan, start = self._job.plan, time.perf_counter()
+        work, private = plan.owned_work(index), plan.private_box(index)
+        assert work is not None
+        for receiver, arrays in cut(plan, index, core.array):
+            if receiver in needed:
+                self._files.write(receiver, index, arrays)
+        parts, attempts, written = [], 1, 0
+        if private is not None:
+            own = self._worker.encoded(core.array[(slice(None), *private.slices_in(work.core_box))].copy())
+            part, attempts = self._worker.write(index, private, own)
+            parts, written = [part], own.nbytes
+        seconds = core.seconds | {"write": time.perf_counter() - start}
+        self._worker.state.write_sums(
+            self._worker.receipt(
+                index, parts, core.batch_size, core.uniform_patches, seconds, core.attempts | {"write": attempts}
+            )
+        )
+        return Record(index, "summed", core.read_bytes, written, seconds, core.uniform_patches)
+
+    def _read_parts(self, index: int, own: Receipt | None) -> _Parts:
+        plan, start = self._job.plan, time.perf_counter()
+        wanted = [
+            (contributor, [box.shape for box in boxes])
+            for contributor in plan.contributors(index)
+            if (boxes := seam_boxes(plan, contributor, index))
+        ]
+        arrays = self._files.read(index, wanted, self._channels)
+        return _Parts(own, [contributor for contributor, _ in wanted], arrays, time.perf_counter() - start)
+
+    def _put_together(self, index: int, parts: _Parts) -> _Merged:
+        plan, start = self._job.plan, time.perf_counter()
+        if parts.arrays is None:
+            logger.warning("chunk %d: its seam files are lost; it is computed without its neighbours", index)
+            cutout = self._worker.read(index, plan.work(index).input_box)
+            whole = self._worker.whole_core(index, cutout)
+            return _Merged([(plan.chunks.core_box(index), whole.array)], None, parts.seconds, whole)
+        boxes = merged(plan, index, zip(parts.contributors, parts.arrays, strict=True), self._channels)
+        encoded = [(box, self._worker.encoded(values)) for box, values in boxes]
+        return _Merged(encoded, parts.own, parts.seconds + time.perf_counter() - start)
+
+    def _write_merged(self, index: int, result: _Merged) -> Record:
+        worker, start = self._worker, time.perf_counter()
+        own, whole = result.own, result.whole
+        parts, written = list(own.parts) if own else [], 0
+        for box, values in result.boxes:
+            part, _ = worker.write(index, box, values)
+            parts.append(part)
+            written += values.nbytes
+        before = whole or own
+        seconds = dict(before.seconds if before else {})
+        for stage, spent in (("merge", result.seconds), ("write", time.perf_counter() - start)):
+            seconds[stage] = seconds.get(stage, 0.0) + spent
+        worker.state.write_receipt(
+            worker.receipt(
+                index,
+                parts,
+                before.batch_size if before else self._job.config.inference.patches_per_call,
+                before.uniform_patches if before else 0,
+                seconds,
+                dict(before.attempts if before else {}),
+            )
+        )
+        self._files.forget(index)
+        read_bytes = whole.read_bytes if whole else 0
+        return Record(
+            index, "done", read_bytes, written, {"merge": result.seconds, "write": time.perf_counter() - start}
+        )

@@ -1,0 +1,37 @@
+"""Which chunks a sample is: by a hash of where they start, so that it stays in its places when the volume grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.grids import ChunkGrid
+
+_AT_A_TIME = 1 << 20
+
+
+def sampled(chunks: ChunkGrid, fraction: float, seed: int) -> Iterator[int]:
+    """About so large a share of the chunks, in order: those whose hash lies below it, so that shares are nested.
+
+    A chunk's hash depends on the seed and the start of its core box alone.
+    """
+    bound = np.uint64(fraction * 2**64) if fraction < 1 else np.uint64(2**64 - 1)
+    for first in range(0, chunks.count, _AT_A_TIME):
+        indices = np.arange(first, min(first + _AT_A_TIME, chunks.count))
+        _, ny, nx = chunks.shape
+        hashed = np.full(len(indices), seed, np.uint64)
+        for axis, position in enumerate((indices // (ny * nx), indices // nx % ny, indices % nx)):
+            start = chunks.roi.start[axis] + position * chunks.chunk_shape[axis]
+            hashed = _mixed(hashed ^ start.astype(np.uint64))
+        yield from map(int, indices[hashed <= bound])
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014): every bit of a value changes half of the result's."""
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))

@@ -1,0 +1,120 @@
+"""Which chunk shape is best for a job: searched over whole blocks, per axis, with no volume opened: pure.
+
+What a chunk shape costs is a product over the axes, so a few dozen candidates on each axis say all about their hundreds
+of thousands of combinations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.grids import ChunkGrid
+from beam_inference.plan import AxisTotals, InferencePlan, totals_on
+
+DENSE = 16
+"""Candidates of an axis: so many of the smallest, and of the larger ones each an eighth more."""
+AS_GOOD = 1.02
+"""Of shapes whose busiest worker computes at most this much more than the least, other things decide."""
+
+
+def suggest(plan: InferencePlan, fits: Callable[[Zyx, Zyx], bool], workers: int) -> InferencePlan | None:
+    """The plan with the best chunk shape, in its own seam mode; None if not even one block fits.
+
+    The best are those whose busiest worker computes the fewest patches at worst (Graham 1969, "Bounds on
+    multiprocessing timing anomalies": all patches over the workers, and one largest chunk at the end), to
+    :data:`AS_GOOD`; of them, that which moves the fewest voxels, read or through seam files. ``fits`` says whether a
+    worker has room for chunks of a largest input and a largest core shape.
+    """
+    axes = _candidates(plan, fits)
+    if not all(axes):
+        return None
+    found: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = []
+    on_x = [totals for _, totals in axes[2]]
+    x_patches, x_largest, x_read, x_reached, x_private = (
+        np.array([getattr(totals, name) for totals in on_x], float)
+        for name in ("patches", "largest_patches", "voxels_read", "reached", "private")
+    )
+    for z, on_z in axes[0]:
+        for y, on_y in axes[1]:
+            fitting = _that_fit(on_z, on_y, on_x, fits)
+            if fitting.any():
+                patches = on_z.patches * on_y.patches * x_patches
+                largest = on_z.largest_patches * on_y.largest_patches * x_largest
+                busiest = patches / workers + largest * (1 - 1 / workers)
+                seams = on_z.reached * on_y.reached * x_reached - on_z.private * on_y.private * x_private
+                moved = on_z.voxels_read * on_y.voxels_read * x_read + 2 * 4 * seams
+                found.append((z, y, np.where(fitting, busiest, np.inf), moved))
+    if not found:
+        return None
+    least = min(busiest.min() for _, _, busiest, _ in found)
+    best, shape = np.inf, plan.block_shape
+    for z, y, busiest, moved in found:
+        as_good = np.where(busiest <= AS_GOOD * least, moved, np.inf)
+        if as_good.min() < best:
+            best, shape = as_good.min(), (z, y, axes[2][int(as_good.argmin())][0])
+    return with_chunk_shape(plan, shape)
+
+
+def with_chunk_shape(plan: InferencePlan, chunk_shape: Zyx) -> InferencePlan:
+    """The same plan with another chunk shape."""
+    return replace(plan, chunks=ChunkGrid(plan.chunks.roi, chunk_shape))
+
+
+def busiest_worker(plan: InferencePlan, workers: int) -> float:
+    """Patches that the busiest worker computes at worst, over an even share of the fewest possible: 1 is perfect."""
+    totals = [totals_on(plan, axis) for axis in range(3)]
+    patches, largest = (np.prod([float(getattr(t, name)) for t in totals]) for name in ("patches", "largest_patches"))
+    return float((patches / workers + largest * (1 - 1 / workers)) / (patches / workers))
+
+
+def _candidates(plan: InferencePlan, fits: Callable[[Zyx, Zyx], bool]) -> list[list[tuple[int, AxisTotals]]]:
+    """Per axis, multiples of the block that may fit with something on the others, ascending, and what each comes to."""
+    few: list[list[tuple[int, AxisTotals]]] = []
+    for axis in range(3):
+        blocks = -(-plan.chunks.roi.shape[axis] // plan.block_shape[axis])
+        few.append([_candidate(plan, axis, number) for number in range(1, min(DENSE, blocks) + 1)])
+    # Not the smallest chunk takes least: one that fits the lattice does.
+    inputs, cores = (
+        [min(getattr(totals, name) for _, totals in candidates) for candidates in few]
+        for name in ("largest_input", "largest_core")
+    )
+
+    def may_fit(axis: int, totals: AxisTotals) -> bool:
+        least = [[*inputs], [*cores]]
+        least[0][axis], least[1][axis] = totals.largest_input, totals.largest_core
+        z, y, x = zip(*least, strict=True)
+        return fits((z[0], y[0], x[0]), (z[1], y[1], x[1]))
+
+    for axis, candidates in enumerate(few):
+        number, last, misfits = DENSE, -(-plan.chunks.roi.shape[axis] // plan.block_shape[axis]), 0
+        while number < last and misfits < 3:
+            number = min(last, number + max(1, number // 8))
+            candidates.append(_candidate(plan, axis, number))
+            misfits = 0 if may_fit(axis, candidates[-1][1]) else misfits + 1
+    return [[each for each in candidates if may_fit(axis, each[1])] for axis, candidates in enumerate(few)]
+
+
+def _candidate(plan: InferencePlan, axis: int, blocks: int) -> tuple[int, AxisTotals]:
+    shape = list(plan.block_shape)
+    shape[axis] *= blocks
+    return shape[axis], totals_on(with_chunk_shape(plan, (shape[0], shape[1], shape[2])), axis)
+
+
+def _that_fit(
+    on_z: AxisTotals, on_y: AxisTotals, on_x: list[AxisTotals], fits: Callable[[Zyx, Zyx], bool]
+) -> NDArray[np.bool_]:
+    """Which of the candidates on x fit together with those on z and y."""
+    return np.array(
+        [
+            fits(
+                (on_z.largest_input, on_y.largest_input, x.largest_input),
+                (on_z.largest_core, on_y.largest_core, x.largest_core),
+            )
+            for x in on_x
+        ]
+    )

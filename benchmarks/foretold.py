@@ -1,0 +1,183 @@
+"""What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; half an hour.
+
+Seconds of a job by ``plan --calibrate`` against real runs; a worker's projected memory against measured peaks, for ten
+jobs; and the simulation against jobs that are killed and started again. Writes ``benchmarks/results/foretold.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+import numpy as np
+import yaml
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.calibration import calibrate, totals
+from beam_inference.cost import chunk_seconds
+from beam_inference.job_file import parse_job
+from beam_inference.launch import tried
+from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.runner import run_job
+from beam_inference.simulation import Workload, simulate_many
+from beam_inference.state import State
+from beam_inference.survey import THIS_PROCESS, survey
+from benchmarks.bench import worker_figures
+from benchmarks.measure import machine
+
+RESULTS = Path(__file__).parent / "results" / "foretold.json"
+NETWORKS = Path(__file__).parents[1] / "tests" / "networks"
+TRAINED = {
+    "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
+    "weights": str(NETWORKS / "fib25.safetensors"),
+    "output_channels": 3,
+    "activation": "sigmoid",
+    "normalize": "unit",
+}
+
+
+def values_of(folder: Path, output: str, **inference: Any) -> dict[str, Any]:
+    """A job over the volume ``in`` with the trained network of the tests."""
+    keys = {"patch_shape": [20, 48, 48], "patch_overlap": [4, 16, 16], "chunk_shape": [32, 64, 64], "batch_size": 2}
+    return {
+        "input": {"path": str(folder / "in")},
+        "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [32, 64, 64]},
+        "model": TRAINED,
+        "inference": {**keys, "device": "cpu", **inference},
+    }
+
+
+def seconds(folder: Path, repeats: int) -> dict[str, Any]:
+    """Foretold and real seconds of jobs, each calibrated anew before its run."""
+    rows = {}
+    for engine, seams in product(("openvino", "torch"), ("recompute", "exchange")):
+        ratios = []
+        for repeat in range(repeats):
+            config = parse_job(values_of(folder, f"{engine}-{seams}-{repeat}", engine=engine, seams=seams), folder)
+            found, predictor = tried(survey(config), THIS_PROCESS, allow_pickle=False)
+            whole = totals(found)
+            foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
+            outcome = run_job(config)
+            assert outcome.exit_code == 0, outcome
+            ratios.append(foretold / outcome.seconds)
+        rows[f"{engine}, {seams}"] = {"foretold / real": round(median(ratios), 3), "all": [round(r, 3) for r in ratios]}
+        print(engine, seams, rows[f"{engine}, {seams}"], flush=True)
+    return rows
+
+
+def memory(folder: Path) -> dict[str, Any]:
+    """Peaks of ten jobs, each in a process of its own, over the projections."""
+    jobs = {
+        f"{engine}, {seams}, {dtype}, chunk {'×'.join(map(str, chunk))}, batch {batch}": (
+            engine,
+            seams,
+            dtype,
+            chunk,
+            batch,
+        )
+        for engine, seams, dtype, chunk, batch in (
+            ("torch", "recompute", "uint8", (32, 64, 64), 1),
+            ("torch", "recompute", "float32", (96, 192, 192), 1),
+            ("torch", "recompute", "uint8", (96, 192, 192), 4),
+            ("torch", "crop", "uint8", (64, 128, 128), 2),
+            ("torch", "exchange", "uint8", (64, 128, 128), 2),
+            ("torch", "exchange", "float32", (96, 192, 192), 1),
+            ("openvino", "recompute", "uint8", (64, 128, 128), 1),
+            ("openvino", "recompute", "float32", (96, 192, 192), 2),
+            ("openvino", "exchange", "uint8", (96, 192, 192), 1),
+            ("openvino", "recompute", "uint8", (224, 224, 224), 1),
+        )
+    }
+    rows = {}
+    for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
+        keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
+        values = values_of(folder, f"memory{number}", **keys)
+        values["output"]["dtype"] = dtype
+        figures = worker_figures(folder, values)
+        rows[name] = {"measured / projected": round(figures["peak_bytes"] / figures["projected_bytes"], 3)} | figures
+        print(name, rows[name], flush=True)
+    return rows
+
+
+def killed(folder: Path, runs: int) -> dict[str, Any]:
+    """A job that is killed at random moments and started again, until it is complete."""
+    random = np.random.default_rng(0)
+    name = "undisturbed"
+
+    def launch(output: str) -> subprocess.Popen[bytes]:
+        path = folder / f"{output}.yaml"
+        path.write_text(yaml.safe_dump(values_of(folder, output, engine="torch", batch_size=1, threads=1)))
+        command = [sys.executable, "-W", "ignore", "-m", "beam_inference", "run", str(path)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    start = time.monotonic()
+    assert launch(name).wait() == 0
+    undisturbed = time.monotonic() - start
+    state = State(f"file://{folder / name}/_beam_inference")
+    job = state.load_job()
+    assert job is not None
+    receipts = state.of(job).read_receipts(range(job.plan.chunks.count))
+    each = [receipt.seconds["infer"] for receipt in receipts]
+    startup = undisturbed - sum(each)
+    between = undisturbed / 2
+    work = Workload(len(each), mean(each), stdev(each) / mean(each), 1, startup, 3600 / between)
+    real = []
+    for number in range(runs):
+        begun = time.monotonic()
+        while True:
+            process, lives = launch(f"killed{number}"), float(random.exponential(between))
+            try:
+                assert process.wait(lives) == 0
+                break
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        real.append(time.monotonic() - begun)
+        print("killed", number, round(real[-1], 1), flush=True)
+    foretold = mean(run.seconds for run in simulate_many(work))
+    return {
+        "foretold / real": round(foretold / mean(real), 3),
+        "foretold_seconds": round(foretold, 1),
+        "real_seconds": [round(r, 1) for r in real],
+        "undisturbed_seconds": round(undisturbed, 1),
+        "startup_seconds": round(startup, 1),
+        "seconds_between_kills": round(between, 1),
+    }
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=10, help="jobs that are killed")
+    known = parser.parse_args()
+    results: dict[str, Any] = {"machine": machine("torch", "openvino")}
+    with tempfile.TemporaryDirectory() as name:
+        folder, volume = Path(name), np.load(known.data)
+        box = BoundingBox((0, 0, 0), (250, 250, 250))
+        spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
+        create_output(spec).write(box, volume[None])
+        results["memory"] = memory(folder)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        part = folder / "part"
+        part.mkdir()
+        small = BoundingBox((0, 0, 0), (96, 192, 192))
+        spec = OutputSpec(f"file://{part}/in", "precomputed", "uint8", 1, small, (64, 64, 64), (10.0, 10.0, 10.0))
+        create_output(spec).write(small, np.ascontiguousarray(volume[None, :96, :192, :192]))
+        results["seconds"] = seconds(part, known.repeats)
+        results["killed"] = killed(part, known.kills)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

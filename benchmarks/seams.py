@@ -1,0 +1,159 @@
+"""What the seam modes cost, and what is at chunk borders: ``python -m benchmarks.seams --data FIB25.npy``.
+
+A part of FIB-25 is run in every mode with the same chunks, patches and network; and, with ``--python``, by chunkflow
+with margins of a whole overlap, as our ``crop`` has them. Errors are against ``recompute``, which is within 3e-7 of a
+float64 sum over the whole volume (docs/guarantees.md). Writes ``benchmarks/results/seams.json`` and a picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.job_file import parse_job
+from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.runner import run_job
+from beam_inference.survey import survey
+from beam_inference.volumes import open_volume
+from benchmarks import contenders
+from benchmarks.measure import machine
+
+RESULTS = Path(__file__).parent / "results" / "seams.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "seams.png"
+NETWORKS = Path(__file__).parents[1] / "tests" / "networks"
+SHAPE = (52, 250, 250)
+MODES = ("exchange", "recompute", "crop")
+
+
+def values_of(folder: Path, network: str, seams: str) -> dict[str, Any]:
+    """A job over the volume ``in``."""
+    model: dict[str, Any] = {"path": f"{contenders.__file__}:unet"}
+    if network == "trained":
+        weights = str(NETWORKS / "fib25.safetensors")
+        model = {"path": f"{NETWORKS / 'fib25.py'}:fib25_network", "weights": weights, "activation": "sigmoid"}
+    return {
+        "input": {"path": str(folder / "in")},
+        "output": {"path": str(folder / f"{network}-{seams}"), "dtype": "float32", "block_shape": [13, 40, 40]},
+        "model": {**model, "output_channels": 3, "normalize": "unit"},
+        "inference": {
+            "patch_shape": list(contenders.PATCH),
+            "patch_overlap": list(contenders.OVERLAP),
+            "chunk_shape": list(contenders.CHUNK),
+            "seams": seams,
+            "device": "cpu",
+            "engine": "openvino",
+        },
+    }
+
+
+def near_borders(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Voxels within one overlap of where chunks meet."""
+    near = np.zeros(shape, bool)
+    for axis, (n, chunk, overlap) in enumerate(zip(shape, contenders.CHUNK, contenders.OVERLAP, strict=True)):
+        distance = np.min([np.abs(np.arange(n) + 0.5 - b) for b in range(chunk, n, chunk)], axis=0)
+        near |= (distance < overlap).reshape([-1 if a == axis else 1 for a in range(3)])
+    return near
+
+
+def errors(found: NDArray[np.float32], exact: NDArray[np.float32]) -> dict[str, float]:
+    """Near chunk borders, as a share of the output's range."""
+    difference = np.abs(found - exact)[:, near_borders(exact.shape[1:])] / np.ptp(exact)
+    return {"max": float(difference.max()), "99.9th percentile": float(np.percentile(difference, 99.9))}
+
+
+def ours(folder: Path, network: str, repeats: int) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """Every mode, in turn; seconds are the medians of the pipelines'."""
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    outputs, rows = {}, {}
+    for repeat in range(repeats):
+        for mode in MODES:
+            config = parse_job(values_of(folder, network, mode), folder)
+            outcome = run_job(config, overwrite=repeat > 0)
+            assert outcome.exit_code == 0, outcome
+            seconds[mode].append(outcome.seconds)
+            volume = open_volume(f"file://{folder / f'{network}-{mode}'}")
+            outputs[mode] = volume.read(volume.bounds)
+    for mode in MODES:
+        plan = survey(parse_job(values_of(folder, network, mode), folder)).job.plan
+        rows[mode] = {
+            "seconds": round(float(np.median(seconds[mode])), 2),
+            "network calls": plan.patch_count,
+            "patch voxels per voxel": round(plan.patch_voxels_per_voxel, 2),
+            "seam error": errors(outputs[mode], outputs["recompute"]),
+        }
+    return rows, outputs
+
+
+def chunkflows(python: str, folder: Path, exact: NDArray[np.float32]) -> dict[str, Any]:
+    """Chunkflow's seconds and errors, with the residual U-Net."""
+    keys = {"CONTENDER_VOLUME": str(folder / "volume.npy"), "CONTENDER_OUTPUT": str(folder / "theirs.npy")}
+    command = [python, contenders.__file__, "chunkflow job", "unet", str(len(os.sched_getaffinity(0))), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | keys)
+    seconds = json.loads(done.stdout.splitlines()[-1])["seconds"][0]
+    return {"seconds": round(seconds, 2), "seam error": errors(np.load(folder / "theirs.npy"), exact)}
+
+
+def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path: Path) -> None:
+    """A slice: the input, the result, and by how much ``crop`` and ``exchange`` are off it, on a logarithmic scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.colors import LogNorm
+
+    z = contenders.CHUNK[0] - 1
+    exact = outputs["recompute"]
+    figure, axes = pyplot.subplots(1, 4, figsize=(17, 4.6), layout="constrained")
+    axes[0].imshow(image[z], cmap="gray")
+    axes[1].imshow(exact[0, z], cmap="gray", vmin=0, vmax=1)
+    for panel, mode in zip(axes[2:], ("crop", "exchange"), strict=True):
+        off = np.abs(outputs[mode] - exact).max(axis=0)[z] / np.ptp(exact)
+        shown = panel.imshow(np.maximum(off, 1e-9), cmap="magma", norm=LogNorm(1e-8, 1))
+    figure.colorbar(shown, ax=axes[2:], label="|output − exact|, share of the output's range", shrink=0.85)
+    for panel, title in zip(axes, ("input", "affinity along z", "seams: crop", "seams: exchange"), strict=True):
+        for n, line in ((1, panel.axhline), (2, panel.axvline)):
+            for border in range(contenders.CHUNK[n], exact.shape[n + 1], contenders.CHUNK[n]):
+                line(border - 0.5, color="deepskyblue", lw=0.8, ls=(0, (4, 4)))
+        panel.set_title(title)
+        panel.set_axis_off()
+    figure.suptitle("a slice next to a chunk border; dashed: where chunks meet within it")
+    figure.savefig(path, dpi=75)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Measure, write and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
+    parser.add_argument("--python", help="of an environment with benchmarks/peers-requirements.txt")
+    parser.add_argument("--repeats", type=int, default=2)
+    known = parser.parse_args()
+    z, y, x = SHAPE
+    volume = np.ascontiguousarray(np.load(known.data)[:z, :y, :x])
+    with tempfile.TemporaryDirectory() as name:
+        folder, box = Path(name), BoundingBox((0, 0, 0), SHAPE)
+        np.save(folder / "volume.npy", volume)
+        spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
+        create_output(spec).write(box, volume[None])
+        results: dict[str, Any] = {"machine": machine("torch", "openvino"), "voxels": SHAPE, "chunk": contenders.CHUNK}
+        results["residual U-Net"], outputs = ours(folder, "unet", known.repeats)
+        if known.python:
+            results["chunkflow"] = chunkflows(known.python, folder, outputs["recompute"])
+        results["trained"], outputs = ours(folder, "trained", known.repeats)
+        draw(volume, outputs, PICTURE)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(results, indent=1), file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Which chunk shape is best: against trying all, and never one that the alignment check refuses."""
+
+import json
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import yaml
+from helpers import job_values, read_volume, toy, write_job
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from test_plan import plan_of
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.cli import main
+from beam_inference.files import set_chunk_shape
+from beam_inference.plan import check_alignment
+from beam_inference.suggest import busiest_worker, suggest, with_chunk_shape
+
+
+@st.composite
+def jobs(draw):
+    shape = tuple(draw(st.tuples(*[st.integers(6, 30)] * 3)))
+    start = (4, -3, 0)
+    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+    patch = draw(st.tuples(*[st.integers(2, 12)] * 3))
+    return plan_of(
+        volume,
+        volume,
+        patch,
+        tuple(draw(st.integers(0, p - 1)) for p in patch),
+        (1, 1, 1),
+        crop_margin=draw(st.tuples(*[st.integers(0, 2)] * 3)),
+        seams=draw(st.sampled_from(["exchange", "recompute"])),
+        block_shape=draw(st.tuples(*[st.integers(2, 8)] * 3)),
+    )
+
+
+def cost(plan, workers):
+    return busiest_worker(plan, workers) * plan.patch_count
+
+
+@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes long
+@given(jobs(), st.integers(1, 9), st.integers(200, 60_000))
+def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
+    def fits(input_shape, core_shape):
+        return math.prod(input_shape) + 4 * math.prod(core_shape) <= room
+
+    best = suggest(plan, fits, workers)
+    multiples = [
+        range(block, -(-n // block) * block + 1, block)
+        for n, block in zip(plan.chunks.roi.shape, plan.block_shape, strict=True)
+    ]
+    tried = [with_chunk_shape(plan, shape) for shape in product(*multiples)]
+    fitting = [p for p in tried if fits(p.largest_input_shape, p.largest_core_shape)]
+    if best is None:
+        assert not fitting
+        return
+    check_alignment(best.chunks, plan.block_shape, plan.chunks.roi, plan.volume)
+    assert fits(best.largest_input_shape, best.largest_core_shape)
+    assert cost(best, workers) <= 1.03 * min(cost(p, workers) for p in fitting)
+
+
+def test_a_petavoxel_is_searched_in_seconds():
+    roi = BoundingBox((0, 0, 0), (40_000, 200_000, 150_000))
+    plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (64, 64, 64), block_shape=(64, 64, 64))
+
+    def fits(input_shape, core_shape):
+        return math.prod(input_shape) + 3 * math.prod(core_shape) <= 2**31
+
+    best = suggest(plan, fits, 1000)
+    floor = plan.lattice.count * math.prod(plan.lattice.patch_shape) / roi.size
+    assert floor < best.patch_voxels_per_voxel < 1.4 * floor
+    assert best.patch_voxels_per_voxel < with_chunk_shape(plan, (128, 1024, 1024)).patch_voxels_per_voxel
+
+
+def test_auto_is_decided_at_the_first_launch_and_kept(volume_in, tmp_path, capsys):
+    values = job_values(volume_in, tmp_path / "out", model=toy("same"), inference={"chunk_shape": "auto"})
+    job = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["plan", job]) == 0
+    assert main(["run", job]) == 0
+    recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    shape = recorded["config"]["inference"]["chunk_shape"]
+    assert all(n % 16 == 0 for n in shape)
+    assert main(["run", job]) == 0
+    assert main(["verify", job, "--deep"]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(volume_in), rtol=1e-6)
+
+
+def test_suggest_prints_a_table_and_writes_the_shape(volume_in, tmp_path, capsys):
+    values = job_values(volume_in, tmp_path / "out")
+    job = write_job(tmp_path / "job.yaml", values)
+    job.write_text("# mine\n" + job.read_text())
+    assert main(["plan", str(job), "--suggest", "--workers", "2", "--worker-memory", "0.5", "--write"]) == 0
+    said = capsys.readouterr().out
+    for word in ("exchange", "recompute", "crop", "inference.chunk_shape is now"):
+        assert word in said
+    text = job.read_text()
+    assert text.startswith("# mine\n")
+    shape = yaml.safe_load(text)["inference"]["chunk_shape"]
+    assert shape != values["inference"]["chunk_shape"]
+    assert main(["plan", str(job)]) == 0
+
+
+def test_what_does_not_fit_is_said(job, capsys):
+    assert main(["plan", job(), "--suggest", "--worker-memory", "0.00001", "--write"]) == 2
+    said = capsys.readouterr()
+    assert "none fits" in said.out
+    assert "nothing was written" in said.err
+    assert main(["plan", job(), "--write"]) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "inference: {chunk_shape: [16, 32, 32], batch_size: 1}  # one line\n",
+        "inference:\n  chunk_shape: auto\n",
+        "inference:\n  chunk_shape:\n  - 16\n  - 32\n  - 32\n  batch_size: 1\n",
+        "inference:\n  chunk_shape: 16x32x32\n",
+        'inference:\n  "chunk_shape": "16x32x32" # quoted\n',
+        '{"inference": {"chunk_shape": [16,\n 32, 32]}}',
+    ],
+)
+def test_the_shape_is_put_where_it_stood(tmp_path, text):
+    file = tmp_path / "job.yaml"
+    file.write_text(text)
+    set_chunk_shape(str(file), (8, 16, 24))
+    assert yaml.safe_load(file.read_text())["inference"]["chunk_shape"] == [8, 16, 24]
+    assert ("#" in text) == ("#" in file.read_text())
