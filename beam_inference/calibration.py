@@ -1,17 +1,20 @@
 """How long a patch, a read and a write take here: measured before a launch, on the job's own network, input and store.
 
-Nothing of the job is created: what is written to time the store is one object beside the state, and is removed.
+Nothing of the job is created: what is written to time the store is one object beside the output, and is removed.
 """
 
 from __future__ import annotations
 
+import logging
+import math
+import shutil
 import statistics
 import time
 import uuid
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
+import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import Encoding, infer_chunk
@@ -19,12 +22,15 @@ from beam_inference.cost import Measured, Totals
 from beam_inference.job_parts import normalization
 from beam_inference.plan import ChunkWork, InferencePlan
 from beam_inference.predictors import Predictor
-from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently
-from beam_inference.survey import Survey, default_state_url
+from beam_inference.predictors.contract import without_blank
+from beam_inference.stores import TRANSFER_SECONDS, local_folder, open_kvstore, persistently
+from beam_inference.survey import Survey
+
+logger = logging.getLogger(__name__)
 
 REPEATS = 3
 FEW_PATCHES = (2, 2, 2)
-"""Per axis, of the piece of a chunk that is computed: enough for patches to overlap on all axes."""
+"""Per axis, of the piece that is computed: enough for patches to overlap on all axes; more, to fill large batches."""
 
 
 def calibrate(found: Survey, predictor: Predictor) -> Measured:
@@ -35,8 +41,11 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     """
     job, plan = found.job, found.job.plan
     lattice = plan.lattice
-    first = tuple(max(0, (axis.count - few) // 2) for axis, few in zip(lattice.axes, FEW_PATCHES, strict=True))
-    counts = tuple(min(few, axis.count) for axis, few in zip(lattice.axes, FEW_PATCHES, strict=True))
+    batch_size, counts = job.config.inference.patches_per_call, [1, 1, 1]
+    for axis in (0, 1, 2, 2, 1, 0):  # a few on each, and then as many as fill a batch
+        wanted = max(FEW_PATCHES[axis], -(-batch_size * counts[axis] // math.prod(counts)))
+        counts[axis] = min(lattice.axes[axis].count, wanted if math.prod(counts) < batch_size else FEW_PATCHES[axis])
+    first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
     low = lattice.patch_box((first[0], first[1], first[2]))
     high = lattice.patch_box((first[0] + counts[0] - 1, first[1] + counts[1] - 1, first[2] + counts[2] - 1))
     box = BoundingBox(low.start, high.stop)
@@ -44,6 +53,9 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     work = ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
     fill, fill_value = job.config.input.fill, job.config.input.fill_value
     cutout = found.input.cutout(work.input_box, fill, fill_value)
+    if (cutout == cutout[:, :1, :1, :1]).all():
+        logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
+    cutout = without_blank(cutout)
     reading = _median(lambda: found.input.cutout(work.input_box, fill, fill_value))
     output = job.config.output
     encoding = Encoding(np.dtype(output.dtype), output.value_range)
@@ -54,7 +66,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
             predictor,
             normalization(job.config, found.input.dtype),
             job.config.model.output_channels,
-            job.config.inference.patches_per_call,
+            batch_size,
             encoding,
         )
     )
@@ -62,7 +74,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
         min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * encoding.dtype.itemsize)
     )
     return Measured(
-        patch_seconds=computing / work.patch_count,
+        call_seconds=computing / -(-work.patch_count // batch_size),
         read_seconds=reading / cutout.nbytes,
         write_seconds=_writing(found, content) / len(content),
     )
@@ -74,16 +86,17 @@ def totals(found: Survey) -> Totals:
     itemsize = np.dtype(job.config.output.dtype).itemsize
     seams = plan.seam_voxels * found.output.channels * 4
     stored = plan.chunks.roi.size * found.output.channels * itemsize
-    receipts = plan.chunks.count * (2 if plan.seams == "exchange" else 1)
+    receipts, seam_files = plan.chunks.count + plan.owners, plan.seam_files
     return Totals(
         chunks=plan.chunks.count,
+        calls=plan.calls(job.config.inference.patches_per_call),
         patches=plan.patch_count,
         voxels=plan.chunks.roi.size,
         read_bytes=plan.input_voxels * job.input_channels * np.dtype(job.input_dtype).itemsize + seams,
         written_bytes=stored + seams,
         stored_bytes=stored,
-        read_requests=_blocks_read(plan, job.input_block_shape) + receipts,
-        write_requests=blocks_written(plan) + receipts,
+        read_requests=_blocks_read(plan, job.input_block_shape) + receipts + seam_files,
+        write_requests=blocks_written(plan) + receipts + seam_files,
     )
 
 
@@ -100,16 +113,22 @@ def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
 
 
 def _writing(found: Survey, content: bytes) -> float:
-    url = f"{default_state_url(found.job.config)}-calibration-{uuid.uuid4().hex[:8]}"
+    url = f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
     store = open_kvstore(url, found.job.config.storage)
 
-    def write(value: bytes | None) -> None:
-        store.write("block", value).result(timeout=TRANSFER_SECONDS)
+    def write() -> None:
+        store.write("block", content).result(timeout=TRANSFER_SECONDS)
+
+    def delete() -> None:
+        store.delete_range(ts.KvStore.KeyRange()).result(timeout=TRANSFER_SECONDS)
 
     try:
-        return _median(lambda: persistently("write", url, partial(write, content)))
+        return _median(lambda: persistently("write", url, write))
     finally:
-        persistently("delete", url, partial(write, None))
+        persistently("delete", url, delete)
+        folder = local_folder(url)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _median(action: Callable[[], object]) -> float:

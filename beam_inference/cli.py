@@ -155,12 +155,14 @@ def _parser() -> argparse.ArgumentParser:
         "--calibrate", action="store_true", help="time the network, the input and the store; foretell hours and money"
     )
     plan.add_argument("--prices", metavar="PRICES.YAML", help="for --calibrate, see templates/prices.yaml")
+    plan.add_argument("--worker-price", type=float, metavar="P", help="of an hour of a worker, instead of the prices'")
+    plan.add_argument("--allow_pickle", action="store_true", help="as for run, with --calibrate")
     plan.add_argument("--json", action="store_true", help="print JSON")
     plan.add_argument(
         "--workers", type=_positive, default=1, metavar="N", help="worker processes, for --suggest and --calibrate"
     )
     plan.add_argument(
-        "--worker-memory", type=float, default=2.0, metavar="GIB", help="for the chunks of each (default: 2)"
+        "--worker-memory", type=_gib, default=2.0, metavar="GIB", help="for the chunks of each (default: 2)"
     )
     plan.add_argument("--write", action="store_true", help="put the suggested chunk_shape into the job file")
     plan.set_defaults(command=commands.plan)
@@ -217,6 +219,20 @@ def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return number
+
+
+def _gib(text: str) -> float:
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB")
+    return number
+
+
+def _seed(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 2**64:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^64 - 1")
     return number
 
 
@@ -283,7 +299,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sample", type=_share, metavar="SHARE", help="do only such a share of the chunks, 0.001 say, as a pilot"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the sample; another one, other chunks")
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the sample; another one, other chunks")
     parser.add_argument(
         "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
     )

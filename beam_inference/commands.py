@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 5.0
+_PICTURES = (".png", ".jpg", ".pdf", ".svg")
 
 STRAGGLERS = 0.3
 """Standard deviation of a chunk's seconds over their mean, as ``plan --calibrate`` takes it."""
@@ -33,6 +34,10 @@ def plan(known: argparse.Namespace) -> int:
 
     if known.write and not known.suggest:
         raise ConfigError("--write puts what --suggest finds into the job file: give both")
+    if known.suggest and known.calibrate:
+        raise ConfigError("--suggest and --calibrate answer two questions: ask one after the other")
+    if (known.prices or known.worker_price is not None) and not known.calibrate:
+        raise ConfigError("prices say something only with --calibrate")
     found = survey(load_job(known.job, known.overrides))
     if known.calibrate:
         return _calibrated(found, known)
@@ -40,13 +45,14 @@ def plan(known: argparse.Namespace) -> int:
         print_plan(found, as_json=known.json)
         return COMPLETE
     memory = round(known.worker_memory * 2**30)
-    print_suggestions(found, THIS_PROCESS, memory, known.workers)
+    print_suggestions(found, THIS_PROCESS, memory, known.workers, as_json=known.json)
     if known.write:
         best = suggested(found, found.job.plan.seams, THIS_PROCESS, memory, known.workers)
         if best is None:
             raise ConfigError(f"no chunk shape fits {known.worker_memory:g} GiB per worker; nothing was written")
         set_chunk_shape(known.job, best.chunks.chunk_shape)
-        print(f"{known.job}: inference.chunk_shape is now {list(best.chunks.chunk_shape)}")
+        told = f"{known.job}: inference.chunk_shape is now {list(best.chunks.chunk_shape)}"
+        print(told, file=sys.stderr if known.json else sys.stdout)
     return COMPLETE
 
 
@@ -59,7 +65,9 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     from beam_inference.survey import THIS_PROCESS
 
     prices = Prices() if known.prices is None else load_prices(known.prices)
-    found, predictor = tried(found, THIS_PROCESS, allow_pickle=False)
+    if known.worker_price is not None:
+        prices = prices.model_copy(update={"worker_hour": known.worker_price})
+    found, predictor = tried(found, THIS_PROCESS, allow_pickle=known.allow_pickle)
     measured, whole = calibrate(found, predictor), totals(found)
     print_estimates(
         found, measured, whole, estimates(measured, whole, prices, known.workers, STRAGGLERS), as_json=known.json
@@ -165,6 +173,7 @@ def mosaic(known: argparse.Namespace) -> int:
 
     from beam_inference.files import load_job
     from beam_inference.job_parts import open_input, output_spec
+    from beam_inference.launch import as_launched
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
     from beam_inference.state import State
@@ -172,11 +181,15 @@ def mosaic(known: argparse.Namespace) -> int:
 
     if find_spec("matplotlib") is None:
         raise ConfigError("mosaic needs matplotlib: pip install 'beam-inference[demo]'")
+    if not known.to.endswith(_PICTURES):
+        raise ConfigError(f"--to {known.to}: write a name that ends with {', '.join(_PICTURES)}")
     if not Path(known.to).absolute().parent.is_dir():
         raise ConfigError(f"--to {known.to}: there is no folder {Path(known.to).absolute().parent}")
     config = load_job(known.job, known.overrides)
     state = State(default_state_url(config), config.storage)
     job = state.load_job()
+    if job is not None:
+        job = as_launched(config, job, state.url)  # its output may have moved
     indices = [] if job is None else list(state.of(job).receipt_indices(0, job.plan.chunks.count))
     if job is None or not indices:
         raise StateError(f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first.")

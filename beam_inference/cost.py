@@ -31,11 +31,11 @@ class Measured:
     """What was found by trying, on one machine.
 
     Attributes:
-        patch_seconds: of the network, for one patch.
+        call_seconds: of a network call, a full batch, with the blending of what it gives.
         read_seconds, write_seconds: per byte, of the input decoded and of the output as it is before compression.
     """
 
-    patch_seconds: float
+    call_seconds: float
     read_seconds: float
     write_seconds: float
 
@@ -45,7 +45,7 @@ class Totals:
     """What the plan says of the whole job.
 
     Attributes:
-        chunks, patches, voxels: of the output.
+        chunks, voxels: of the output. patches: to compute, in so many ``calls`` of full batches.
         read_bytes, written_bytes: decoded, halo re-reads and seam files included.
         stored_bytes: of the output.
         read_requests, write_requests: of the object store, receipts included.
@@ -53,6 +53,7 @@ class Totals:
 
     chunks: int
     patches: int
+    calls: int
     voxels: int
     read_bytes: float
     written_bytes: float
@@ -85,7 +86,7 @@ class Estimate:
 
 def chunk_seconds(measured: Measured, totals: Totals) -> float:
     """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others."""
-    computing = measured.patch_seconds * totals.patches
+    computing = measured.call_seconds * totals.calls
     moving = measured.read_seconds * totals.read_bytes + measured.write_seconds * totals.written_bytes
     return max(computing, moving) / totals.chunks
 

@@ -145,9 +145,9 @@ def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
         raise ConfigError(f"{path} is not a local file: set inference.chunk_shape to {list(chunk_shape)} there")
     file = Path(path)
     text, count = _CHUNK_SHAPE.subn(
-        lambda found: f"{found[1].rstrip()} {list(chunk_shape)}", file.read_text(encoding="utf-8")
+        lambda found: f"{found[1].rstrip()} {list(chunk_shape)}", file.read_bytes().decode()
     )
     written = yaml.safe_load(text) if count == 1 else None
-    if not isinstance(written, dict) or written["inference"]["chunk_shape"] != list(chunk_shape):
+    if not isinstance(written, dict) or written.get("inference", {}).get("chunk_shape") != list(chunk_shape):
         raise ConfigError(f"cannot find inference.chunk_shape in {path}: write {list(chunk_shape)} there")
-    file.write_text(text, encoding="utf-8")
+    file.write_bytes(text.encode())

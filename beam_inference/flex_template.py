@@ -37,6 +37,8 @@ _FIELDS = {
     "resume": _Field("Resume", "BOOLEAN"),
     "max_failed_chunks": _Field("Bound of quarantined chunks", "NUMBER", "^[0-9]+$"),
     "chunks": _Field("Chunks file", "GCS_READ_FILE"),
+    "sample": _Field("Share of the chunks", "NUMBER", "^(0?\\.[0-9]+|1(\\.0*)?|[0-9.]+e-[0-9]+)$"),
+    "seed": _Field("Seed of the sample", "NUMBER", "^[0-9]+$"),
     "overwrite": _Field("Overwrite", "BOOLEAN"),
     "allow_pickle": _Field("Allow pickle", "BOOLEAN"),
     "log_format": _Field("Log format", "ENUM"),

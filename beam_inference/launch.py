@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 from beam_inference.config import JobConfig, Network
@@ -48,7 +49,7 @@ from beam_inference.survey import (
     definite,
     survey,
 )
-from beam_inference.verification import receipt_fault
+from beam_inference.verification import parts_fault, receipt_fault
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +64,13 @@ def prepare(
     allow_pickle: bool = False,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
+    workers: int = 1,
 ) -> Launch:
     """Check a job to the last, then create its output and its state (or find them as an earlier launch left them).
 
     ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew. ``chunks_file`` is a path or URL
     of a quarantine file or of chunk indices, one a line, to do these only; ``sample`` is a share of the chunks and a
-    seed, to do those that :func:`beam_inference.sample.sampled` tells.
+    seed, to do those that :func:`beam_inference.sample.sampled` tells. ``workers`` are those at a time, if known.
 
     Raises:
         UserError: something is wrong; nothing was created.
@@ -83,7 +85,7 @@ def prepare(
         before = None if overwrite else state.load_job()
     if before is not None:
         config = _as_decided(config, before)
-    found = survey(config, place)
+    found = survey(config, place, workers)
     job = _with_network(found, place, allow_pickle)
     if before is not None:
         _check_same(before, job, state.url)
@@ -313,8 +315,9 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     Of the blocks one chunk is read back, the first that has a receipt: enough to notice an output that was emptied or
     exchanged, not a damaged block (that is what ``verify --deep`` is for).
     """
-    first = _some_receipt(state, job.plan.chunks.count)
-    if first is None:
+    count = job.plan.chunks.count
+    first, summed = _some_receipt(state, count), _some_sums(state, count)
+    if first is None and summed is None:
         return
     output = open_output(found.output) if found.output_exists else None
     if output is None:
@@ -327,8 +330,10 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
             f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass --overwrite to do "
             "every chunk anew, or set job.resume: true to do what is missing."
         )
-    fault = receipt_fault(first, job, output)
-    if fault:
+    fault = receipt_fault(first, job, output) if first else None
+    if fault is None and summed is not None:
+        first, fault = summed, parts_fault(summed.parts, output)
+    if fault and first:
         raise StateError(
             f"{state.url} says that chunk {first.chunk} is done, but in {found.output.url} {fault}. The output was "
             "changed, or is not the one these receipts speak of. See what is left with verify --deep, or pass "
@@ -337,13 +342,30 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
 
 
 def _some_receipt(state: State, count: int) -> Receipt | None:
-    """The first receipt where workers begin: a bounded number of listings, also for 10^9 chunks."""
-    few = count <= 512 * CHUNKS_PER_FOLDER
-    for start in range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]:
-        first = next(state.receipt_indices(start, min(count, start + CHUNKS_PER_FOLDER)), None)
+    """The first receipt where workers begin."""
+    for start, stop in _folders(count):
+        first = next(state.receipt_indices(start, stop), None)
         if first is not None:
             return state.read_receipt(first)
     return None
+
+
+def _some_sums(state: State, count: int) -> Receipt | None:
+    """The same of ``seams: exchange``'s first stage, one that speaks of blocks if there is one."""
+    found = None
+    for start, stop in _folders(count):
+        for receipt in state.read_sums(list(islice(state.sums_indices(start, stop), 64))):
+            if receipt.parts:
+                return receipt
+            found = receipt
+    return found
+
+
+def _folders(count: int) -> Iterator[tuple[int, int]]:
+    """Ranges of chunks to list, a bounded number, also for 10^9 chunks."""
+    few = count <= 512 * CHUNKS_PER_FOLDER
+    for start in range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]:
+        yield start, min(count, start + CHUNKS_PER_FOLDER)
 
 
 def _check_no_other_state(state: State, job: ResolvedJob) -> None:

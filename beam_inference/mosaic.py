@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import Receipt
 from beam_inference.volumes import Volume
@@ -36,9 +37,10 @@ def draw(job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: 
 
     pictures = []
     for receipt in receipts:
-        box = job.plan.chunks.core_box(receipt.chunk)
-        middle = (box.start[0] + box.stop[0]) // 2 - box.start[0]
-        pictures.append((source.read(box)[0, middle], output.read(box)[:, middle]))
+        (z, y, x), (stop, *beyond) = (box := job.plan.chunks.core_box(receipt.chunk)).start, box.stop
+        middle = (z + stop) // 2
+        plane = BoundingBox((middle, y, x), (middle + 1, beyond[0], beyond[1]))
+        pictures.append((source.read(plane)[0, 0], output.read(plane)[:, 0]))
     low = min(float(np.nanmin(out)) for _, out in pictures)
     high = max(float(np.nanmax(out)) for _, out in pictures)
     rows = -(-len(pictures) // COLUMNS)

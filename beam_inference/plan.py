@@ -7,6 +7,7 @@ job by summing per axis, so a job of 10^9 chunks is planned in milliseconds.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -164,10 +165,28 @@ class InferencePlan:
         """Network calls of the whole job, for batches of one patch."""
         return math.prod(axis.patches for axis in _axis_totals(self))
 
+    def calls(self, batch_size: int) -> int:
+        """Network calls of the whole job: every chunk fills up its last batch."""
+        per_axis = [axis.patch_counts.items() for axis in _axis_totals(self)]
+        return sum(
+            z_times * y_times * x_times * -(-z * y * x // batch_size)
+            for (z, z_times), (y, y_times), (x, x_times) in product(*per_axis)
+        )
+
     @property
     def input_voxels(self) -> int:
         """Voxels inside the volume that are read, halo re-reads included (before rounding to storage blocks)."""
         return math.prod(axis.voxels_read for axis in _axis_totals(self))
+
+    @property
+    def owners(self) -> int:
+        """Chunks that own a patch, of ``seams: exchange``."""
+        return math.prod(axis.owners for axis in _axis_totals(self))
+
+    @property
+    def seam_files(self) -> int:
+        """Files of sums that chunks write for each other and themselves, at most; zero unless they exchange any."""
+        return math.prod(axis.pairs for axis in _axis_totals(self))
 
     @property
     def seam_voxels(self) -> int:
@@ -204,6 +223,9 @@ class AxisTotals:
     largest_core: int
     reached: int
     private: int
+    owners: int
+    pairs: int
+    patch_counts: dict[int, int]  # chunk positions by their number of patches
 
 
 @lru_cache(maxsize=16)
@@ -229,7 +251,8 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         counted = [(position, 1) for position in range(end)]
         counted += [(end + k, repeats) for k in range(period)]
         counted += [(position, 1) for position in range(count - end - rest, count)]
-    patches = largest_patches = voxels_read = largest_input = largest_core = reached = private = 0
+    patches = largest_patches = voxels_read = largest_input = largest_core = reached = private = owners = pairs = 0
+    patch_counts = Counter[int]()
     ownership = plan.ownership[axis]
     for position, times in counted:
         if plan.seams == "exchange":
@@ -238,6 +261,8 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             if owned:
                 low = ownership.lattice.patch_start(owned[0]) - plan.crop_margin[axis]
                 high = ownership.lattice.patch_start(owned[-1]) + patch + plan.crop_margin[axis]
+            owners += times * bool(owned)
+            pairs += times * len(ownership.receivers(position))
             reached += times * (core[1] - core[0])
             private += times * (ownership.interval(position)[1] - ownership.private_start(position))
         else:
@@ -245,10 +270,22 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             owned, core = work.patches[axis], (work.core_box.start[axis], work.core_box.stop[axis])
             low, high = work.input_box.start[axis], work.input_box.stop[axis]
         patches += times * len(owned)
+        patch_counts[len(owned)] += times
         largest_patches = max(largest_patches, len(owned))
         voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
         largest_input, largest_core = max(largest_input, high - low), max(largest_core, core[1] - core[0])
-    return AxisTotals(patches, largest_patches, voxels_read, largest_input, largest_core, reached, private)
+    return AxisTotals(
+        patches,
+        largest_patches,
+        voxels_read,
+        largest_input,
+        largest_core,
+        reached,
+        private,
+        owners,
+        pairs,
+        patch_counts,
+    )
 
 
 def make_plan(

@@ -53,7 +53,8 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
     blocks = blocks_written(plan)
     facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.block_shape)}")
-    facts.add_row("objects", f"{blocks:,} blocks + {plan.chunks.count:,} receipts")
+    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
+    facts.add_row("objects", objects + (f" + at most {plan.seam_files:,} seam files" if plan.seam_files else ""))
     place = Place()
     memory = survey.memory(place)
     threads = f"{place.threads_per_process} harness threads"
@@ -122,8 +123,11 @@ def _seams_table(survey: Survey) -> Table:
     return table
 
 
-def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: int) -> None:
+def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: int, *, as_json: bool = False) -> None:
     """The best chunk shape in each seam mode, for so many workers of so much memory each, and what it comes to."""
+    if as_json:
+        print(json.dumps(suggested_values(found, place, memory_bytes, workers), indent=2))
+        return
     floor = (
         found.job.plan.lattice.count * math.prod(found.job.plan.lattice.patch_shape) / found.job.plan.chunks.roi.size
     )
@@ -152,7 +156,7 @@ def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: i
             _bytes(read),
             _bytes(plan.chunks.roi.size * channels * itemsize),
             _bytes(plan.seam_voxels * channels * 4) if seams == "exchange" else "none",
-            f"{blocks + plan.chunks.count * (2 if seams == 'exchange' else 1):,}",
+            f"{blocks + plan.chunks.count + plan.owners + plan.seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
     console = Console(width=max(150, Console().width), highlight=False)
@@ -161,6 +165,25 @@ def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: i
         f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its patches at worst, over an "
         "even share. Seam files are written and read once, and removed."
     )
+
+
+def suggested_values(found: Survey, place: Place, memory_bytes: int, workers: int) -> dict[str, Any]:
+    """The same as values for machines, by seam mode; null where no shape fits."""
+    values: dict[str, Any] = {}
+    for seams in ("exchange", "recompute", "crop"):
+        plan = suggested(found, seams, place, memory_bytes, workers)
+        values[seams] = plan and {
+            "chunk_shape": plan.chunks.chunk_shape,
+            "chunks": plan.chunks.count,
+            "network_calls": plan.patch_count,
+            "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
+            "host_bytes_per_worker": found.memory_for(
+                plan, plan.largest_input_shape, plan.largest_core_shape, place
+            ).host_bytes,
+            "seam_bytes": plan.seam_voxels * found.output.channels * 4,
+            "busiest_worker": busiest_worker(plan, workers),
+        }
+    return values
 
 
 def print_estimates(
@@ -174,7 +197,7 @@ def print_estimates(
         print(json.dumps(plan_values(found) | values | {"estimates": [asdict(e) for e in expected]}, indent=2))
         return
     print(
-        f"measured here: {measured.patch_seconds:.3g} s a patch, reading {1e-6 / measured.read_seconds:.0f} MB/s,",
+        f"measured here: {measured.call_seconds:.3g} s a call, reading {1e-6 / measured.read_seconds:.0f} MB/s,",
         end="",
     )
     print(f" writing {1e-6 / measured.write_seconds:.0f} MB/s")
@@ -225,10 +248,10 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) 
 
 
 def _without_chunks(words: Sequence[str]) -> list[str]:
-    """A command without --chunks and --overwrite: what does the rest of the job."""
-    kept: list[str] = []
+    """A command without what chooses chunks, and without --overwrite: what does the rest of the job."""
+    choosing, kept = ("--chunks", "--sample", "--seed"), []
     for before, word in zip(["", *words], words, strict=False):
-        if before != "--chunks" and word.partition("=")[0] not in ("--chunks", "--overwrite"):
+        if before not in choosing and word.partition("=")[0] not in (*choosing, "--overwrite"):
             kept.append(word)
     return kept
 

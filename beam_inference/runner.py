@@ -38,6 +38,7 @@ from beam_inference.plan import index_ranges
 from beam_inference.progress import Progress
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
+from beam_inference.seam_files import SeamFiles
 from beam_inference.state import LaunchSummary, QuarantineRecord, State
 from beam_inference.survey import check_paths
 
@@ -109,6 +110,7 @@ def run_job(
         allow_pickle=allow_pickle,
         chunks_file=chunks_file,
         sample=sample,
+        workers=workers,
     )
     job, state = launch.resolved(), launch.state()
     file = launch.chunks_file
@@ -223,7 +225,8 @@ def _computed(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
     done = _done(state, job, chosen)
     if chosen is not None or job.plan.seams != "exchange" or done == job.plan.chunks.count:
         return done
-    return max(done, state.count_sums(0, job.plan.chunks.count))
+    count = job.plan.chunks.count
+    return max(done, min(count - 1, state.count_sums(0, count) * count // job.plan.owners))
 
 
 def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
@@ -247,6 +250,8 @@ def _judge(
         state.write_quarantine_file(everywhere)
     except BeamInferenceError as failure:
         error = error or failure  # what ended the launch is what is told
+    if job.plan.seams == "exchange" and state.count_receipts(0, job.plan.chunks.count) == job.plan.chunks.count:
+        SeamFiles(state.url, job.config.storage, job.fingerprint).forget_all()  # of chunks done without them, if any
     quarantined = everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
     chunks = job.plan.chunks.count if chosen is None else len(chosen)
     done_of_job = _done(state, job, None)

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+HOPELESS = 1e-6
+"""Chunks that are finished less often than this before their worker is lost are never finished."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -60,13 +63,8 @@ def simulate(work: Workload, random: np.random.Generator) -> Finish:
         start = heapq.heappop(free)
         share = max(1, left // (4 * work.workers))
         left -= share
-        seconds = _seconds(work, share, random)
-        lost = random.poisson(rate * seconds) if rate else 0
-        while lost:  # part of a chunk is done again for each, and can be interrupted again
-            again = sum(_seconds(work, 1, random) * random.random() for _ in range(lost))
-            interruptions += lost
-            seconds += again + lost * work.startup_seconds
-            lost = random.poisson(rate * again)
+        seconds, lost = _attempts(work, share, rate, random)
+        interruptions += lost
         last = max(last, start + seconds)
         heapq.heappush(free, start + seconds)
     return Finish(last, sum(free), interruptions)
@@ -78,8 +76,28 @@ def simulate_many(work: Workload, runs: int = 200, seed: int = 0) -> list[Finish
     return sorted((simulate(work, random) for _ in range(runs)), key=lambda finish: finish.seconds)
 
 
-def _seconds(work: Workload, chunks: int, random: np.random.Generator) -> float:
-    if not work.variation:
-        return chunks * work.seconds_per_chunk
-    shape = 1 / work.variation**2
-    return float(random.gamma(chunks * shape, work.seconds_per_chunk / shape))
+def _attempts(work: Workload, chunks: int, rate: float, random: np.random.Generator) -> tuple[float, int]:
+    """Seconds that one worker, or those that replace it, takes for some chunks; how often it is lost meanwhile.
+
+    An attempt of T seconds succeeds with probability exp(-rate T), else the chunk is begun anew. For T of a gamma
+    distribution the attempts that succeed are gamma-distributed, too, and those that fail are counted by a negative
+    binomial one; what a failed one wasted is about uniform, up to twice its mean.
+    """
+    mean, variance = work.seconds_per_chunk, (work.variation * work.seconds_per_chunk) ** 2
+    if variance:
+        shape, scale = mean**2 / variance, variance / mean
+        succeeds = (1 + rate * scale) ** -shape
+        within = shape * scale * (1 + rate * scale) ** -(shape + 1)  # E[T exp(-rate T)]
+        seconds = float(random.gamma(chunks * shape, scale / (1 + rate * scale)))
+    else:
+        succeeds = float(np.exp(-rate * mean))
+        within, seconds = mean * succeeds, chunks * mean
+    if not rate:
+        return seconds, 0
+    if succeeds < HOPELESS:
+        return float("inf"), 0
+    lost = int(random.negative_binomial(chunks, succeeds))
+    wasted = ((1 - succeeds) / rate - within) / (1 - succeeds)
+    return seconds + 2 * wasted * float(random.random(min(lost, 1000)).mean() if lost else 0) * lost + (
+        lost * work.startup_seconds
+    ), lost

@@ -240,8 +240,8 @@ class State:
         self._write(self._key("sums", receipt.chunk), receipt.model_dump_json())
 
     def read_sums(self, chunks: Sequence[int]) -> list[Receipt]:
-        """Of those among some chunks whose patches are computed; read concurrently."""
-        return list(self._read_entries(Receipt, "sums", chunks))
+        """Of those among some chunks whose patches are computed; damaged ones count as none. Read concurrently."""
+        return list(self._read_entries(Receipt, "sums", chunks, []))
 
     def sums_indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have their patches computed, as :meth:`receipt_indices` says it."""

@@ -26,6 +26,7 @@ class JobStatus:
         summed: with ``seams: exchange``, those whose patches are computed; else None.
         rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
         workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
+        left: chunks that the stage which goes on has still to do.
         latest: when the latest of the chunks that were looked at was finished.
         voxels_per_chunk: on average.
     """
@@ -36,6 +37,7 @@ class JobStatus:
     summed: int | None
     rate: float | None
     workers: int
+    left: int
     latest: datetime | None
     voxels_per_chunk: float
 
@@ -47,8 +49,7 @@ class JobStatus:
     @property
     def seconds_left(self) -> float | None:
         """At the rate of late; None where there is none."""
-        left = self.missing if self.summed is None else max(self.missing, self.planned - self.summed)
-        return left / self.rate if self.rate else None
+        return max(0, self.left) / self.rate if self.rate else None
 
 
 def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
@@ -60,14 +61,16 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     state = state.of(job)
     count = job.plan.chunks.count
     done, sample = _counted_and_sampled(state.receipt_indices(0, count))
-    counted, summed = done, None
+    counted, summed, left = done, None, count - done
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
+    finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.seams == "exchange":
         summed, sample = _counted_and_sampled(state.sums_indices(0, count))
-        if summed > done:  # merging takes little: the job is as far as its patches are
-            counted, receipts = summed, state.read_sums(sample)
-    finished = sorted(receipt.finished_at for receipt in receipts)
+        sums = state.read_sums(sample)
+        summed_at = sorted(receipt.finished_at for receipt in sums)
+        if summed_at and (not finished or summed_at[-1] > finished[-1]):  # the first stage is what goes on
+            counted, left, receipts, finished = summed, job.plan.owners - summed, sums, summed_at
     return JobStatus(
         planned=count,
         done=done,
@@ -75,6 +78,7 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         summed=summed,
         rate=_rate(finished, counted, now),
         workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
+        left=left - quarantined,
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / count,
     )

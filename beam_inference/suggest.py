@@ -1,13 +1,15 @@
 """Which chunk shape is best for a job: searched over whole blocks, per axis, with no volume opened: pure.
 
-What a chunk shape costs is a product over the axes, so a few dozen candidates on each axis say all about their hundreds
-of thousands of combinations.
+What a chunk shape costs is a product over the axes, so some candidates on each axis say all about their hundreds of
+thousands of combinations.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,32 +18,38 @@ from beam_inference.bounding_box import Zyx
 from beam_inference.grids import ChunkGrid
 from beam_inference.plan import AxisTotals, InferencePlan, totals_on
 
-DENSE = 16
-"""Candidates of an axis: so many of the smallest, and of the larger ones each an eighth more."""
+Shape = tuple[int, int, Any]
+
+DENSE = 64
+"""Candidates of an axis: so many of the smallest; of the larger each a sixteenth more, and what is whole strides."""
 AS_GOOD = 1.02
 """Of shapes whose busiest worker computes at most this much more than the least, other things decide."""
 
 
-def suggest(plan: InferencePlan, fits: Callable[[Zyx, Zyx], bool], workers: int) -> InferencePlan | None:
+def suggest(plan: InferencePlan, fits: Callable[[Shape, Shape], Any], workers: int) -> InferencePlan | None:
     """The plan with the best chunk shape, in its own seam mode; None if not even one block fits.
 
     The best are those whose busiest worker computes the fewest patches at worst (Graham 1969, "Bounds on
     multiprocessing timing anomalies": all patches over the workers, and one largest chunk at the end), to
     :data:`AS_GOOD`; of them, that which moves the fewest voxels, read or through seam files. ``fits`` says whether a
-    worker has room for chunks of a largest input and a largest core shape.
+    worker has room for chunks of a largest input and a largest core shape, on x for an array of them at once.
     """
     axes = _candidates(plan, fits)
     if not all(axes):
         return None
     found: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = []
     on_x = [totals for _, totals in axes[2]]
+    x_inputs, x_cores = (
+        np.array([getattr(totals, name) for totals in on_x]) for name in ("largest_input", "largest_core")
+    )
     x_patches, x_largest, x_read, x_reached, x_private = (
         np.array([getattr(totals, name) for totals in on_x], float)
         for name in ("patches", "largest_patches", "voxels_read", "reached", "private")
     )
     for z, on_z in axes[0]:
         for y, on_y in axes[1]:
-            fitting = _that_fit(on_z, on_y, on_x, fits)
+            inputs, cores = (on_z.largest_input, on_y.largest_input), (on_z.largest_core, on_y.largest_core)
+            fitting = np.asarray(fits((*inputs, x_inputs), (*cores, x_cores)))
             if fitting.any():
                 patches = on_z.patches * on_y.patches * x_patches
                 largest = on_z.largest_patches * on_y.largest_patches * x_largest
@@ -72,7 +80,7 @@ def busiest_worker(plan: InferencePlan, workers: int) -> float:
     return float((patches / workers + largest * (1 - 1 / workers)) / (patches / workers))
 
 
-def _candidates(plan: InferencePlan, fits: Callable[[Zyx, Zyx], bool]) -> list[list[tuple[int, AxisTotals]]]:
+def _candidates(plan: InferencePlan, fits: Callable[[Shape, Shape], Any]) -> list[list[tuple[int, AxisTotals]]]:
     """Per axis, multiples of the block that may fit with something on the others, ascending, and what each comes to."""
     few: list[list[tuple[int, AxisTotals]]] = []
     for axis in range(3):
@@ -88,13 +96,17 @@ def _candidates(plan: InferencePlan, fits: Callable[[Zyx, Zyx], bool]) -> list[l
         least = [[*inputs], [*cores]]
         least[0][axis], least[1][axis] = totals.largest_input, totals.largest_core
         z, y, x = zip(*least, strict=True)
-        return fits((z[0], y[0], x[0]), (z[1], y[1], x[1]))
+        return bool(fits((z[0], y[0], x[0]), (z[1], y[1], x[1])))
 
     for axis, candidates in enumerate(few):
-        number, last, misfits = DENSE, -(-plan.chunks.roi.shape[axis] // plan.block_shape[axis]), 0
+        block, lattice = plan.block_shape[axis], plan.lattice.axes[axis]
+        fit = lattice.stride // math.gcd(block, lattice.stride)  # so many blocks are whole strides
+        number, last, misfits = DENSE, -(-plan.chunks.roi.shape[axis] // block), 0
         while number < last and misfits < 3:
-            number = min(last, number + max(1, number // 8))
-            candidates.append(_candidate(plan, axis, number))
+            before, number = number, min(last, number + max(1, number // 16))
+            fitted = number // fit * fit
+            for blocks in sorted({number, fitted} if before < fitted else {number}):
+                candidates.append(_candidate(plan, axis, blocks))
             misfits = 0 if may_fit(axis, candidates[-1][1]) else misfits + 1
     return [[each for each in candidates if may_fit(axis, each[1])] for axis, candidates in enumerate(few)]
 
@@ -103,18 +115,3 @@ def _candidate(plan: InferencePlan, axis: int, blocks: int) -> tuple[int, AxisTo
     shape = list(plan.block_shape)
     shape[axis] *= blocks
     return shape[axis], totals_on(with_chunk_shape(plan, (shape[0], shape[1], shape[2])), axis)
-
-
-def _that_fit(
-    on_z: AxisTotals, on_y: AxisTotals, on_x: list[AxisTotals], fits: Callable[[Zyx, Zyx], bool]
-) -> NDArray[np.bool_]:
-    """Which of the candidates on x fit together with those on z and y."""
-    return np.array(
-        [
-            fits(
-                (on_z.largest_input, on_y.largest_input, x.largest_input),
-                (on_z.largest_core, on_y.largest_core, x.largest_core),
-            )
-            for x in on_x
-        ]
-    )

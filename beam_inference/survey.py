@@ -20,11 +20,11 @@ from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.outputs import OutputSpec, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
-from beam_inference.predictors import resolved_device, runs_on_cpu_only
+from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
-from beam_inference.suggest import suggest
+from beam_inference.suggest import Shape, suggest
 from beam_inference.volumes import Volume, detect_driver, precomputed_scales
 
 logger = logging.getLogger(__name__)
@@ -108,8 +108,10 @@ def default_state_url(config: JobConfig) -> str:
     return config.job.state_path or f"{config.output.path.rstrip('/')}/{STATE_FOLDER}"
 
 
-def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
+def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> Survey:
     """Open the job's input, derive its geometry, and check all of it against its output; nothing is written.
+
+    ``workers`` are those at a time, as far as known: ``chunk_shape: auto`` depends on them.
 
     Raises:
         UserError: any of it is wrong.
@@ -166,7 +168,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS) -> Survey:
     )
     found = Survey(job, output, exists, volume)
     if config.inference.chunk_shape == "auto":
-        found = _with_chunk_shape(found, place)
+        found = _with_chunk_shape(found, place, workers)
     check_alignment(found.job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
     return found
 
@@ -177,16 +179,19 @@ def suggested(found: Survey, seams: str, place: Place, memory_bytes: int, worker
     margin = found.job.config.inference.chunk_crop_margin or plan.lattice.patch_overlap
     plan = replace(plan, seams=seams, chunk_crop_margin=margin if seams == "crop" else (0, 0, 0))
 
-    def fits(input_shape: Zyx, core_shape: Zyx) -> bool:
-        return found.memory_for(plan, input_shape, core_shape, place).host_bytes <= memory_bytes
+    on_device = device_memory() if found.job.config.inference.device == "cuda" and place.is_this_machine else None
+
+    def fits(input_shape: Shape, core_shape: Shape) -> Any:
+        memory = found.memory_for(plan, input_shape, core_shape, place)
+        return (memory.host_bytes <= memory_bytes) & (on_device is None or memory.device_bytes <= on_device)
 
     return suggest(plan, fits, workers)
 
 
-def _with_chunk_shape(found: Survey, place: Place) -> Survey:
+def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:
     """What ``chunk_shape: auto`` means."""
     inference = found.job.config.inference
-    plan = suggested(found, inference.seams, place, AUTO_MEMORY_BYTES, max(2, place.processes_per_host))
+    plan = suggested(found, inference.seams, place, AUTO_MEMORY_BYTES, workers)
     if plan is None:
         raise ConfigError(
             f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} GiB that it leaves "

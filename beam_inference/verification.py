@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
 from beam_inference.errors import BeamInferenceError
 from beam_inference.resolved_job import ResolvedJob
-from beam_inference.state import CHUNKS_PER_FOLDER, QuarantineRecord, Receipt, State, crc32
+from beam_inference.state import CHUNKS_PER_FOLDER, Part, QuarantineRecord, Receipt, State, crc32
 from beam_inference.volumes import Volume
 
 _NAMED = 20
@@ -78,14 +78,17 @@ def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> 
     disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
     if not inside or not disjoint or sum(part.size for part in parts) != box.size:
         return f"its receipt speaks of {', '.join(map(str, parts)) or 'nothing'}"
-    if output is None:
-        return None
-    try:
-        found = [crc32(output.read(part)) for part in parts]
-    except BeamInferenceError as error:
-        return str(error)
-    for part, crc in zip(receipt.parts, found, strict=True):
-        if part.crc32 != crc:
-            where = "its blocks" if len(parts) == 1 else f"its blocks at {part.box.box()}"
-            return f"{where} have CRC {crc:08x}, the receipt says {part.crc32:08x}"
+    return None if output is None else parts_fault(receipt.parts, output)
+
+
+def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
+    """What is wrong with ``output``'s blocks that parts speak of, as the end of a sentence; else None."""
+    for part in parts:
+        box = part.box.box()
+        try:
+            found = crc32(output.read(box))
+        except BeamInferenceError as error:
+            return str(error)
+        if found != part.crc32:
+            return f"its blocks at {box} have CRC {found:08x}, the receipt says {part.crc32:08x}"
     return None

@@ -12,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their hel
 
 from helpers import SHARED_DATA, job_values, write_job, write_volume
 
+sys.modules.setdefault("openvino_telemetry", None)  # it forks a process that imports openvino by itself, as tests do
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_google_credentials():

@@ -4,8 +4,9 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from helpers import job_values, toy, write_job
+from helpers import job_values, toy, write_job, write_volume
 
 from beam_inference.cli import main
 
@@ -27,18 +28,40 @@ def test_the_network_is_timed_and_nothing_is_created(slow, tmp_path, capsys):
     before = set(tmp_path.rglob("*"))
     assert main(["plan", slow, "--calibrate", "--prices", str(PRICES), "--workers", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert not [path for path in tmp_path.rglob("*") if path not in before and path.is_file()]
+    assert set(tmp_path.rglob("*")) == before
     measured = told["measured"]
-    assert 0.03 <= measured["patch_seconds"] < 0.06
+    assert 0.03 <= measured["call_seconds"] < 0.06
     assert told["seconds_per_chunk"] == pytest.approx(
-        measured["patch_seconds"] * told["patches"] / told["chunks"], rel=0.01
+        measured["call_seconds"] * told["patches"] / told["chunks"], rel=0.01
     )
     assert [estimate["kind"] for estimate in told["estimates"]] == ["on demand", "interruptible"]
     assert all(estimate["money"] > 0 for estimate in told["estimates"])
     assert main(["plan", slow, "--calibrate", "--prices", str(PRICES), "--workers", "3"]) == 0
     said = capsys.readouterr().out
-    for words in ("s a patch", "3 worker(s), on demand", "3 worker(s), interruptible", "per 10^9 voxels", "a month"):
+    for words in ("s a call", "3 worker(s), on demand", "3 worker(s), interruptible", "per 10^9 voxels", "a month"):
         assert words in said
+
+
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplog, batch_size):
+    """0.03 s a call, however many patches: a job whose middle is blank costs what its calls cost."""
+    write_volume(tmp_path / "in", np.zeros((48, 96, 96), np.uint8))
+    keys = {"batch_size": batch_size, "patch_shape": [16, 32, 32], "chunk_shape": [16, 32, 64]}
+    values = job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"), inference=keys)
+    assert main(["plan", str(write_job(tmp_path / "job.yaml", values)), "--calibrate", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert 0.03 <= told["measured"]["call_seconds"] < 0.07
+    assert "one value throughout" in caplog.text
+
+
+def test_what_contradicts_itself_is_refused(slow, capsys):
+    for words in (["--suggest", "--calibrate"], ["--prices", "x"], ["--write"], ["--suggest", "--worker-memory=nan"]):
+        try:
+            code = main(["plan", slow, *words])
+        except SystemExit as exit:
+            code = exit.code
+        assert code == 2, words
+        assert "not foreseen" not in capsys.readouterr().err
 
 
 def test_the_plan_as_json(slow, capsys):

@@ -252,8 +252,10 @@ def test_launcher_options():
 
 def test_example_jobs_are_valid():
     from beam_inference.config import JobConfig
+    from beam_inference.cost import Prices
 
-    examples = sorted((MAIN.parent).glob("*.yaml"))
+    examples = {example.name: yaml.safe_load(example.read_text()) for example in MAIN.parent.glob("*.yaml")}
+    assert Prices.model_validate(examples.pop("prices.yaml"))
     assert examples
-    for example in examples:
-        assert JobConfig.model_validate(yaml.safe_load(example.read_text()))
+    for example in examples.values():
+        assert JobConfig.model_validate(example)

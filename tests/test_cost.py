@@ -7,6 +7,7 @@ from beam_inference.cost import Measured, Prices, Totals, chunk_seconds, estimat
 TOTALS = Totals(
     chunks=1000,
     patches=50_000,
+    calls=50_000,
     voxels=2 * 10**9,
     read_bytes=3e9,
     written_bytes=6e9,

@@ -59,7 +59,9 @@ def test_local_paths_are_quoted_in_urls(tmp_path):
 
 def test_the_schema_accepts_what_the_parser_accepts():
     schema = JobConfig.model_json_schema()["$defs"]["Inference"]["properties"]["chunk_shape"]
-    assert [branch["type"] for branch in schema["anyOf"]] == ["array", "string"]
+    auto, shape = schema["oneOf"]
+    assert auto["const"] == "auto"
+    assert [branch["type"] for branch in shape["anyOf"]] == ["array", "string"]
 
 
 def test_the_job_is_frozen(tmp_path):

@@ -14,7 +14,7 @@ def test_chunks_are_spread_through_their_order():
     assert spread([4, 7], 1) == [4]
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("channels", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
 def test_the_finished_chunks_of_a_job_are_drawn(volume_in, tmp_path, capsys, channels):
     from matplotlib.image import imread
 
@@ -32,5 +32,7 @@ def test_the_finished_chunks_of_a_job_are_drawn(volume_in, tmp_path, capsys, cha
 
 
 def test_a_folder_that_is_not_there_is_said(job, tmp_path, capsys):
+    assert main(["mosaic", job(), "--to", str(tmp_path)]) == 2
+    assert "write a name that ends with" in capsys.readouterr().err
     assert main(["mosaic", job(), "--to", str(tmp_path / "nowhere" / "m.png")]) == 2
     assert "there is no folder" in capsys.readouterr().err

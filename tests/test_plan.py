@@ -57,7 +57,8 @@ def test_totals_equal_the_sum_over_chunks(plan):
     else:
         works = [plan.work(index) for index in range(plan.chunks.count)]
         assert plan.seam_voxels == 0
-    assert plan.patch_count == sum(work.patch_count for work in works)
+    assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
+    assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     for axis in range(3):
         assert plan.largest_input_shape[axis] == max(work.input_box.shape[axis] for work in works)

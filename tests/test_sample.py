@@ -51,6 +51,8 @@ def test_a_sample_counts_when_the_whole_job_follows(volume_in, tmp_path, capsys,
     said = capsys.readouterr().out
     done = int(said.split(" chunks done")[0].split()[-1])
     assert 0 < done < 18
+    assert "others of the job are not" in said
+    assert "--sample" not in said.split("others of the job are not")[1]
     assert main(["run", job]) == 0
     assert f"({18 - done} by this launch)" in capsys.readouterr().out
     assert main(["verify", job, "--deep"]) == 0
@@ -64,6 +66,7 @@ def test_a_sample_of_nothing_and_shares_that_are_none_are_refused(job, capsys):
     assert "holds none of the 18 chunks" in capsys.readouterr().err
     assert main(["run", job(), "--sample", "0.5", "--chunks", "x"]) == 2
     assert "give one of them" in capsys.readouterr().err
-    for share in ("2", "0", "-1", "many"):
-        with pytest.raises(SystemExit):
-            main(["run", job(), f"--sample={share}"])
+    for words in (["--sample=2"], ["--sample=0"], ["--sample=-1"], ["--sample=many"], ["--sample=0.3", "--seed=-1"]):
+        with pytest.raises(SystemExit) as exit:
+            main(["run", job(), *words])
+        assert exit.value.code == 2

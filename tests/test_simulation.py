@@ -57,6 +57,19 @@ def test_interruptions_cost_what_drawing_chunk_by_chunk_says(chunks):
     assert quick == pytest.approx(slow, rel=0.05)
 
 
+@pytest.mark.parametrize("seconds_per_chunk", [900.0, 3600.0])
+def test_long_chunks_are_lost_again_and_again(seconds_per_chunk):
+    work = Workload(30, seconds_per_chunk, 0.3, 10, 120.0, interruptions_per_hour=1.0)
+    random = np.random.default_rng(1)
+    slow = np.mean([one_by_one(work, random) for _ in range(300)])
+    quick = np.mean([run.seconds for run in simulate_many(work, 300)])
+    assert quick == pytest.approx(slow, rel=0.08)
+
+
+def test_chunks_that_no_worker_lives_to_finish_take_for_ever():
+    assert simulate_many(Workload(30, 36_000.0, 0.1, 10, 1.0, 4.0), 3)[0].seconds == float("inf")
+
+
 def test_ten_million_chunks_take_no_time():
     start = time.monotonic()
     runs = simulate_many(Workload(10**7, 20.0, 0.3, 1000, 180.0, 0.05), 20)

@@ -9,7 +9,15 @@ from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.runs import missing_runs
-from beam_inference.state import CHUNKS_PER_FOLDER, ChannelStatistics, LaunchSummary, QuarantineRecord, Receipt, State
+from beam_inference.state import (
+    CHUNKS_PER_FOLDER,
+    ChannelStatistics,
+    LaunchSummary,
+    Part,
+    QuarantineRecord,
+    Receipt,
+    State,
+)
 
 
 def resolved(chunk_shape=(16, 16, 16), **sections):
@@ -36,11 +44,17 @@ def receipt(chunk, job=None, **changes):
     job = job or resolved()
     values = {
         "chunk": chunk,
-        "box": Box.of(job.plan.chunks.core_box(chunk))
-        if chunk < job.plan.chunks.count
-        else Box.of(BoundingBox((0,) * 3, (1,) * 3)),
-        "crc32": 7,
-        "channels": [ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
+        "parts": [
+            Part(
+                box=Box.of(
+                    job.plan.chunks.core_box(chunk)
+                    if chunk < job.plan.chunks.count
+                    else BoundingBox((0,) * 3, (1,) * 3)
+                ),
+                crc32=7,
+                channels=[ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
+            )
+        ],
         "batch_size": 1,
         "uniform_patches": 0,
         "seconds": {},

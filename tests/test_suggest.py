@@ -62,6 +62,26 @@ def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
     assert cost(best, workers) <= 1.03 * min(cost(p, workers) for p in fitting)
 
 
+@settings(deadline=None, max_examples=20, phases=[Phase.generate])
+@given(st.data())
+def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
+    """Of 65 to 300 blocks not all are tried."""
+    block, patch = data.draw(st.integers(1, 6)), data.draw(st.integers(4, 40))
+    roi = BoundingBox((0, 0, 0), (1, 1, block * data.draw(st.integers(65, 300))))
+    overlap = (0, 0, data.draw(st.integers(0, patch - 2)))
+    plan = plan_of(roi, roi, (1, 1, patch), overlap, (1, 1, 1), block_shape=(1, 1, block))
+    room, workers = data.draw(st.integers(40 * block, 300 * block)), data.draw(st.integers(1, 3))
+
+    def fits(input_shape, core_shape):
+        return input_shape[2] <= room
+
+    best = suggest(plan, fits, workers)
+    tried = [with_chunk_shape(plan, (1, 1, n)) for n in range(block, roi.stop[2] + 1, block)]
+    costs = [cost(p, workers) for p in tried if p.largest_input_shape[2] <= room]
+    assert (best is None) == (not costs)
+    assert best is None or cost(best, workers) <= 1.03 * min(costs)
+
+
 def test_a_petavoxel_is_searched_in_seconds():
     roi = BoundingBox((0, 0, 0), (40_000, 200_000, 150_000))
     plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (64, 64, 64), block_shape=(64, 64, 64))

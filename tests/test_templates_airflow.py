@@ -22,7 +22,7 @@ from beam_inference.flex_template import metadata
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 FILES = sorted((TEMPLATES / "airflow").glob("*.py"))
-NOT_IN_THE_FORMS = {"overwrite", "allow_pickle", "log_format"}  # overwriting, a retry would delete what was done
+NOT_IN_THE_FORMS = {"sample", "seed", "overwrite", "allow_pickle", "log_format"}  # with overwrite a retry would delete
 
 
 class Shell:

@@ -65,7 +65,7 @@ def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     receipt = worker.state.read_receipt(3)
     box = worker.job.plan.chunks.core_box(3)
     written = read_volume(tmp_path / "out")[(slice(None), *box.slices_in(worker.job.plan.volume))]
-    (statistics,) = receipt.channels
+    ((statistics,),) = [part.channels for part in receipt.parts]
     assert (statistics.min, statistics.max) == (written.min(), written.max())
     assert statistics.mean == pytest.approx(written.mean())
     assert statistics.zeros == (written == 0).sum()

@@ -114,11 +114,7 @@ def check_difference(
     Raises:
         EngineError: they differ by more than :data:`TOLERANCES` allows.
     """
-    if (patch == patch[:, :1, :1, :1]).all():
-        random = np.random.default_rng(0)
-        info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else None
-        noise = random.integers(info.min, info.max, patch.shape, patch.dtype) if info else random.random(patch.shape)
-        patch = noise.astype(patch.dtype)
+    patch = without_blank(patch)
     ours, theirs = (_answer(each, patch, normalize, batch_size) for each in (predictor, reference))
     described = predictor.describe()
     scale = max(1.0, float(np.abs(theirs).max()))
@@ -132,6 +128,16 @@ def check_difference(
             f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a patch, more than the "
             f"{allowed:.1e} that are allowed. Write engine: torch and precision: float32."
         )
+
+
+def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
+    """The patch, or noise in its place if it is one value throughout."""
+    if not (patch == patch[:, :1, :1, :1]).all():
+        return patch
+    random = np.random.default_rng(0)
+    info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else None
+    noise = random.integers(info.min, info.max, patch.shape, patch.dtype) if info else random.random(patch.shape)
+    return noise.astype(patch.dtype)
 
 
 def _answer(

@@ -116,7 +116,7 @@ PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     [
         (signal.SIGTERM, ()),
         (signal.SIGINT, ()),
-        (signal.SIGTERM, PROCESSES),
+        pytest.param(signal.SIGTERM, PROCESSES, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, PROCESSES, marks=pytest.mark.slow),
     ],
     ids=["SIGTERM", "Ctrl-C", "SIGTERM with worker processes", "Ctrl-C with worker processes"],
@@ -184,6 +184,7 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     np.testing.assert_array_equal(read_volume(output), undisturbed)
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_is_decided_once_and_kept_because_it_changes_the_last_bits(fib25, tmp_path):
     """Worker processes share the cores, so a first launch with two of them decides for half the threads each."""
     values = affinity_job(
