@@ -55,7 +55,9 @@ def assert_equal_as_stored(found, expected):
     assert beyond.max() <= 1e-5
 
 
-@pytest.mark.parametrize(("number", "mode"), [(1, "running"), (1, "batch"), (2, "batch")])
+@pytest.mark.parametrize(
+    ("number", "mode"), [(1, "running"), (1, "batch"), pytest.param(2, "batch", marks=pytest.mark.slow)]
+)
 def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, number, mode):
     folder = shared_data / "seunglab_synapse"
     expected = np.load(folder / f"sample{number}_expected.npz")["running" if mode == "running" else "batchstat"]

@@ -80,6 +80,7 @@ def test_a_job_service_with_an_external_worker_pool(conv_job, job_service, tmp_p
     assert main(["verify", path, "--deep"]) == 0
 
 
+@pytest.mark.slow
 def test_processes_of_the_local_runner(conv_job, tmp_path):
     path, expected = conv_job
     flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
