@@ -33,7 +33,7 @@ from benchmarks.measure import peak_bytes
 
 PATCH, OVERLAP, SHAPE, CHANNELS = (16, 128, 128), (4, 32, 32), (52, 320, 320), 3
 PATCHES = 36
-CHUNK = (26, 160, 160)
+CHUNK = tuple(json.loads(os.environ.get("CONTENDER_CHUNK", "[26, 160, 160]")))
 UNET = Path(__file__).parents[1] / "beam_inference" / "residual_unet.py"
 Run = Callable[[], Any]
 Array = np.ndarray[Any, np.dtype[np.uint8]]

@@ -32,6 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "seams.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "seams.png"
 NETWORKS = Path(__file__).parents[1] / "tests" / "networks"
 SHAPE = (52, 250, 250)
+CHUNK = (26, 125, 125)
 MODES = ("exchange", "recompute", "crop")
 
 
@@ -43,12 +44,12 @@ def values_of(folder: Path, network: str, seams: str) -> dict[str, Any]:
         model = {"path": f"{NETWORKS / 'fib25.py'}:fib25_network", "weights": weights, "activation": "sigmoid"}
     return {
         "input": {"path": str(folder / "in")},
-        "output": {"path": str(folder / f"{network}-{seams}"), "dtype": "float32", "block_shape": [13, 40, 40]},
+        "output": {"path": str(folder / f"{network}-{seams}"), "dtype": "float32", "block_shape": [13, 25, 25]},
         "model": {**model, "output_channels": 3, "normalize": "unit"},
         "inference": {
             "patch_shape": list(contenders.PATCH),
             "patch_overlap": list(contenders.OVERLAP),
-            "chunk_shape": list(contenders.CHUNK),
+            "chunk_shape": list(CHUNK),
             "seams": seams,
             "device": "cpu",
             "engine": "openvino",
@@ -59,7 +60,7 @@ def values_of(folder: Path, network: str, seams: str) -> dict[str, Any]:
 def near_borders(shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Voxels within one overlap of where chunks meet."""
     near = np.zeros(shape, bool)
-    for axis, (n, chunk, overlap) in enumerate(zip(shape, contenders.CHUNK, contenders.OVERLAP, strict=True)):
+    for axis, (n, chunk, overlap) in enumerate(zip(shape, CHUNK, contenders.OVERLAP, strict=True)):
         distance = np.min([np.abs(np.arange(n) + 0.5 - b) for b in range(chunk, n, chunk)], axis=0)
         near |= (distance < overlap).reshape([-1 if a == axis else 1 for a in range(3)])
     return near
@@ -97,8 +98,11 @@ def ours(folder: Path, network: str, repeats: int) -> tuple[dict[str, Any], dict
 def chunkflows(python: str, folder: Path, exact: NDArray[np.float32]) -> dict[str, Any]:
     """Chunkflow's seconds and errors, with the residual U-Net."""
     keys = {"CONTENDER_VOLUME": str(folder / "volume.npy"), "CONTENDER_OUTPUT": str(folder / "theirs.npy")}
+    keys["CONTENDER_CHUNK"] = json.dumps(CHUNK)
     command = [python, contenders.__file__, "chunkflow job", "unet", str(len(os.sched_getaffinity(0))), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | keys)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | keys)
+    if done.returncode:
+        raise SystemExit(f"chunkflow failed:\n{done.stderr[-2000:]}")
     seconds = json.loads(done.stdout.splitlines()[-1])["seconds"][0]
     return {"seconds": round(seconds, 2), "seam error": errors(np.load(folder / "theirs.npy"), exact)}
 
@@ -111,7 +115,7 @@ def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path
     from matplotlib import pyplot
     from matplotlib.colors import LogNorm
 
-    z = contenders.CHUNK[0] - 1
+    z = CHUNK[0] - 1
     exact = outputs["recompute"]
     figure, axes = pyplot.subplots(1, 4, figsize=(17, 4.6), layout="constrained")
     axes[0].imshow(image[z], cmap="gray")
@@ -122,7 +126,7 @@ def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path
     figure.colorbar(shown, ax=axes[2:], label="|output − exact|, share of the output's range", shrink=0.85)
     for panel, title in zip(axes, ("input", "affinity along z", "seams: crop", "seams: exchange"), strict=True):
         for n, line in ((1, panel.axhline), (2, panel.axvline)):
-            for border in range(contenders.CHUNK[n], exact.shape[n + 1], contenders.CHUNK[n]):
+            for border in range(CHUNK[n], exact.shape[n + 1], CHUNK[n]):
                 line(border - 0.5, color="deepskyblue", lw=0.8, ls=(0, (4, 4)))
         panel.set_title(title)
         panel.set_axis_off()
@@ -145,7 +149,7 @@ def main() -> None:
         np.save(folder / "volume.npy", volume)
         spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
         create_output(spec).write(box, volume[None])
-        results: dict[str, Any] = {"machine": machine("torch", "openvino"), "voxels": SHAPE, "chunk": contenders.CHUNK}
+        results: dict[str, Any] = {"machine": machine("torch", "openvino"), "voxels": SHAPE, "chunk": CHUNK}
         results["residual U-Net"], outputs = ours(folder, "unet", known.repeats)
         if known.python:
             results["chunkflow"] = chunkflows(known.python, folder, outputs["recompute"])
