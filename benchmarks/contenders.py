@@ -226,7 +226,7 @@ def chunkflow_job(_: str, __: int, volume: Array) -> Run:
 
     def stored(name: str, channels: int) -> Any:
         info = CloudVolume.create_new_info(
-            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), volume.shape[::-1], chunk_size=(80, 80, 26)
+            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), volume.shape[::-1], chunk_size=CHUNK[::-1]
         )
         at = CloudVolume(f"file://{folder}/{name}", info=info, progress=False, compress=True)
         at.commit_info()

@@ -162,8 +162,8 @@ def _foretold() -> str:
         for name, row in found["memory"].items()
     ]
     lines += [
-        "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over real ones; the median with",
-        "its range.\n",
+        "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over real ones; the median",
+        "with its range.\n",
         _row("job", "foretold / real"),
         "|---|---|",
     ]
