@@ -11,9 +11,9 @@ CACHED_CUTOUTS = 2
 """Input that a process keeps, as decoded blocks: what the next chunk of each of two runs may read again."""
 
 
-KEPT_BYTES = 48 * 2**20
-"""What the stores' libraries, their threads and the allocator keep beside the chunks: 35 to 40 MB were measured for
-jobs of a few thousand chunks (docs/performance.md), and holes in the heap come to as much."""
+KEPT_BYTES = 64 * 2**20
+"""What the stores' libraries, their threads and the allocator keep beside the chunks: 35 to 60 MB were measured, for
+jobs of a few thousand chunks, and where a large network leaves holes in the heap (docs/performance.md)."""
 
 
 def blocks_touched(shape: Zyx, block_shape: Zyx) -> Zyx:

@@ -54,6 +54,7 @@ def receipts_of(output, folder="receipts"):
     return state.read_sums(chunks) if folder == "sums" else state.read_receipts(chunks)
 
 
+@pytest.mark.slow
 def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, cluster, tmp_path, capsys):
     path, expected = conv_job
     assert main(["run", path, *cluster]) == 0

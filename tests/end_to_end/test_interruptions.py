@@ -60,6 +60,7 @@ def job(fib25, tmp_path):
     return write_job(tmp_path / "job.yaml", values)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path):
     seed = random.randrange(10**6)
@@ -114,7 +115,7 @@ PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
 @pytest.mark.parametrize(
     ("number", "flags"),
     [
-        (signal.SIGTERM, ()),
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.slow),
         (signal.SIGINT, ()),
         pytest.param(signal.SIGTERM, PROCESSES, marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, PROCESSES, marks=pytest.mark.slow),
@@ -145,6 +146,7 @@ def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, und
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_a_killed_worker_process_ends_the_launch_with_a_message_and_loses_nothing(job, undisturbed, tmp_path):
     """Beam's local runner does not start another worker; Dataflow does."""
     output = tmp_path / "out"

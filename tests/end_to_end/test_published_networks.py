@@ -56,7 +56,12 @@ def assert_equal_as_stored(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("number", "mode"), [(1, "running"), (1, "batch"), pytest.param(2, "batch", marks=pytest.mark.slow)]
+    ("number", "mode"),
+    [
+        (1, "running"),
+        pytest.param(1, "batch", marks=pytest.mark.slow),
+        pytest.param(2, "batch", marks=pytest.mark.slow),
+    ],
 )
 def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, number, mode):
     folder = shared_data / "seunglab_synapse"
