@@ -383,7 +383,6 @@ def test_a_network_whose_parts_are_absent(tmp_path):
             loaded({"path": str(tmp_path / "bad.onnx")}, engine)
 
 
-@pytest.mark.slow
 def test_volumes_are_written(tmp_path):
     """The residual U-Net through a whole job, as its docstring says a job names it."""
     factory = tmp_path / "network.py"
