@@ -14,16 +14,16 @@ import uuid
 from collections.abc import Callable
 
 import numpy as np
-import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import Encoding, infer_chunk
 from beam_inference.cost import Measured, Totals
+from beam_inference.grids import ChunkGrid
 from beam_inference.job_parts import normalization
 from beam_inference.plan import ChunkWork, InferencePlan
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.contract import without_blank
-from beam_inference.stores import TRANSFER_SECONDS, local_folder, open_kvstore, persistently
+from beam_inference.stores import TRANSFER_SECONDS, delete_folder, local_folder, open_kvstore, persistently
 from beam_inference.survey import Survey
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,11 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     """
     job, plan = found.job, found.job.plan
     lattice = plan.lattice
-    batch_size, counts = job.config.inference.patches_per_call, [1, 1, 1]
-    for axis in (0, 1, 2, 2, 1, 0):  # a few on each, and then as many as fill a batch
-        wanted = max(FEW_PATCHES[axis], -(-batch_size * counts[axis] // math.prod(counts)))
-        counts[axis] = min(lattice.axes[axis].count, wanted if math.prod(counts) < batch_size else FEW_PATCHES[axis])
+    batch_size = job.config.inference.patches_per_call
+    counts = [min(few, axis.count) for few, axis in zip(FEW_PATCHES, lattice.axes, strict=True)]
+    for axis in (2, 1, 0):  # as many as fill a batch
+        others = math.prod(counts) // counts[axis]
+        counts[axis] = max(counts[axis], min(lattice.axes[axis].count, -(-batch_size // others)))
     first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
     low = lattice.patch_box((first[0], first[1], first[2]))
     high = lattice.patch_box((first[0] + counts[0] - 1, first[1] + counts[1] - 1, first[2] + counts[2] - 1))
@@ -102,8 +103,7 @@ def totals(found: Survey) -> Totals:
 
 def blocks_written(plan: InferencePlan) -> int:
     """Storage blocks of the output, one object each."""
-    z, y, x = (-(-n // b) for n, b in zip(plan.chunks.roi.shape, plan.block_shape, strict=True))
-    return z * y * x
+    return ChunkGrid(plan.chunks.roi, plan.block_shape).count
 
 
 def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
@@ -119,13 +119,10 @@ def _writing(found: Survey, content: bytes) -> float:
     def write() -> None:
         store.write("block", content).result(timeout=TRANSFER_SECONDS)
 
-    def delete() -> None:
-        store.delete_range(ts.KvStore.KeyRange()).result(timeout=TRANSFER_SECONDS)
-
     try:
         return _median(lambda: persistently("write", url, write))
     finally:
-        persistently("delete", url, delete)
+        delete_folder(store, url)
         folder = local_folder(url)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple, Protocol
@@ -130,32 +130,32 @@ def infer_chunk(
         raise ValueError(f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}")
     uniform_patches = 0
     with network.session():
-        try:
+        with _told_of_chunk(work):
             patches = _Patches(cutout, work, network, normalize, output_channels, {} if answers is None else answers)
             core = _Core(work, network, output_channels, encoding)
-        except DeviceOutOfMemory as error:
-            raise _too_large(work, error) from None
         waiting = deque(product(*work.patches))
         while waiting:
             try:
                 window = list(patches.window(waiting, batch_size))
                 unknown = [index for index, answer in window if answer is None]
                 predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
-            except DeviceOutOfMemory as error:
-                batch_size = _halved(batch_size, error, work)
+            except DeviceOutOfMemory:
+                if batch_size == 1:
+                    with _told_of_chunk(work):
+                        raise
+                logger.warning(
+                    "device out of memory with %d patches a batch; going on with %d", batch_size, batch_size // 2
+                )
+                batch_size //= 2
                 patches.forget_answers()  # of the larger batch
                 continue
-            try:
+            with _told_of_chunk(work):  # a smaller batch would not help: half of this one is blended
                 for index, answer in window:
                     core.blend(index, next(predictions) if answer is None else answer)
                     waiting.popleft()
-            except DeviceOutOfMemory as error:  # a smaller batch would not help: half of this one is blended
-                raise _too_large(work, error) from None
             uniform_patches += len(window) - len(unknown)
-        try:
+        with _told_of_chunk(work):
             finished = core.finished()
-        except DeviceOutOfMemory as error:
-            raise _too_large(work, error) from None
     return ChunkResult(finished, batch_size, uniform_patches)
 
 
@@ -321,16 +321,14 @@ def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zy
     )
 
 
-def _halved(batch_size: int, error: DeviceOutOfMemory, work: ChunkWork) -> int:
-    if batch_size == 1:
-        raise _too_large(work, error) from None
-    logger.warning("device out of memory with %d patches a batch; going on with %d", batch_size, batch_size // 2)
-    return batch_size // 2
-
-
-def _too_large(work: ChunkWork, error: DeviceOutOfMemory) -> DeviceOutOfMemory:
-    return DeviceOutOfMemory(
-        f"the device is out of memory at a batch of one patch of {list(work.lattice.patch_shape)} voxels, "
-        f"with a chunk of {list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
-        f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
-    )
+@contextmanager
+def _told_of_chunk(work: ChunkWork) -> Iterator[None]:
+    """Where nothing smaller is left to try: the error says how large what was tried is."""
+    try:
+        yield
+    except DeviceOutOfMemory as error:
+        raise DeviceOutOfMemory(
+            f"the device is out of memory at a batch of one patch of {list(work.lattice.patch_shape)} voxels, "
+            f"with a chunk of {list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
+            f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
+        ) from None

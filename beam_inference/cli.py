@@ -6,18 +6,15 @@ Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 from __future__ import annotations
 
 import argparse
-import json
 import logging
-import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from beam_inference import commands
-from beam_inference.accelerators import add_gpu_flags
+from beam_inference.arguments import as_given, command_parser, flags_parser, overrides
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import (
     BAD_INPUT,
@@ -30,21 +27,17 @@ from beam_inference.logs import configure
 
 logger = logging.getLogger(__name__)
 
-_EPILOG = """\
-exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
-130 interrupted
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code. Errors of ours become one message on standard error."""
-    parser = _parser()
+    parser = command_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     known, beam_flags = parser.parse_known_args(words)
-    if beam_flags and known.command is not commands.run:
+    if beam_flags and not known.takes_beam_flags:
         parser.error(f"unrecognized arguments: {' '.join(beam_flags)}")
     known.beam_flags = beam_flags
     known.words = ["beam-inference", *words]
+    known.main = main  # the demo gives commands itself
     return guarded(known)
 
 
@@ -55,33 +48,11 @@ def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     """
     parser = flags_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    known, beam_flags = parser.parse_known_args(_as_given(words, parser))
+    known, beam_flags = parser.parse_known_args(as_given(words, parser))
     known.beam_flags = beam_flags
     known.words = ["python", sys.argv[0], *words]
     known.command = commands.run
     return guarded(known)
-
-
-def flags_parser() -> argparse.ArgumentParser:
-    """The flags of :func:`run_with_flags`, without Beam's own."""
-    parser = argparse.ArgumentParser(description="Run a beam-inference job.", epilog=_EPILOG, allow_abbrev=False)
-    parser.add_argument("--job", required=True, metavar="JOB.YAML", help="the job file, a path or URL")
-    _add_run_flags(parser)
-    return parser
-
-
-def _as_given(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    switches = {option for action in parser._actions if action.nargs == 0 for option in action.option_strings}
-    given = []
-    for word in words:
-        name, separator, value = word.partition("=")
-        if separator and name in switches:
-            if value not in ("true", "false", ""):
-                parser.error(f"{name} takes true or false; found {value}")
-            given += [name] if value == "true" else []
-        elif not (separator and not value and name in parser._option_string_actions):
-            given.append(word)
-    return given
 
 
 def guarded(known: argparse.Namespace) -> int:
@@ -92,7 +63,7 @@ def guarded(known: argparse.Namespace) -> int:
     use_one_heap()
     try:
         if hasattr(known, "set"):
-            known.overrides = _overrides(known)
+            known.overrides = overrides(known)
         with _terminable():
             return int(known.command(known))
     except KeyboardInterrupt:
@@ -136,201 +107,3 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="beam-inference",
-        description="Run a trained 3-D ConvNet over a volume of any size.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-
-    plan = subparsers.add_parser("plan", help="show what a job comes to; submits nothing", allow_abbrev=False)
-    _add_job(plan)
-    plan.add_argument("--suggest", action="store_true", help="the best chunk shape for each seam mode")
-    plan.add_argument(
-        "--calibrate", action="store_true", help="time the network, the input and the store; foretell hours and money"
-    )
-    plan.add_argument("--prices", metavar="PRICES.YAML", help="for --calibrate, see templates/prices.yaml")
-    plan.add_argument("--worker-price", type=float, metavar="P", help="of an hour of a worker, instead of the prices'")
-    plan.add_argument("--allow_pickle", action="store_true", help="as for run, with --calibrate")
-    plan.add_argument("--json", action="store_true", help="print JSON")
-    plan.add_argument(
-        "--workers", type=_positive, default=1, metavar="N", help="worker processes, for --suggest and --calibrate"
-    )
-    plan.add_argument(
-        "--worker-memory", type=_gib, default=2.0, metavar="GIB", help="for the chunks of each (default: 2)"
-    )
-    plan.add_argument("--write", action="store_true", help="put the suggested chunk_shape into the job file")
-    plan.set_defaults(command=commands.plan)
-
-    run = subparsers.add_parser(
-        "run",
-        help="run a job, or what is missing of it",
-        description="Run a job, or what is missing of it. Any flag of Apache Beam may follow, such as --runner=…",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    run.add_argument("job", metavar="JOB.YAML", help="the job file")
-    _add_run_flags(run)
-    run.set_defaults(command=commands.run)
-
-    status = subparsers.add_parser(
-        "status", help="how far a job is, on any runner, seen from any machine", allow_abbrev=False
-    )
-    _add_job(status)
-    status.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
-    status.set_defaults(command=commands.status)
-
-    verify = subparsers.add_parser("verify", help="is a job complete? exit 0 only if it is", allow_abbrev=False)
-    _add_job(verify)
-    verify.add_argument("--deep", action="store_true", help="read every chunk back and compare its checksum")
-    verify.set_defaults(command=commands.verify)
-
-    mosaic = subparsers.add_parser(
-        "mosaic", help="draw some finished chunks, input beside output, as a picture", allow_abbrev=False
-    )
-    _add_job(mosaic)
-    mosaic.add_argument("--to", default="mosaic.png", metavar="FILE.PNG", help="(default: mosaic.png)")
-    mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
-    mosaic.set_defaults(command=commands.mosaic)
-
-    clean = subparsers.add_parser(
-        "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
-    )
-    _add_job(clean)
-    clean.set_defaults(command=commands.clean)
-
-    demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
-    demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
-    _add_debug(demo)
-    demo.set_defaults(command=_demo)
-
-    schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
-    schema.set_defaults(command=_schema)
-    return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return number
-
-
-def _gib(text: str) -> float:
-    number = float(text)
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of GiB")
-    return number
-
-
-def _seed(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 2**64:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0 to 2^64 - 1")
-    return number
-
-
-def _share(text: str) -> float:
-    share = float(text)
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share above 0 and at most 1")
-    return share
-
-
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB.YAML", help="the job file, a path or URL")
-    _add_overrides(parser)
-    _add_logging(parser)
-
-
-def _add_overrides(parser: argparse.ArgumentParser) -> None:
-    """What changes between runs of a job file has a flag of its own; any other key is reached by --set."""
-    group = parser.add_argument_group("instead of what the job file says")
-    for name, (key, metavar, help) in _OVERRIDES.items():
-        choices = ("true", "false") if metavar is None else None
-        group.add_argument(f"--{name}", metavar=metavar, choices=choices, help=f"{help} ({key})")
-    group.add_argument("--roi", type=_roi, metavar="START:STOP", help="the box to produce, as 0x0x0:64x512x512, z y x")
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY.KEY=VALUE", help="any key of the job file; repeatable"
-    )
-
-
-_OVERRIDES = {
-    "input": ("input.path", "URL", "the volume to read"),
-    "output": ("output.path", "URL", "the volume to write"),
-    "model": ("model.path", "URL", "the network"),
-    "weights": ("model.weights", "URL", "the network's weights, where model is a factory"),
-    "resume": ("job.resume", None, "skip chunks that have a receipt"),
-    "max_failed_chunks": ("job.max_failed_chunks", "N", "with more quarantined chunks the job fails"),
-}
-
-
-def _roi(text: str) -> str:
-    corner = r"-?\d+x-?\d+x-?\d+"
-    if not re.fullmatch(f"{corner}:{corner}", text):
-        raise argparse.ArgumentTypeError(f"expected START:STOP such as 0x0x0:64x512x512, in z, y, x; found {text}")
-    return text
-
-
-def _overrides(known: argparse.Namespace) -> list[str]:
-    """All overrides as --set takes them; what was given with --set comes last."""
-    given = [
-        f"{key}={json.dumps(value)}" if metavar == "URL" else f"{key}={value}"
-        for name, (key, metavar, _) in _OVERRIDES.items()
-        if (value := getattr(known, name)) is not None
-    ]
-    if known.roi is not None:
-        start, _, stop = known.roi.partition(":")
-        given += [f"roi.start={start}", f"roi.stop={stop}"]
-    return [*given, *known.set]
-
-
-def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    _add_overrides(parser)
-    parser.add_argument(
-        "--chunks", metavar="FILE", help="do only the chunks of a quarantine file, or indices one a line"
-    )
-    parser.add_argument(
-        "--sample", type=_share, metavar="SHARE", help="do only such a share of the chunks, 0.001 say, as a pilot"
-    )
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="of the sample; another one, other chunks")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="delete an earlier launch's state; do every chunk anew"
-    )
-    parser.add_argument("--allow_pickle", action="store_true", help="load model files that can execute code they carry")
-    add_gpu_flags(parser)
-    _add_logging(parser)
-
-
-def _add_logging(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--log_format",
-        "--log-format",
-        choices=("text", "json"),
-        default="text",
-        help="how to log: lines for people, or JSON, an object a line",
-    )
-    _add_debug(parser)
-
-
-def _add_debug(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--debug", action="store_true", help="show all log messages, Beam's too, and stack traces")
-
-
-def _demo(known: argparse.Namespace) -> int:
-    from beam_inference.demo import run_demo
-
-    return run_demo(Path(known.folder), main)
-
-
-def _schema(_: argparse.Namespace) -> int:
-    from beam_inference.config import JobConfig
-
-    print(json.dumps(JobConfig.model_json_schema(), indent=2))
-    return 0

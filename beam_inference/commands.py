@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from beam_inference.accelerators import check_device, dataflow_flags, gpu_options
 from beam_inference.errors import COMPLETE, FAILED, ConfigError, StateError
 
 if TYPE_CHECKING:
+    from beam_inference.config import JobConfig
+    from beam_inference.resolved_job import ResolvedJob
+    from beam_inference.state import State
     from beam_inference.survey import Survey
 
 logger = logging.getLogger(__name__)
@@ -28,6 +32,7 @@ STRAGGLERS = 0.3
 
 def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
+    from beam_inference.config import SeamMode
     from beam_inference.files import load_job, set_chunk_shape
     from beam_inference.report import print_plan, print_suggestions
     from beam_inference.survey import THIS_PROCESS, suggested, survey
@@ -45,9 +50,10 @@ def plan(known: argparse.Namespace) -> int:
         print_plan(found, as_json=known.json)
         return COMPLETE
     memory = round(known.worker_memory * 2**30)
-    print_suggestions(found, THIS_PROCESS, memory, known.workers, as_json=known.json)
+    plans = {seams: suggested(found, seams, THIS_PROCESS, memory, known.workers) for seams in get_args(SeamMode)}
+    print_suggestions(found, plans, memory, known.workers, as_json=known.json)
     if known.write:
-        best = suggested(found, found.job.plan.seams, THIS_PROCESS, memory, known.workers)
+        best = plans[found.job.plan.seams]
         if best is None:
             raise ConfigError(f"no chunk shape fits {known.worker_memory:g} GiB per worker; nothing was written")
         set_chunk_shape(known.job, best.chunks.chunk_shape)
@@ -114,21 +120,32 @@ def run(known: argparse.Namespace) -> int:
     return outcome.exit_code
 
 
-def status(known: argparse.Namespace) -> int:
-    """Tell how far a job is."""
+def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State, ResolvedJob]:
+    """The job file as it is now, its state, and the job as it was launched; ``nothing`` is what it means if it was not.
+
+    Raises:
+        StateError: the state holds no job.
+    """
     from beam_inference.files import load_job
-    from beam_inference.report import print_status
     from beam_inference.state import State
-    from beam_inference.status import job_status
     from beam_inference.survey import default_state_url
 
     config = load_job(known.job, known.overrides)
     state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    if job is None:
+        raise StateError(f"{nothing}: {state.url} holds no job. Has it been run, and with this output.path?")
+    return config, state, job
+
+
+def status(known: argparse.Namespace) -> int:
+    """Tell how far a job is."""
+    from beam_inference.report import print_status
+    from beam_inference.status import job_status
+
     while True:
-        job = state.load_job()
-        if job is None:
-            raise StateError(f"nothing to tell: {state.url} holds no job. Has it been launched, with this output.path?")
         start = time.monotonic()
+        _, state, job = _launched(known, "nothing to tell")
         found = job_status(job, state, datetime.now(UTC))
         print_status(found)
         sys.stdout.flush()
@@ -141,20 +158,13 @@ def verify(known: argparse.Namespace) -> int:
     """Tell whether a job is complete."""
     from rich.console import Console
 
-    from beam_inference.files import load_job
     from beam_inference.job_parts import output_spec
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
     from beam_inference.report import print_verification
-    from beam_inference.state import State
-    from beam_inference.survey import default_state_url
     from beam_inference.verification import verify as verified
 
-    config = load_job(known.job, known.overrides)
-    state = State(default_state_url(config), config.storage)
-    job = state.load_job()
-    if job is None:
-        raise StateError(f"nothing to verify: {state.url} holds no job. Has it been run, and with this output.path?")
+    config, state, job = _launched(known, "nothing to verify")
     job = as_launched(config, job, state.url)
     output = open_output(output_spec(job)) if known.deep else None
     if known.deep and output is None:
@@ -171,13 +181,10 @@ def mosaic(known: argparse.Namespace) -> int:
     """Draw some finished chunks."""
     from importlib.util import find_spec
 
-    from beam_inference.files import load_job
     from beam_inference.job_parts import open_input, output_spec
     from beam_inference.launch import as_launched
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
-    from beam_inference.state import State
-    from beam_inference.survey import default_state_url
 
     if find_spec("matplotlib") is None:
         raise ConfigError("mosaic needs matplotlib: pip install 'beam-inference[demo]'")
@@ -185,13 +192,10 @@ def mosaic(known: argparse.Namespace) -> int:
         raise ConfigError(f"--to {known.to}: write a name that ends with {', '.join(_PICTURES)}")
     if not Path(known.to).absolute().parent.is_dir():
         raise ConfigError(f"--to {known.to}: there is no folder {Path(known.to).absolute().parent}")
-    config = load_job(known.job, known.overrides)
-    state = State(default_state_url(config), config.storage)
-    job = state.load_job()
-    if job is not None:
-        job = as_launched(config, job, state.url)  # its output may have moved
-    indices = [] if job is None else list(state.of(job).receipt_indices(0, job.plan.chunks.count))
-    if job is None or not indices:
+    config, state, job = _launched(known, "nothing to draw")
+    job = as_launched(config, job, state.url)  # its output may have moved
+    indices = list(state.of(job).receipt_indices(0, job.plan.chunks.count))
+    if not indices:
         raise StateError(f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first.")
     output = open_output(output_spec(job))
     if output is None:
@@ -204,16 +208,9 @@ def mosaic(known: argparse.Namespace) -> int:
 
 def clean(known: argparse.Namespace) -> int:
     """Remove the seam files of a complete job: a worker that was thought dead may have written some late."""
-    from beam_inference.files import load_job
     from beam_inference.seam_files import SeamFiles
-    from beam_inference.state import State
-    from beam_inference.survey import default_state_url
 
-    config = load_job(known.job, known.overrides)
-    state = State(default_state_url(config), config.storage)
-    job = state.load_job()
-    if job is None:
-        raise StateError(f"nothing to clean: {state.url} holds no job")
+    config, state, job = _launched(known, "nothing to clean")
     count = job.plan.chunks.count
     left = count - state.of(job).count_receipts(0, count)
     if left:
@@ -222,4 +219,19 @@ def clean(known: argparse.Namespace) -> int:
         )
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")
+    return COMPLETE
+
+
+def demo(known: argparse.Namespace) -> int:
+    """Segment a brain MRI template, with the commands that a user would give."""
+    from beam_inference.demo import run_demo
+
+    return run_demo(Path(known.folder), known.main)
+
+
+def schema(_: argparse.Namespace) -> int:
+    """Print the job file's JSON schema."""
+    from beam_inference.config import JobConfig
+
+    print(json.dumps(JobConfig.model_json_schema(), indent=2))
     return COMPLETE

@@ -239,6 +239,9 @@ _BatchSize = Annotated[
 ]
 
 
+SeamMode = Literal["exchange", "recompute", "crop"]
+
+
 class Inference(Model):
     """How the network is applied."""
 
@@ -248,7 +251,7 @@ class Inference(Model):
         description="the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per worker process, "
         "found at first launch, kept ever after"
     )
-    seams: Literal["recompute", "exchange", "crop"] = "recompute"
+    seams: SeamMode = "recompute"
     chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
     batch_size: _BatchSize = Field(
         1, description="patches per network call. auto: tried at first launch, kept ever after"

@@ -12,6 +12,8 @@ import time
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED
 from beam_inference.chunk_run import run_chunks
@@ -130,7 +132,7 @@ class SeamExchange:
     def _infer_owned(self, index: int, cutout: Cutout) -> Core:
         work = self._job.plan.owned_work(index)
         assert work is not None
-        return self._worker.infer(index, cutout, [work], AS_COMPUTED, lambda sums: next(iter(sums)))
+        return self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
 
     def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
         plan, start = self._job.plan, time.perf_counter()
@@ -181,19 +183,13 @@ class SeamExchange:
             part, _ = worker.write(index, box, values)
             parts.append(part)
             written += values.nbytes
-        before = whole or own
-        seconds = dict(before.seconds if before else {})
+        # A chunk that owns no patch is made of what others say alone.
+        before = whole or own or Core(np.empty(0), self._job.config.inference.patches_per_call, 0, 0, {}, {})
+        seconds = dict(before.seconds)
         for stage, spent in (("merge", result.seconds), ("write", time.perf_counter() - start)):
             seconds[stage] = seconds.get(stage, 0.0) + spent
         worker.state.write_receipt(
-            worker.receipt(
-                index,
-                parts,
-                before.batch_size if before else self._job.config.inference.patches_per_call,
-                before.uniform_patches if before else 0,
-                seconds,
-                dict(before.attempts if before else {}),
-            )
+            worker.receipt(index, parts, before.batch_size, before.uniform_patches, seconds, dict(before.attempts))
         )
         self._files.forget(index)
         read_bytes = whole.read_bytes if whole else 0

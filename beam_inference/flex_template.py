@@ -108,7 +108,7 @@ def _parameter(parser: argparse.ArgumentParser, action: argparse.Action, group: 
 
 def main() -> int:
     """Print the metadata of the template that runs ``templates/main.py``."""
-    from beam_inference.cli import flags_parser
+    from beam_inference.arguments import flags_parser
 
     print(json.dumps(metadata(flags_parser()), indent=2, ensure_ascii=False))
     return 0

@@ -16,6 +16,7 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.config import JobConfig, Network
 from beam_inference.elements import Launch
 from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFault
@@ -38,7 +39,7 @@ from beam_inference.predictors.probe import fastest_batch_size
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.sample import sampled
-from beam_inference.state import CHUNKS_PER_FOLDER, Receipt, State
+from beam_inference.state import Receipt, State
 from beam_inference.survey import (
     STATE_FOLDER,
     THIS_PROCESS,
@@ -316,7 +317,8 @@ def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     exchanged, not a damaged block (that is what ``verify --deep`` is for).
     """
     count = job.plan.chunks.count
-    first, summed = _some_receipt(state, count), _some_sums(state, count)
+    first = _some_receipt(state, count)
+    summed = _some_sums(state, count) if job.plan.seams == "exchange" else None
     if first is None and summed is None:
         return
     output = open_output(found.output) if found.output_exists else None

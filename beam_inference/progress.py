@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from beam_inference.errors import BeamInferenceError
-from beam_inference.resolved_job import ResolvedJob
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +24,14 @@ class Progress:
     """Chunks done, voxels per second and time left, on standard error.
 
     Args:
-        job: what is run.
-        count_done: how many chunks have a receipt; called seldom enough not to matter.
-        total: chunks to do, if not all of the job's.
+        total: chunks to do. voxels_per_chunk: their mean size.
+        count_done: how many of them are done; called seldom enough not to matter.
     """
 
-    def __init__(self, job: ResolvedJob, count_done: Callable[[], int], total: int | None = None) -> None:
+    def __init__(self, total: int, voxels_per_chunk: float, count_done: Callable[[], int]) -> None:
         self._count_done = count_done
-        self._total = job.plan.chunks.count if total is None else total
-        self._voxels_per_chunk = job.plan.chunks.roi.size / job.plan.chunks.count
+        self._total = total
+        self._voxels_per_chunk = voxels_per_chunk
         self._console = Console(file=sys.stderr)
         self._bar = Bar(
             TextColumn("chunks"),

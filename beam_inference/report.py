@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
 from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.calibration import blocks_written, totals
-from beam_inference.config import JobConfig
+from beam_inference.config import JobConfig, SeamMode
 from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
 from beam_inference.plan import InferencePlan
 from beam_inference.stores import local_folder
 from beam_inference.suggest import busiest_worker
-from beam_inference.survey import Place, Survey, default_state_url, suggested
+from beam_inference.survey import THIS_PROCESS, Place, Survey, default_state_url
 from beam_inference.verification import VerifyReport
 
 if TYPE_CHECKING:
@@ -90,23 +90,14 @@ def plan_values(survey: Survey) -> dict[str, Any]:
                 "seam_bytes": mode.seam_voxels * survey.output.channels * 4,
                 "this_job": mode.seams == plan.seams,
             }
-            for mode in _modes(survey)
+            for mode in map(job.plan_in, get_args(SeamMode))
         },
     }
 
 
-def _modes(survey: Survey) -> tuple[InferencePlan, InferencePlan, InferencePlan]:
-    """The plan in each seam mode: exchange, recompute, crop."""
-    plan, inference = survey.job.plan, survey.job.config.inference
-    margin = inference.chunk_crop_margin or inference.patch_overlap
-    exchange, recompute = (
-        replace(plan, seams=seams, chunk_crop_margin=(0, 0, 0)) for seams in ("exchange", "recompute")
-    )
-    return exchange, recompute, replace(plan, seams="crop", chunk_crop_margin=margin)
-
-
 def _seams_table(survey: Survey) -> Table:
-    plan, (exchange, recompute, crop) = survey.job.plan, _modes(survey)
+    plan = survey.job.plan
+    exchange, recompute, crop = map(survey.job.plan_in, ("exchange", "recompute", "crop"))
     margin = crop.chunk_crop_margin
     table = Table(title="seam modes", title_justify="left")
     for column in ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"):
@@ -123,10 +114,17 @@ def _seams_table(survey: Survey) -> Table:
     return table
 
 
-def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: int, *, as_json: bool = False) -> None:
+def print_suggestions(
+    found: Survey,
+    plans: Mapping[str, InferencePlan | None],
+    memory_bytes: int,
+    workers: int,
+    *,
+    as_json: bool = False,
+) -> None:
     """The best chunk shape in each seam mode, for so many workers of so much memory each, and what it comes to."""
     if as_json:
-        print(json.dumps(suggested_values(found, place, memory_bytes, workers), indent=2))
+        print(json.dumps(suggested_values(found, plans, workers), indent=2))
         return
     floor = (
         found.job.plan.lattice.count * math.prod(found.job.plan.lattice.patch_shape) / found.job.plan.chunks.roi.size
@@ -138,12 +136,11 @@ def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: i
     for column in (*columns, "seam files", "objects", "busiest worker"):
         table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
     itemsize, channels = _itemsize(found.job.config.output.dtype), found.output.channels
-    for seams in ("exchange", "recompute", "crop"):
-        plan = suggested(found, seams, place, memory_bytes, workers)
+    for seams, plan in plans.items():
         if plan is None:
             table.add_row(seams, "none fits")
             continue
-        memory = found.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, place)
+        memory = found.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, THIS_PROCESS)
         blocks = blocks_written(plan)
         read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
         table.add_row(
@@ -167,23 +164,23 @@ def print_suggestions(found: Survey, place: Place, memory_bytes: int, workers: i
     )
 
 
-def suggested_values(found: Survey, place: Place, memory_bytes: int, workers: int) -> dict[str, Any]:
+def suggested_values(found: Survey, plans: Mapping[str, InferencePlan | None], workers: int) -> dict[str, Any]:
     """The same as values for machines, by seam mode; null where no shape fits."""
-    values: dict[str, Any] = {}
-    for seams in ("exchange", "recompute", "crop"):
-        plan = suggested(found, seams, place, memory_bytes, workers)
-        values[seams] = plan and {
+    return {
+        seams: plan
+        and {
             "chunk_shape": plan.chunks.chunk_shape,
             "chunks": plan.chunks.count,
             "network_calls": plan.patch_count,
             "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
             "host_bytes_per_worker": found.memory_for(
-                plan, plan.largest_input_shape, plan.largest_core_shape, place
+                plan, plan.largest_input_shape, plan.largest_core_shape, THIS_PROCESS
             ).host_bytes,
             "seam_bytes": plan.seam_voxels * found.output.channels * 4,
             "busiest_worker": busiest_worker(plan, workers),
         }
-    return values
+        for seams, plan in plans.items()
+    }
 
 
 def print_estimates(

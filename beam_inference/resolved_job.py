@@ -72,8 +72,12 @@ class ResolvedJob(Frozen):
     @cached_property
     def plan(self) -> InferencePlan:
         """The job's geometry; with chunks of one block as long as their shape is not decided."""
+        return self.plan_in(self.config.inference.seams)
+
+    def plan_in(self, seams: str) -> InferencePlan:
+        """The plan as it would be in a seam mode: exchange, recompute or crop."""
         inference, output, roi = self.config.inference, self.config.output, self.config.roi
-        margin = (0, 0, 0) if inference.seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
+        margin = (0, 0, 0) if seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
         return make_plan(
             volume=self.input_bounds.box(),
             roi=self.roi.box(),
@@ -82,7 +86,7 @@ class ResolvedJob(Frozen):
             patch_overlap=inference.patch_overlap,
             chunk_shape=output.block_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
             crop_margin=self.config.model.crop_margin,
-            seams=inference.seams,
+            seams=seams,
             chunk_crop_margin=margin,
             block_shape=output.block_shape,
         )

@@ -6,8 +6,9 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.state import CHUNKS_PER_FOLDER, State
+from beam_inference.state import State
 from beam_inference.storage import Storage
 from beam_inference.stores import LOCAL, read_file
 

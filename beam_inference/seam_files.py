@@ -15,10 +15,10 @@ import numpy as np
 import tensorstore as ts
 
 from beam_inference.bounding_box import Zyx
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.seams import Sums
-from beam_inference.state import CHUNKS_PER_FOLDER
 from beam_inference.storage import Storage
-from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, open_kvstore, persistently
+from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
 
 _CRC_BYTES = 4
 
@@ -66,17 +66,12 @@ class SeamFiles:
         """Remove all files of the job; how many there were."""
         everything = ts.KvStore.KeyRange()
         there = len(persistently("list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)))
-        persistently("delete", self._url, partial(self._delete, everything))
+        delete_folder(self._store, self._url)
         return there
 
     def forget(self, receiver: int) -> None:
         """Remove what a receiver was made of."""
-        folder = _folder(receiver)
-        keys = ts.KvStore.KeyRange(inclusive_min=folder, exclusive_max=folder[:-1] + "0")  # "0" comes after "/"
-        persistently("delete", f"{self._url}/{folder}", partial(self._delete, keys))
-
-    def _delete(self, keys: ts.KvStore.KeyRange) -> None:
-        self._store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
+        delete_folder(self._store, self._url, _folder(receiver))
 
 
 def _folder(receiver: int) -> str:

@@ -20,34 +20,27 @@ or a state folder put together by hand, cannot make a chunk count as done.
 from __future__ import annotations
 
 import platform
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import tensorstore as ts
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER, ChunkEntries
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.resolved_job import Box, Frozen, ResolvedJob
 from beam_inference.storage import Storage
 from beam_inference.stores import (
     LOCAL,
     PATIENCE_SECONDS,
-    TRANSFER_SECONDS,
-    again_if_failed,
+    delete_folder,
     open_kvstore,
     persistently,
 )
-
-CHUNKS_PER_FOLDER = 4096
-_LISTINGS_AT_A_TIME = 32
-_CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 Entry = TypeVar("Entry", bound="Frozen")
 
@@ -201,11 +194,11 @@ class State:
 
     def write_receipt(self, receipt: Receipt) -> None:
         """Write a receipt, durably; replaces one of the same chunk."""
-        self._write(self._key("receipts", receipt.chunk), receipt.model_dump_json())
+        self._entries("receipts").write(receipt.chunk, receipt.model_dump_json())
 
     def read_receipt(self, chunk: int) -> Receipt | None:
         """The receipt of a chunk, or None."""
-        return self._entry(Receipt, self._key("receipts", chunk))
+        return next(self._read_entries(Receipt, "receipts", [chunk]), None)
 
     def receipts(self, start: int, stop: int, damaged: list[str] | None = None) -> Iterator[Receipt]:
         """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time.
@@ -222,22 +215,15 @@ class State:
 
     def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have a receipt, in order. Lists folders, some at a time."""
-        return self._indices("receipts", start, stop)
-
-    def _indices(self, folder: str, start: int, stop: int) -> Iterator[int]:
-        ranges = [(a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)]
-        for first in range(0, len(ranges), _LISTINGS_AT_A_TIME):
-            under_way = [self._listing(folder, *each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
-            for listing in under_way:
-                yield from listing()
+        return self._entries("receipts").indices(start, stop)
 
     def count_receipts(self, start: int, stop: int) -> int:
         """How many of the chunks ``start … stop`` have a receipt. Lists; reads nothing."""
-        return sum(1 for _ in self.receipt_indices(start, stop))
+        return self._entries("receipts").count(start, stop)
 
     def write_sums(self, receipt: Receipt) -> None:
         """Record, durably, that a chunk's patches are computed, and their sums kept for who needs them."""
-        self._write(self._key("sums", receipt.chunk), receipt.model_dump_json())
+        self._entries("sums").write(receipt.chunk, receipt.model_dump_json())
 
     def read_sums(self, chunks: Sequence[int]) -> list[Receipt]:
         """Of those among some chunks whose patches are computed; damaged ones count as none. Read concurrently."""
@@ -245,19 +231,19 @@ class State:
 
     def sums_indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have their patches computed, as :meth:`receipt_indices` says it."""
-        return self._indices("sums", start, stop)
+        return self._entries("sums").indices(start, stop)
 
     def count_sums(self, start: int, stop: int) -> int:
         """How many of the chunks ``start … stop`` have their patches computed. Lists; reads nothing."""
-        return sum(1 for _ in self.sums_indices(start, stop))
+        return self._entries("sums").count(start, stop)
 
     def quarantine_indices(self, start: int, stop: int) -> list[int]:
         """Which of the chunks ``start … stop`` have a quarantine record, in order. One listing: they are few."""
-        return self._listing("quarantine", start, stop)()
+        return self._entries("quarantine").few_indices(start, stop)
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
-        self._write(self._key("quarantine", record.chunk), record.model_dump_json())
+        self._entries("quarantine").write(record.chunk, record.model_dump_json())
 
     def read_quarantine(self, chunks: Sequence[int]) -> list[QuarantineRecord]:
         """The quarantine records of some chunks, as far as there are any, superseded ones as well."""
@@ -310,19 +296,14 @@ class State:
     def clear(self) -> None:
         """Delete what this class has written, of all jobs, and nothing else; job.json last."""
         for folder in ("receipts/", "sums/", "seams/", "quarantine/", "launches/"):
-            keys = ts.KvStore.KeyRange(inclusive_min=folder, exclusive_max=folder[:-1] + "0")  # "0" comes after "/"
-            self._request("delete", folder, partial(self._delete, keys))
+            delete_folder(self._store, self.url, folder)
         for key in ("quarantine.jsonl", "job.json"):
             self._write(key, None)
 
-    def _delete(self, keys: ts.KvStore.KeyRange) -> None:
-        self._store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
-
-    def _key(self, folder: str, chunk: int) -> str:
-        """Keys sort as their chunks do, so a range of chunks is one range of keys."""
+    def _entries(self, folder: str) -> ChunkEntries:
         if self._fingerprint is None:
             raise ValueError("receipts are of one job: use state.of(job)")
-        return f"{folder}/{self._fingerprint[:16]}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
+        return ChunkEntries(self._store, self.url, f"{folder}/{self._fingerprint[:16]}")
 
     def _read(self, key: str) -> bytes | None:
         result = self._request("read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS))
@@ -352,26 +333,10 @@ class State:
     def _read_entries(
         self, kind: type[Entry], folder: str, chunks: Iterable[int], damaged: list[str] | None = None
     ) -> Iterator[Entry]:
-        keys = [self._key(folder, chunk) for chunk in chunks]
-        for key, reading in [(key, self._store.read(key)) for key in keys]:  # all at once, taken in order
-            result = self._request("read", key, again_if_failed(reading, partial(self._store.read, key)))
-            if result.state != "value":
-                continue
+        for key, text in self._entries(folder).read(chunks):
             try:
-                yield self._parse(kind, key, bytes(result.value))
+                yield self._parse(kind, key, text)
             except StateError as error:
                 if damaged is None:
                     raise
                 damaged.append(str(error))
-
-    def _listing(self, folder: str, start: int, stop: int) -> Callable[[], list[int]]:
-        """Lists a range of chunks, at once; what is there is told when it is called."""
-        keys = ts.KvStore.KeyRange(inclusive_min=self._key(folder, start), exclusive_max=self._key(folder, stop))
-        request = again_if_failed(self._store.list(keys), partial(self._store.list, keys))
-
-        def indices() -> list[int]:
-            names = self._request("list", folder, request)
-            # A killed writer leaves lock files beside the keys of a local store, and people leave copies.
-            return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
-
-        return indices

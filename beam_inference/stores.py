@@ -147,6 +147,20 @@ def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
 
 
+def delete_folder(store: Any, url: str, folder: str = "") -> None:
+    """Delete what lies under a folder, such as ``receipts/``, of the store at ``url``; by default everything.
+
+    Raises:
+        WorkerFault: it cannot be done.
+    """
+    keys = ts.KvStore.KeyRange(folder, folder[:-1] + "0" if folder else "")  # "0" comes after "/"
+
+    def delete() -> None:
+        store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
+
+    persistently("delete", f"{url}/{folder}", delete)
+
+
 def again_if_failed(under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS) -> Callable[[], Any]:
     """The result of a request under way; once that has failed, of a new one."""
     first = [under_way]

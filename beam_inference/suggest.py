@@ -53,7 +53,7 @@ def suggest(plan: InferencePlan, fits: Callable[[Shape, Shape], Any], workers: i
             if fitting.any():
                 patches = on_z.patches * on_y.patches * x_patches
                 largest = on_z.largest_patches * on_y.largest_patches * x_largest
-                busiest = patches / workers + largest * (1 - 1 / workers)
+                busiest = _busiest(patches, largest, workers)
                 seams = on_z.reached * on_y.reached * x_reached - on_z.private * on_y.private * x_private
                 moved = on_z.voxels_read * on_y.voxels_read * x_read + 2 * 4 * seams
                 found.append((z, y, np.where(fitting, busiest, np.inf), moved))
@@ -77,15 +77,20 @@ def busiest_worker(plan: InferencePlan, workers: int) -> float:
     """Patches that the busiest worker computes at worst, over an even share of the fewest possible: 1 is perfect."""
     totals = [totals_on(plan, axis) for axis in range(3)]
     patches, largest = (np.prod([float(getattr(t, name)) for t in totals]) for name in ("patches", "largest_patches"))
-    return float((patches / workers + largest * (1 - 1 / workers)) / (patches / workers))
+    return float(_busiest(patches, largest, workers) / (patches / workers))
+
+
+def _busiest(patches: Any, largest: Any, workers: int) -> Any:
+    """Graham's bound: the even share of all patches, and one largest chunk at the end."""
+    return patches / workers + largest * (1 - 1 / workers)
 
 
 def _candidates(plan: InferencePlan, fits: Callable[[Shape, Shape], Any]) -> list[list[tuple[int, AxisTotals]]]:
     """Per axis, multiples of the block that may fit with something on the others, ascending, and what each comes to."""
-    few: list[list[tuple[int, AxisTotals]]] = []
-    for axis in range(3):
-        blocks = -(-plan.chunks.roi.shape[axis] // plan.block_shape[axis])
-        few.append([_candidate(plan, axis, number) for number in range(1, min(DENSE, blocks) + 1)])
+    all_blocks = ChunkGrid(plan.chunks.roi, plan.block_shape).shape
+    few = [
+        [_candidate(plan, axis, number) for number in range(1, min(DENSE, all_blocks[axis]) + 1)] for axis in range(3)
+    ]
     # Not the smallest chunk takes least: one that fits the lattice does.
     inputs, cores = (
         [min(getattr(totals, name) for _, totals in candidates) for candidates in few]
@@ -101,9 +106,9 @@ def _candidates(plan: InferencePlan, fits: Callable[[Shape, Shape], Any]) -> lis
     for axis, candidates in enumerate(few):
         block, lattice = plan.block_shape[axis], plan.lattice.axes[axis]
         fit = lattice.stride // math.gcd(block, lattice.stride)  # so many blocks are whole strides
-        number, last, misfits = DENSE, -(-plan.chunks.roi.shape[axis] // block), 0
-        while number < last and misfits < 3:
-            before, number = number, min(last, number + max(1, number // 16))
+        number, misfits = DENSE, 0
+        while number < all_blocks[axis] and misfits < 3:
+            before, number = number, min(all_blocks[axis], number + max(1, number // 16))
             fitted = number // fit * fit
             for blocks in sorted({number, fitted} if before < fitted else {number}):
                 candidates.append(_candidate(plan, axis, blocks))

@@ -14,7 +14,7 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, JobConfig, factory_parts
+from beam_inference.config import INTEGER_DTYPES, Inference, JobConfig, factory_parts
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
@@ -116,21 +116,8 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     Raises:
         UserError: any of it is wrong.
     """
-    if not place.is_this_machine and config.inference.device == "auto":
-        raise ConfigError(
-            "inference.device: auto is not known before the launch on a remote runner (the launcher has no GPU to "
-            "look at). Write device: cuda or device: cpu."
-        )
-    if not place.is_this_machine and config.inference.device == "cpu" and config.inference.engine == "auto":
-        raise ConfigError(
-            "inference.engine: auto is not known before the launch on a remote runner (it depends on what the workers "
-            "have). Write engine: torch, or openvino if it is installed there."
-        )
-    if not place.is_this_machine and config.inference.batch_size == "auto":
-        raise ConfigError(
-            "inference.batch_size: auto is found by trying, which a remote launcher cannot do. Write a number: "
-            "1 does for large patches."
-        )
+    if not place.is_this_machine:
+        _check_decided(config.inference)
     volume = open_input(config)
     if volume.channels != config.model.input_channels:
         raise VolumeError(
@@ -173,12 +160,27 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     return found
 
 
+def _check_decided(inference: Inference) -> None:
+    """Refuse what a launcher cannot find out about remote workers."""
+    unknown = "is not known before the launch on a remote runner"
+    if inference.device == "auto":
+        raise ConfigError(
+            f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: cuda or device: cpu."
+        )
+    if inference.device == "cpu" and inference.engine == "auto":
+        raise ConfigError(
+            f"inference.engine: auto {unknown} (it depends on what the workers have). Write engine: torch, or openvino "
+            "if it is installed there."
+        )
+    if inference.batch_size == "auto":
+        raise ConfigError(
+            f"inference.batch_size: auto {unknown}: it is found by trying. Write a number: 1 does for large patches."
+        )
+
+
 def suggested(found: Survey, seams: str, place: Place, memory_bytes: int, workers: int) -> InferencePlan | None:
     """The plan with the best chunk shape in a seam mode, for workers of so much memory; None if none fits."""
-    plan = found.job.plan
-    margin = found.job.config.inference.chunk_crop_margin or plan.lattice.patch_overlap
-    plan = replace(plan, seams=seams, chunk_crop_margin=margin if seams == "crop" else (0, 0, 0))
-
+    plan = found.job.plan_in(seams)
     on_device = device_memory() if found.job.config.inference.device == "cuda" and place.is_this_machine else None
 
     def fits(input_shape: Shape, core_shape: Shape) -> Any:

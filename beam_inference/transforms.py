@@ -96,7 +96,16 @@ class InferChunks(_OnWorker):
             yield record
 
 
-class SumChunks(_OnWorker):
+class _Exchanging(_OnWorker):
+    """What needs the stores of ``seams: exchange``, too."""
+
+    def setup(self) -> None:
+        """Open stores and network, once per process, and the seam files."""
+        super().setup()
+        self._exchange = SeamExchange(self._worker)
+
+
+class SumChunks(_Exchanging):
     """First stage of ``seams: exchange``: element a run; output, keyed by their runs, the chunks that wait for it.
 
     Plain method: :meth:`beam_inference.exchange.SeamExchange.add_up`.
@@ -111,15 +120,14 @@ class SumChunks(_OnWorker):
 
     def process(self, run: Run) -> Iterator[tuple[int, int]]:
         """Compute the patches that a run's chunks own; what is emitted waits for no more of this run."""
-        exchange = SeamExchange(self._worker)
-        for record in exchange.add_up(run):
+        for record in self._exchange.add_up(run):
             if record.outcome == "summed":  # of others the second stage tells
                 _count(record)
-        for chunk in exchange.waiting(run):
+        for chunk in self._exchange.waiting(run):
             yield chunk // self._length, chunk
 
 
-class MergeSeams(_OnWorker):
+class MergeSeams(_Exchanging):
     """Second stage: element a key and chunks, repeated maybe; output one record per chunk.
 
     Plain method: :meth:`beam_inference.exchange.SeamExchange.merge`.
@@ -127,7 +135,7 @@ class MergeSeams(_OnWorker):
 
     def process(self, run: tuple[int, Iterable[int]]) -> Iterator[Record]:
         """Finish chunks; a record is emitted once its chunk is durable."""
-        for record in SeamExchange(self._worker).merge(sorted(set(run[1]))):
+        for record in self._exchange.merge(sorted(set(run[1]))):
             _count(record)
             yield record
 

@@ -207,7 +207,7 @@ class Worker:
         """
         plan = self.job.plan
         if plan.seams != "exchange":
-            return self.infer(index, cutout, [plan.work(index)], self.encoding, lambda cores: next(iter(cores)))
+            return self.infer(index, cutout, [plan.work(index)], self.encoding, next)
         works, channels = plan.contributions(index), self.job.config.model.output_channels
         core_box = plan.chunks.core_box(index)
         return self.infer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -56,3 +57,13 @@ def fib25(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     array = np.load(shared_data / "fib25_medulla_train2_image.npy")
     write_volume(folder, array, block_shape=(64, 64, 64))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _log_levels():
+    """A command sets levels for its whole process: the next test begins with those of before."""
+    loggers = [logging.getLogger(name) for name in (None, "beam_inference", "apache_beam")]
+    levels = [each.level for each in loggers]
+    yield
+    for each, level in zip(loggers, levels, strict=True):
+        each.setLevel(level)

@@ -36,7 +36,7 @@ FLOORS = [
         "accelerators",
     ],
     [
-        *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "state"),
+        *("stores", "files", "volumes", "outputs", "predictors", "operators", "resolved_job", "chunk_entries", "state"),
         *(
             "verification",
             "status",
@@ -52,15 +52,18 @@ FLOORS = [
             "launch",
         ),
     ],
-    ["transforms"],
+    ["chunk_tasks", "transforms"],
     [
         "pipeline",
         "beam_flags",
         "logs",
         "progress",
+        "execution",
+        "task_runner",
         "runner",
         "report",
         "flex_template",
+        "arguments",
         "cli",
         "commands",
         "mosaic",

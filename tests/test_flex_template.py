@@ -13,7 +13,7 @@ import pytest
 import yaml
 from standins.dataflow import DataflowStandIn
 
-from beam_inference import cli
+from beam_inference import arguments
 from beam_inference.flex_template import main, metadata
 
 ROOT = Path(__file__).parents[1]
@@ -23,7 +23,7 @@ IMAGES = ["Dockerfile", "Dockerfile.cpu"]
 
 @pytest.fixture(scope="module")
 def parser():
-    return cli.flags_parser()
+    return arguments.flags_parser()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_committed_form_is_the_generated_one(parser):
 
 def test_the_command_prints_the_form(capsys):
     assert main() == 0
-    assert json.loads(capsys.readouterr().out) == metadata(cli.flags_parser())
+    assert json.loads(capsys.readouterr().out) == metadata(arguments.flags_parser())
 
 
 def test_googles_own_type_reads_it(parser):
@@ -161,7 +161,7 @@ def test_defaults_of_a_form_are_no_wish(parser, parameters):
     """A form passes every field: what it holds before anybody writes into it must mean what no flag means."""
     filled = [f"--{name}={p['defaultValue']}" for name, p in parameters.items() if "defaultValue" in p]
     empty = [f"--{name}=" for name, p in parameters.items() if "defaultValue" not in p and p.get("isOptional")]
-    words = cli._as_given(["--job=gs://b/job.yaml", *filled, *empty], parser)
+    words = arguments.as_given(["--job=gs://b/job.yaml", *filled, *empty], parser)
     assert parser.parse_args(words) == parser.parse_args(["--job=gs://b/job.yaml"])
 
 

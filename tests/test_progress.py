@@ -3,7 +3,6 @@ import re
 import sys
 
 import pytest
-from test_state import resolved
 
 from beam_inference import progress as progress_module
 from beam_inference.errors import WorkerFault
@@ -25,7 +24,7 @@ def clock(monkeypatch):
 
 def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
     done = [16]
-    with Progress(resolved(), lambda: done[0]) as progress:  # 64 chunks of 16³ voxels
+    with Progress(64, 4096.0, lambda: done[0]) as progress:  # 64 chunks of 16³ voxels
         clock.now += 5
         progress.update()
         assert capsys.readouterr().err == ""
@@ -38,7 +37,7 @@ def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
 
 def test_receipts_are_not_counted_at_every_call(clock):
     calls = []
-    with Progress(resolved(), lambda: calls.append(1) or 0) as progress:
+    with Progress(64, 4096.0, lambda: calls.append(1) or 0) as progress:
         for _ in range(100):
             clock.now += 0.01
             progress.update()
@@ -53,7 +52,7 @@ def test_a_state_that_does_not_answer_does_not_end_the_launch(clock, capsys):
             return answer
         raise WorkerFault("gone")
 
-    with Progress(resolved(), count) as progress:
+    with Progress(64, 4096.0, count) as progress:
         clock.now += 20
         progress.update()
 
@@ -67,7 +66,7 @@ def test_a_terminal_shows_a_bar(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    with Progress(resolved(), lambda: 16, total=32) as progress:
+    with Progress(32, 4096.0, lambda: 16) as progress:
         clock.now += 1
         progress.update()
         progress.say("stopping")

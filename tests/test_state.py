@@ -5,12 +5,12 @@ import pytest
 from helpers import job_values
 
 from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job_file import parse_job
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.runs import missing_runs
 from beam_inference.state import (
-    CHUNKS_PER_FOLDER,
     ChannelStatistics,
     LaunchSummary,
     Part,

@@ -16,7 +16,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from beam_inference import cli
+from beam_inference import arguments
 from beam_inference.accelerators import DRIVERS, GPUS, SHARINGS
 from beam_inference.flex_template import metadata
 
@@ -79,17 +79,17 @@ def context(dags, fields, **run):
 
 
 def test_the_fields_are_flags_of_the_command_line(dags):
-    known = {action.dest for action in cli.flags_parser()._actions}
+    known = {action.dest for action in arguments.flags_parser()._actions}
     assert {"job", "chunks", *dags.common.OVERRIDES, *dags.dataflow.GPU_FIELDS} <= known
     flags = [f"--{name}=1" for name in dags.common.OVERRIDES if name not in ("roi", "resume")]
-    _, unknown = cli._parser().parse_known_args(
+    _, unknown = arguments.command_parser().parse_known_args(
         ["verify", "job.yaml", "--deep", *flags, "--roi=0x0x0:1x1x1", "--resume=true"]
     )
     assert unknown == []
 
 
 def test_the_dataflow_form_is_that_of_the_template(dags):
-    template = {each["name"]: each for each in metadata(cli.flags_parser())["parameters"]}
+    template = {each["name"]: each for each in metadata(arguments.flags_parser())["parameters"]}
     assert set(dags.dataflow.TEMPLATE_FIELDS) == template.keys() - NOT_IN_THE_FORMS
     fields = {name: param.keywords for name, param in dags.dataflow._form().items()}
     assert set(dags.dataflow.ENVIRONMENT_FIELDS) < fields.keys()

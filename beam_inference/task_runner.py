@@ -1,0 +1,156 @@
+"""Run the stages of a :class:`~beam_inference.chunk_tasks.TaskJob` from start to exit code."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorstore as ts
+
+from beam_inference.beam_flags import beam_options, check_options, place_of, workers_of
+from beam_inference.chunk_tasks import ChunkTask, DoStages, TaskJob
+from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, StateError, WorkerFault
+from beam_inference.execution import execute, explain
+from beam_inference.plan import index_ranges
+from beam_inference.progress import Progress
+from beam_inference.storage import Storage
+from beam_inference.stores import PATIENCE_SECONDS, delete_folder, open_kvstore, persistently
+from beam_inference.survey import STATE_FOLDER, Place
+
+_NAMED_FAILURES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOutcome:
+    """What a launch came to.
+
+    Attributes:
+        exit_code: 0 complete, 1 failed, 130 interrupted.
+        chunks: of all stages. done: how many of them are.
+        failures: why chunks could not be done, the first few of each stage.
+        seconds: wall time of the pipeline.
+        error: what ended the launch early, if anything did.
+    """
+
+    exit_code: int
+    chunks: int
+    done: int
+    failures: list[str]
+    seconds: float
+    error: str | None
+
+
+def task_job(
+    kind: str, description: dict[str, Any], target: str, storage: Storage, tasks: Sequence[ChunkTask]
+) -> TaskJob:
+    """A job whose records are in the state folder of the volume at ``target``, a URL."""
+    state_url = f"{target.rstrip('/')}/{STATE_FOLDER}"
+    return TaskJob(kind, description, state_url, storage, tuple(tasks), uuid.uuid4().hex[:12])
+
+
+def place_of_flags(flags: Sequence[str]) -> Place:
+    """Where a pipeline with these flags of Beam would run.
+
+    Raises:
+        ConfigError: a flag is unknown, or its runner cannot be used.
+    """
+    options = beam_options(flags)
+    check_options(options)
+    return place_of(options)
+
+
+def begin(job: TaskJob, *, overwrite: bool = False) -> None:
+    """Record what is to be made of the target, before anything is: refuses a target of which something else was made.
+
+    ``overwrite`` forgets what was done, of this and any other job of the kind.
+
+    Raises:
+        StateError: another job of this kind has begun to write there, or the folder cannot be written.
+    """
+    store = open_kvstore(job.state_url, job.storage)
+    try:
+        if overwrite:
+            delete_folder(store, job.state_url, f"{job.kind}/")
+        keys = ts.KvStore.KeyRange(f"{job.kind}/", f"{job.kind}0")  # "0" comes after "/"
+        there = persistently("list", job.state_url, lambda: store.list(keys).result(timeout=PATIENCE_SECONDS))
+        others = {key.decode().split("/")[1] for key in there} - {job.fingerprint[:16]}
+        if others:
+            raise StateError(
+                f"{job.state_url}/{job.kind} holds records of another job ({', '.join(sorted(others))}): what it has "
+                "made there would be mixed with this. Use another target, or pass --overwrite to make everything anew."
+            )
+        text = json.dumps(job.description, indent=1, sort_keys=True)
+        key = f"{job.folder}/job.json"
+        persistently("write", f"{job.state_url}/{key}", lambda: store.write(key, text).result(PATIENCE_SECONDS))
+    except WorkerFault as error:
+        raise StateError(f"the state folder of the target cannot be used: {error}") from None
+
+
+def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> TaskOutcome:
+    """Do what is missing of a job that has begun; ``flags`` are Beam's, ``voxels_per_chunk`` is for the progress.
+
+    From the main thread, SIGINT and SIGTERM stop it after the chunks under way.
+    """
+    options = beam_options(flags)
+    workers = workers_of(options)
+    total = sum(task.count for task in job.tasks)
+    ranges = max(len(index_ranges(task.count, workers)) for task in job.tasks)
+    complete: set[str] = set()
+
+    def done() -> int:
+        count = 0
+        for task in job.tasks:  # stages behind the one under way have nothing done
+            here = task.count if task.name in complete else job.done(task).count(0, task.count)
+            count += here
+            if here < task.count:
+                break
+            complete.add(task.name)
+        return count
+
+    start = time.monotonic()
+    interrupted, error = execute(
+        options,
+        lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
+        ranges,
+        Progress(total, voxels_per_chunk, done),
+        lambda: job.state().request_stop(job.launch),
+    )
+    finished = done()
+    code = COMPLETE if finished == total else INTERRUPTED if interrupted else FAILED
+    return TaskOutcome(
+        exit_code=code,
+        chunks=total,
+        done=finished,
+        failures=[] if code == COMPLETE else _failures(job),
+        seconds=time.monotonic() - start,
+        error=None if error is None or code == COMPLETE else explain(error),
+    )
+
+
+def _failures(job: TaskJob) -> list[str]:
+    told = []
+    for task in job.tasks:
+        failed = job.failed(task)
+        some = failed.few_indices(0, task.count)[: 10 * _NAMED_FAILURES]
+        done = {json.loads(text)["chunk"] for _, text in job.done(task).read(some)}
+        some = [index for index in some if index not in done][:_NAMED_FAILURES]
+        told += [
+            f"{task.name}, chunk {each['chunk']}: {each['cause']}"
+            for _, text in failed.read(some)
+            if (each := json.loads(text))
+        ]
+    return told
+
+
+def print_task_outcome(outcome: TaskOutcome, made: str, again: str) -> None:
+    """What a launch came to; ``made`` is what is there now if it is complete, ``again`` the command that goes on."""
+    if outcome.error:
+        print(f"the launch ended early: {outcome.error}")
+    print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s")
+    for line in outcome.failures:
+        print(f"failed: {line}")
+    print(f"complete: {made}" if outcome.exit_code == COMPLETE else f"to do what is missing: {again}")
