@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
 
 Number = TypeVar("Number", int, float)
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -86,6 +87,9 @@ def command_parser() -> argparse.ArgumentParser:
     mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
     mosaic.set_defaults(command=commands.mosaic)
 
+    _add_pyramid(subparsers)
+    _add_thumbnail(subparsers)
+
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
     )
@@ -102,6 +106,61 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_pyramid(subparsers: Subparsers) -> None:
+    pyramid = subparsers.add_parser(
+        "pyramid",
+        help="make coarser levels of a volume, for viewers",
+        description="Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow.",
+        epilog="examples: beam-inference pyramid gs://bucket/em --dry-run\n"
+        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    pyramid.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
+    pyramid.add_argument(
+        "--method",
+        choices=("mean", "mode"),
+        help="mean for images and maps, mode for labels (default: mode if the volume says it is a segmentation)",
+    )
+    pyramid.add_argument(
+        "--factor",
+        type=_factor,
+        metavar="ZxYxX",
+        help="from level to level (default: until isotropic 1x2x2, say, then 2x2x2)",
+    )
+    pyramid.add_argument(
+        "--levels", type=_positive, metavar="N", help="how many (default: until one block holds the volume)"
+    )
+    pyramid.add_argument(
+        "--scale", type=_natural, default=0, metavar="N", help="made from this one (default: 0, the finest)"
+    )
+    pyramid.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
+    pyramid.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
+    _add_logging(pyramid)
+    pyramid.set_defaults(command=commands.pyramid, takes_beam_flags=True)
+
+
+def _add_thumbnail(subparsers: Subparsers) -> None:
+    thumbnail = subparsers.add_parser(
+        "thumbnail",
+        help="draw planes of a coarse level of a volume, as a picture",
+        epilog="example: beam-inference thumbnail gs://bucket/affinities --to affinities.png",
+        allow_abbrev=False,
+    )
+    thumbnail.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
+    thumbnail.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
+    thumbnail.add_argument("--planes", type=_positive, default=16, metavar="N", help="at most (default: 16)")
+    _add_logging(thumbnail)
+    thumbnail.set_defaults(command=commands.thumbnail)
+
+
+def _factor(text: str) -> tuple[int, int, int]:
+    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){2}", text):
+        raise argparse.ArgumentTypeError(f"expected three numbers such as 1x2x2, in z, y, x; found {text}")
+    z, y, x = map(int, text.split("x"))
+    return (z, y, x)
+
+
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
     """The type of an option that takes a number of which ``fits`` holds."""
 
@@ -115,6 +174,7 @@ def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what
 
 
 _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
+_natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")

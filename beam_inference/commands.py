@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -179,19 +180,12 @@ def verify(known: argparse.Namespace) -> int:
 
 def mosaic(known: argparse.Namespace) -> int:
     """Draw some finished chunks."""
-    from importlib.util import find_spec
-
     from beam_inference.job_parts import open_input, output_spec
     from beam_inference.launch import as_launched
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
 
-    if find_spec("matplotlib") is None:
-        raise ConfigError("mosaic needs matplotlib: pip install 'beam-inference[demo]'")
-    if not known.to.endswith(_PICTURES):
-        raise ConfigError(f"--to {known.to}: write a name that ends with {', '.join(_PICTURES)}")
-    if not Path(known.to).absolute().parent.is_dir():
-        raise ConfigError(f"--to {known.to}: there is no folder {Path(known.to).absolute().parent}")
+    _check_picture(known.to)
     config, state, job = _launched(known, "nothing to draw")
     job = as_launched(config, job, state.url)  # its output may have moved
     indices = list(state.of(job).receipt_indices(0, job.plan.chunks.count))
@@ -204,6 +198,62 @@ def mosaic(known: argparse.Namespace) -> int:
     draw(job, receipts, open_input(job.config), output, Path(known.to))
     print(f"{known.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
+
+
+def pyramid(known: argparse.Namespace) -> int:
+    """Make coarser levels of a volume."""
+    from beam_inference.pyramid import make_pyramid, plan_pyramid
+    from beam_inference.report import print_pyramid
+    from beam_inference.scales import multiscale_volume
+    from beam_inference.stores import LOCAL, storage_of_environment
+    from beam_inference.task_runner import place_of_flags, print_task_outcome
+
+    url = _volume_url(known.volume)
+    shares_files = place_of_flags(known.beam_flags).shares_files
+    if url.startswith("file://") and not shares_files:
+        raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
+    if url.startswith("http"):
+        raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
+    volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
+    planned = plan_pyramid(volume, known.method, known.factor, known.levels)
+    print_pyramid(planned)
+    if known.dry_run:
+        return COMPLETE
+    sys.stdout.flush()
+    outcome = make_pyramid(planned, known.beam_flags, overwrite=known.overwrite)
+    print_task_outcome(outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words))
+    return outcome.exit_code
+
+
+def thumbnail(known: argparse.Namespace) -> int:
+    """Draw planes of a coarse level."""
+    from beam_inference.stores import LOCAL, storage_of_environment
+    from beam_inference.thumbnail import thumbnail as drawn
+
+    _check_picture(known.to)
+    print(drawn(_volume_url(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
+    return COMPLETE
+
+
+def _volume_url(path: str) -> str:
+    from beam_inference.storage import refuse_credentials
+
+    try:
+        refuse_credentials(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return path if "://" in path else Path(path).expanduser().absolute().as_uri()
+
+
+def _check_picture(path: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs matplotlib: pip install 'beam-inference[demo]'")
+    if not path.endswith(_PICTURES):
+        raise ConfigError(f"--to {path}: write a name that ends with {', '.join(_PICTURES)}")
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--to {path}: there is no folder {Path(path).absolute().parent}")
 
 
 def clean(known: argparse.Namespace) -> int:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -35,6 +37,9 @@ TRANSFER_SECONDS = 3600
 
 # TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
+
+_CHANGES = 100
+"""How often a change that others were faster than is tried again."""
 
 _TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
 
@@ -182,6 +187,35 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
     return bytes(result.value) if result.state == "value" else None
+
+
+def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the JSON object in a key by ``change`` of it; what others write to it meanwhile is not lost.
+
+    Raises:
+        WorkerFault: it cannot be done, or others write to it all the time.
+        VolumeError: the key is absent or holds no JSON object.
+    """
+    for _ in range(_CHANGES):
+        found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
+        try:
+            before = json.loads(found.value) if found.state == "value" else None
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
+        after = change(before)
+        if after == before:
+            return
+        text, generation = json.dumps(after), found.stamp.generation
+
+        def write(text: str = text, generation: bytes = generation) -> Any:
+            return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
+
+        if persistently("write", f"{url}/{key}", write).generation:  # empty if another was faster
+            return
+        time.sleep(random.uniform(0, 0.2))
+    raise WorkerFault(f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again later.")
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
