@@ -190,7 +190,7 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
 
 
 def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Replace the JSON object in a key by ``change`` of it; what others write to it meanwhile is not lost.
+    """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
 
     Raises:
         WorkerFault: it cannot be done, or others write to it all the time.
@@ -199,12 +199,12 @@ def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]
     for _ in range(_CHANGES):
         found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
         try:
-            before = json.loads(found.value) if found.state == "value" else None
+            before, again = (json.loads(found.value) for _ in range(2)) if found.state == "value" else (None, None)
         except ValueError:
             before = None
         if not isinstance(before, dict):
             raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
-        after = change(before)
+        after = change(again)
         if after == before:
             return
         text, generation = json.dumps(after), found.stamp.generation

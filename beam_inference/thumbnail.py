@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import VolumeError
 from beam_inference.mosaic import spread
-from beam_inference.scales import holds_labels, scale_count
+from beam_inference.scales import holds_labels
 from beam_inference.storage import Storage
 from beam_inference.volumes import Volume, open_volume
 

@@ -40,7 +40,8 @@ def test_pyramids_are_igneouss(name, factors, start, shape, real, tmp_path):
     array = real[name][:z, :y, :x]
     size = (10.0, 10.0, 10.0) if factors[0] == (2, 2, 2) else (20.0, 10.0, 10.0)
     ours, theirs = (
-        write_volume(tmp_path / who, array, start, block_shape=(16, 16, 16), voxel_size_nm=size) for who in ("us", "them")
+        write_volume(tmp_path / who, array, start, block_shape=(16, 16, 16), voxel_size_nm=size)
+        for who in ("us", "them")
     )
     if name == "labels":
         for who in ("us", "them"):
