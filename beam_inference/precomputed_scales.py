@@ -15,6 +15,7 @@ from typing import Any
 import tensorstore as ts
 
 from beam_inference.bounding_box import Zyx
+from beam_inference.detection import json_object
 from beam_inference.errors import VolumeError
 from beam_inference.pyramid_levels import Level
 from beam_inference.storage import Storage
@@ -28,10 +29,8 @@ _KIND = ("@type", "type", "data_type", "num_channels")
 
 def precomputed_scales(url: str, storage: Storage, info: dict[str, Any], scale: int) -> PrecomputedScales:
     """The precomputed volume at a URL, whose info file is ``info``, with one of its scales as the base."""
-    kept = {key: info[key] for key in _KIND if key in info}
-    return PrecomputedScales(
-        url, storage, json.dumps({**kept, "scales": [info["scales"][scale]]}, sort_keys=True), scale
-    )
+    kept = {key: info[key] for key in _KIND if key in info} | {"scales": [info["scales"][scale]]}
+    return PrecomputedScales(url, storage, json.dumps(kept, sort_keys=True), scale)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class PrecomputedScales:
         Raises:
             VolumeError: the folder of a level is that of another scale.
         """
-        there = precomputed_scales(self.url, self.storage)
+        there = json_object(open_kvstore(self.url, self.storage), "info", self.url)["scales"]
         found = []
         for level in levels:
             entry = self._entry(level)

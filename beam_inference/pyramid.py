@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,7 @@ def plan_pyramid(
             f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one block holds it. "
             "--levels=1 makes one nevertheless."
         )
+    volume.listed(levels)  # refuses folders of other scales, before anything else
     block_shapes = [volume.block_shape(level) for level in levels]
     voxel_bytes = base.channels * base.dtype.itemsize
     stages: list[MakeLevel] = []
@@ -187,9 +189,9 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
     begin(job)
     voxels = sum(stage.level.bounds.size for stage in pyramid.stages) / sum(stage.count for stage in pyramid.stages)
     outcome = run_tasks(job, flags, voxels)
-    complete = [each.level for each in pyramid.stages if job.done(each).count(0, each.count) == each.count]
+    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, pyramid.stages))
     if complete:
-        volume.list_levels(complete)
+        volume.list_levels([stage.level for stage in complete])
     return outcome
 
 

@@ -313,7 +313,7 @@ def print_pyramid(pyramid: Pyramid) -> None:
             *(f"{stage.count:,}", f"{blocks:,}", _bytes(level.bounds.size * voxel)),
         )
     console = Console(width=110, highlight=False)
-    console.print(f"{base.url}: {base.channels} channel(s) of {base.dtype.name}, by {pyramid.method}")
+    console.print(f"{base.url}: {base.channels} channel(s) of {base.dtype.name}, by {pyramid.method}", soft_wrap=True)
     console.print(rows)
     chunk = max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel
     read = max(math.prod(stage.part_shape) * math.prod(stage.level.factor) for stage in pyramid.stages) * voxel

@@ -199,12 +199,12 @@ def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]
     for _ in range(_CHANGES):
         found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
         try:
-            before, again = (json.loads(found.value) for _ in range(2)) if found.state == "value" else (None, None)
+            before = json.loads(found.value) if found.state == "value" else None
         except ValueError:
             before = None
         if not isinstance(before, dict):
             raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
-        after = change(again)
+        after = change(json.loads(found.value))  # a copy: it may be changed in place
         if after == before:
             return
         text, generation = json.dumps(after), found.stamp.generation

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
+from beam_inference.detection import neighbours, volume_at
 from beam_inference.errors import VolumeError
 from beam_inference.mosaic import spread
-from beam_inference.scales import holds_labels
+from beam_inference.scales import multiscale_volume
 from beam_inference.storage import Storage
 from beam_inference.volumes import Volume, open_volume
 
@@ -31,19 +32,23 @@ def thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
     """
     import matplotlib.image
 
-    volume, scale = _coarse(url, storage)
+    found = volume_at(url, storage)
+    if found is None:
+        raise VolumeError(f"no volume at {url}{neighbours(url)}")
+    volume, scale = _coarse(url, storage, len(found.scales))
+    labels = found.scales[0].voxel_size_nm is not None and multiscale_volume(url, storage).holds_labels
     (z0, *start), (z1, *stop) = volume.bounds.start, volume.bounds.stop
     where = spread(range(z0, z1), planes)
     boxes = [BoundingBox((z, start[0], start[1]), (z + 1, stop[0], stop[1])) for z in where]
     shown = np.stack([volume.read(box)[:, 0] for box in boxes])
-    matplotlib.image.imsave(path, _montage(_pixels(shown, labels=holds_labels(url, storage))))
+    matplotlib.image.imsave(path, _montage(_pixels(shown, labels=labels)))
     return (
         f"{path}: {len(where)} of {z1 - z0} planes of scale {scale}, {stop[0] - start[0]}×{stop[1] - start[1]} pixels"
     )
 
 
-def _coarse(url: str, storage: Storage) -> tuple[Volume, int]:
-    for scale in range(count := scale_count(url, storage)):
+def _coarse(url: str, storage: Storage, count: int) -> tuple[Volume, int]:
+    for scale in range(count):
         volume = open_volume(url, scale=scale, storage=storage)
         side = max(volume.bounds.shape[1:])
         if side <= SIDE or (scale == count - 1 and side <= _LARGEST_SIDE):

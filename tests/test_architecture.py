@@ -24,6 +24,7 @@ FLOORS = [
         "sharding",
         "simulation",
         "pyramid_levels",
+        "downsampling",
     ],
     [
         "storage",
@@ -66,7 +67,6 @@ FLOORS = [
             "survey",
             "calibration",
             "launch",
-            "downsampling",
             "precomputed_scales",
             "ome_scales",
             "scales",

@@ -1,9 +1,8 @@
 """Means and modes against brute force."""
 
-from itertools import product
-
 import numpy as np
 import pytest
+from downsampling_oracle import cells, exact_mean, exact_mode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,34 +11,6 @@ from beam_inference.downsampling import downsampled
 from beam_inference.pyramid_levels import covered, covering
 
 INTEGERS = ["uint8", "int8", "uint16", "uint32", "int64", "uint64"]
-
-
-def cells(array, start, factor):
-    """Every cell as its place in the result and the voxels it holds, x fastest; no arithmetic of boxes."""
-    places = [[(a + i) // f for i in range(n)] for a, n, f in zip(start, array.shape, factor, strict=True)]
-    axes = [sorted(set(axis)) for axis in places]
-    for index in product(*(range(len(axis)) for axis in axes)):
-        at = [[i for i, p in enumerate(places[k]) if p == axes[k][index[k]]] for k in range(3)]
-        yield index, [array[i, j, k] for i, j, k in product(*at)]
-
-
-def exact_mean(values):
-    """In whole numbers of Python's, halves to even; floats summed in order in their dtype."""
-    if isinstance(values[0], np.floating):
-        total = values[0].dtype.type(0)
-        for value in values:
-            total += value
-        return total / values[0].dtype.type(len(values))
-    total, n = sum(map(int, values)), len(values)
-    down, left = divmod(total, n)
-    return down + (2 * left > n or (2 * left == n and down % 2 == 1))
-
-
-def exact_mode(values, factor):
-    if factor == (1, 2, 2) and len(values) == 4:
-        a, b, c, d = values
-        return a if a in (b, c) else b if b == c else d
-    return max(values, key=lambda value: (values.count(value), -values.index(value)))
 
 
 @st.composite
@@ -60,7 +31,7 @@ starts = st.tuples(*[st.integers(-9, 9)] * 3)
 
 
 @given(arrays([*INTEGERS, "float32", "float64"]), starts, factors)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_means_are_exact(array, start, factor):
     result = downsampled(array[None], start, factor, "mean")[0]
     assert result.dtype == array.dtype
@@ -69,7 +40,7 @@ def test_means_are_exact(array, start, factor):
 
 
 @given(arrays([*INTEGERS, "float32"]), starts, factors)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_modes_are_exact_and_ties_are_as_said(array, start, factor):
     result = downsampled(array[None], start, factor, "mode")[0]
     assert result.dtype == array.dtype
@@ -79,7 +50,7 @@ def test_modes_are_exact_and_ties_are_as_said(array, start, factor):
 
 @pytest.mark.parametrize("method", ["mean", "mode"])
 @given(arrays(["uint8", "float32"]), starts, factors, st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 def test_a_part_by_itself_gives_the_same_bits(method, array, start, factor, data):
     """Whatever a chunk reads: so results cannot depend on chunks."""
     box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape, strict=True)))
@@ -103,8 +74,8 @@ def test_channels_are_apart(method):
 
 
 def test_cells_of_many_voxels_are_counted_right():
-    array = np.zeros((1, 1, 20, 20), np.uint64)
-    array[0, 0, :, 10:] = 2**64 - 1  # 200 of each: the first wins
-    assert downsampled(array, (0, 0, 0), (1, 20, 20), "mode").item() == 0
+    array = np.zeros((1, 1, 16, 18), np.uint64)
+    array[0, 0, :, 9:] = 2**64 - 1  # 144 of each: the first wins
+    assert downsampled(array, (0, 0, 0), (1, 16, 18), "mode").item() == 0
     array[0, 0, 3, 3] = 2**64 - 1
-    assert downsampled(array, (0, 0, 0), (1, 20, 20), "mode").item() == 2**64 - 1
+    assert downsampled(array, (0, 0, 0), (1, 16, 18), "mode").item() == 2**64 - 1

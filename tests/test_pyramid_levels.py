@@ -3,13 +3,13 @@
 import math
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.pyramid_levels import covered, covering, grown, isotropic_factor, levels_above, parts
 
-boxes = st.tuples(st.tuples(*[st.integers(-20, 20)] * 3), st.tuples(*[st.integers(1, 30)] * 3)).map(
+boxes = st.tuples(st.tuples(*[st.integers(-20, 20)] * 3), st.tuples(*[st.integers(1, 9)] * 3)).map(
     lambda pair: BoundingBox(pair[0], tuple(a + n for a, n in zip(*pair, strict=True)))
 )
 factors = st.tuples(*[st.integers(1, 4)] * 3)
@@ -33,11 +33,7 @@ def test_levels_end_where_one_block_holds_the_volume_or_as_told():
     bounds = BoundingBox((3, -5, 2), (43, 65, 52))
     assert levels_above(bounds, (1, 1, 1), (64, 128, 64)) == []
     assert [level.number for level in levels_above(bounds, (1, 1, 1), (64, 128, 64), count=2)] == [1, 2]
-    assert [level.total for level in levels_above(bounds, (1, 1, 1), (16, 16, 16), (1, 3, 2))] == [
-        (1, 3, 2),
-        (1, 9, 4),
-        (1, 27, 8),
-    ][:0] or len(levels_above(bounds, (1, 1, 1), (64, 16, 16), (1, 3, 2))) == 2
+    assert [level.total for level in levels_above(bounds, (1, 1, 1), (64, 16, 16), (1, 3, 2))] == [(1, 3, 2), (1, 9, 4)]
     assert levels_above(bounds, (1, 1, 1), (16, 16, 16), (1, 1, 1)) == []
     many = levels_above(bounds, (1, 1, 1), (16, 16, 16), count=99)
     assert len(many) < 10
@@ -45,6 +41,7 @@ def test_levels_end_where_one_block_holds_the_volume_or_as_told():
 
 
 @given(boxes, factors)
+@settings(deadline=None, max_examples=50)
 def test_each_voxel_below_is_in_exactly_one_cell(box, factor):
     above = covering(box, factor)
     owners = np.zeros(box.shape, int)

@@ -30,44 +30,47 @@ def real(shared_data):
     }
 
 
-@pytest.mark.parametrize("factors", [[(2, 2, 2)] * 2, [(1, 2, 2), (2, 2, 2)]], ids=["isotropic", "planes"])
+# Of even numbers of rows and columns, where planes are halved alone: tinybrain 1.7 averages others wrongly.
 @pytest.mark.parametrize(
-    ("start", "shape"), [((0, 0, 0), (130, 150, 140)), ((16, -8, 24), (97, 101, 75)), ((8, 8, 8), (64, 128, 96))]
+    ("name", "factor", "start", "shape"),
+    [
+        ("image", (2, 2, 2), (16, -8, 24), (97, 101, 75)),
+        ("image", (1, 2, 2), (0, 4, 8), (33, 152, 140)),
+        ("maps", (2, 2, 2), (0, 0, 0), (130, 151, 149)),
+        ("maps", (1, 2, 2), (7, -8, 8), (33, 152, 140)),
+        ("labels", (2, 2, 2), (16, -8, 24), (97, 101, 75)),
+        ("labels", (2, 2, 2), (0, 0, 0), (250, 250, 250)),
+        ("labels", (1, 2, 2), (3, -8, 8), (33, 251, 249)),
+    ],
 )
-@pytest.mark.parametrize("name", ["image", "labels", "maps"])
-def test_pyramids_are_igneouss(name, factors, start, shape, real, tmp_path):
+def test_pyramids_are_igneouss(name, factor, start, shape, real, tmp_path):
     z, y, x = shape
     array = real[name][:z, :y, :x]
-    size = (10.0, 10.0, 10.0) if factors[0] == (2, 2, 2) else (20.0, 10.0, 10.0)
-    ours, theirs = (
+    size = (10.0, 10.0, 10.0) if factor == (2, 2, 2) else (40.0, 10.0, 10.0)
+    for who in ("us", "them"):
         write_volume(tmp_path / who, array, start, block_shape=(16, 16, 16), voxel_size_nm=size)
-        for who in ("us", "them")
-    )
-    if name == "labels":
-        for who in ("us", "them"):
+        if name == "labels":
             info = tmp_path / who / "info"
             info.write_text(info.read_text().replace('"image"', '"segmentation"'))
-    words = [",".join(map(str, factor[::-1])) for factor in factors]
+    words = [tmp_path / "them", ",".join(map(str, factor[::-1])), "2"]
     script = Path(__file__).with_name("downsample.py")
-    told = subprocess.run([PYTHON, script, tmp_path / "them", *words], capture_output=True, text=True, env={})
+    told = subprocess.run([PYTHON, script, *words], capture_output=True, text=True, env={})
     assert told.returncode == 0, told.stderr
     places = [line.split() for line in told.stdout.splitlines() if line[:1].isdigit()]
-    planned = plan_pyramid(multiscale_volume(ours, LOCAL), count=len(factors))
-    assert [level.factor for level in planned.levels] == factors
-    for stage, place in zip(planned.stages, places, strict=True):
+    pyramid = plan_pyramid(multiscale_volume((tmp_path / "us").as_uri(), LOCAL), count=2)
+    assert [level.factor for level in pyramid.levels] == [factor] * 2, "the same, by default"
+    for stage, place in zip(pyramid.stages, places, strict=True):
         do = stage.opened()
         for index in range(stage.count):
             do(index)
         level = stage.level
-        made = planned.volume.open_level(level)
+        made = pyramid.volume.open_level(level)
         assert list(map(float, place[1:])) == [*level.bounds.start, *made.voxel_size_nm]
         found, expected = made.read(level.bounds), np.load(tmp_path / "them" / f"{level.name}.npy")
         assert found.shape == expected.shape
+        difference = np.abs(found.astype(float) - expected)
+        print(name, level.name, found.shape, "greatest difference", difference.max(), "of", np.mean(difference > 0))
         if name == "labels":
             np.testing.assert_array_equal(found, expected)
         else:
-            # tinybrain 1.7 leaves zeros, or another voxel, at the ends of planes with an odd number of rows or columns.
-            whole = [n - (n % 2) if level.factor == (1, 2, 2) else n for n in found.shape]
-            difference = np.abs(found.astype(float) - expected)
-            print(name, level.name, difference.max(), (difference > 0).mean(), np.mean(found - expected.astype(float)))
-            assert difference.max() <= (1 if name == "image" else 1e-6)
+            assert difference.max() <= (1 if name == "image" else 2e-7)
