@@ -1,0 +1,104 @@
+"""A pyramid as a user makes it: read back by cloud-volume and zarr-python, and killed in the middle."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from downsampling_oracle import level_above
+from helpers import write_volume
+
+from beam_inference.cli import main
+from beam_inference.detection import volume_at
+from beam_inference.volumes import open_volume
+
+
+def image(shape, start=(0, 0, 0)):
+    array = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
+    array[:, : shape[1] // 2, :20] = 0  # whole blocks of zeros
+    return array
+
+
+def expected(array, start, factors, method="mean"):
+    levels = [array]
+    for factor in factors:
+        levels.append(level_above(levels[-1], start, factor, method))
+        start = tuple(a // f for a, f in zip(start, factor, strict=True))
+    return levels
+
+
+def test_cloud_volume_reads_each_mip(tmp_path, capsys):
+    cloudvolume = pytest.importorskip("cloudvolume")
+    array, start = image((3, 20, 45, 50)), (3, -5, 2)
+    write_volume(tmp_path / "v", array, start, block_shape=(16, 16, 16), voxel_size_nm=(40.0, 10.0, 10.0))
+    assert main(["pyramid", str(tmp_path / "v"), "--levels=3"]) == 0
+    assert "3 of 3 chunks done" in capsys.readouterr().out
+    levels = expected(array, start, [(1, 2, 2), (1, 2, 2), (2, 2, 2)])
+    # Absent blocks raise unless fill_missing: so this also shows that blocks of zeros are there.
+    sizes = [(10, 10, 40), (20, 20, 40), (40, 40, 40), (80, 80, 80)]
+    for mip, (size, level) in enumerate(zip(sizes, levels, strict=True)):
+        volume = cloudvolume.CloudVolume(f"file://{tmp_path}/v", mip=mip, fill_missing=False, progress=False)
+        assert tuple(volume.resolution) == size
+        np.testing.assert_array_equal(np.asarray(volume[:]).T, level)
+    assert list(volume.voxel_offset) == [0, -1, 1]
+
+
+@pytest.mark.parametrize("format", ["ome_zarr", pytest.param("ome_zarr_0.4", marks=pytest.mark.slow)])
+def test_zarr_python_reads_each_level(tmp_path, format):
+    zarr = pytest.importorskip("zarr")
+    array = image((2, 20, 45, 50))
+    write_volume(tmp_path / "v", array, block_shape=(16, 16, 16), voxel_size_nm=(40.0, 10.0, 10.0), format=format)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that zarr v3 does not specify it
+        zarr.consolidate_metadata(str(tmp_path / "v"))  # lists the finest array alone
+    assert main(["pyramid", str(tmp_path / "v"), "--factor=1x2x3", "--levels=2"]) == 0
+    group = zarr.open_group(str(tmp_path / "v"), mode="r")
+    told = group.attrs.get("ome", group.attrs)["multiscales"][0]["datasets"]
+    assert [each["path"] for each in told] == ["0", "1", "2"]
+    transformations = [{t["type"]: t[t["type"]] for t in each["coordinateTransformations"]} for each in told]
+    assert [each["scale"] for each in transformations] == [[1, 40, 10, 10], [1, 40, 20, 30], [1, 40, 40, 90]]
+    # Of the first voxel's centre: the corners of all levels lie at minus half a voxel of the finest.
+    assert [each.get("translation") for each in transformations] == [None, [0, 0, 5, 10], [0, 0, 15, 40]]
+    for each, level in zip(told, expected(array, (0, 0, 0), [(1, 2, 3)] * 2), strict=True):
+        np.testing.assert_array_equal(group[each["path"]][:], level)
+    attributes = group["2"].attrs
+    assert attributes["dimension_units"] == [None, "40 nm", "40 nm", "90 nm"]
+    alone = open_volume(f"file://{tmp_path}/v/2")
+    assert alone.voxel_size_nm == (40, 40, 90), "also when it is opened by itself"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_killed_in_the_middle_then_finished(tmp_path):
+    array = image((1, 128, 128, 128))
+    urls = [write_volume(tmp_path / name, array, (1, 2, 3), block_shape=(8, 8, 8)) for name in ("v", "undisturbed")]
+    script = (
+        "import sys; from beam_inference.pyramid import *; from beam_inference.scales import multiscale_volume;"
+        "from beam_inference.stores import LOCAL\n"
+        "pyramid = plan_pyramid(multiscale_volume(sys.argv[1], LOCAL), chunk_bytes=1)\n"
+        "sys.exit(make_pyramid(pyramid).exit_code)"
+    )
+    info = tmp_path / "v" / "info"
+    for count in (100, 530):  # in the first level, and in the second, of 512 and 125 chunks
+        with subprocess.Popen([sys.executable, "-c", script, urls[0]], stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 90
+            while len(list((tmp_path / "v" / "_beam_inference").rglob("done/*/*.json"))) < count:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                assert len(json.loads(info.read_text())["scales"]) == 1, "a reader sees no level before it is there"
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        assert process.returncode == -signal.SIGKILL
+    assert len(volume_at(urls[0]).scales) == 1
+    for url in urls:
+        subprocess.run([sys.executable, "-c", script, url], check=True)
+    scales = [len(volume_at(url).scales) for url in urls]
+    assert scales == [5, 5]
+    for scale in range(scales[0]):
+        one, other = (open_volume(url, scale=scale) for url in urls)
+        assert one.bounds == other.bounds
+        np.testing.assert_array_equal(one.read(one.bounds), other.read(other.bounds))
