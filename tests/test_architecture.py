@@ -29,6 +29,7 @@ FLOORS = [
     [
         "storage",
         "volume_config",
+        "operator_config",
         "config",
         "job_file",
         "plan",
@@ -47,6 +48,7 @@ FLOORS = [
             "detection",
             "volumes",
             "outputs",
+            "mask",
             "predictors",
             "operators",
             "resolved_job",
@@ -62,6 +64,7 @@ FLOORS = [
             "elements",
             "seam_files",
             "attempts",
+            "finishing",
             "worker",
             "exchange",
             "survey",

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 from downsampling_oracle import level_above
 from helpers import write_volume
+from standins.gcs import GcsStandIn
+from standins.s3 import KEYS, S3StandIn
 
 from beam_inference.cli import main
 from beam_inference.detection import volume_at
+from beam_inference.storage import Storage
+from beam_inference.stores import LOCAL, storage_of_environment
 from beam_inference.volumes import open_volume
 
 
@@ -69,6 +73,35 @@ def test_zarr_python_reads_each_level(tmp_path, format):
     assert attributes["dimension_units"] == [None, "40 nm", "40 nm", "90 nm"]
     alone = open_volume(f"file://{tmp_path}/v/2")
     assert alone.voxel_size_nm == (40, 40, 90), "also when it is opened by itself"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gs", "s3"])
+@pytest.mark.parametrize("format", ["precomputed", "ome_zarr"])
+def test_in_an_object_store_that_fails_now_and_then(tmp_path, monkeypatch, kind, format):
+    array = image((1, 20, 45, 50))
+    for name, value in KEYS.items():
+        monkeypatch.setenv(name, value)
+    server = (GcsStandIn if kind == "gs" else S3StandIn)(["data"], fail_rate=0.05, latency=0.002)
+    with server as store:
+        variables = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
+        monkeypatch.setenv(variables[kind], store.url)
+        write_volume(tmp_path / "v", array, block_shape=(16, 16, 16), format=format)
+        for path in (tmp_path / "v").rglob("*"):
+            if path.is_file():
+                key = f"v/{path.relative_to(tmp_path / 'v')}"
+                if kind == "gs":
+                    store.put("data", key, path.read_bytes())
+                else:
+                    store.client().put_object(Bucket="data", Key=key, Body=path.read_bytes())
+        assert main(["pyramid", f"{kind}://data/v"]) == 0
+        assert main(["pyramid", f"{kind}://data/v", "--overwrite", "--levels=3"]) == 0
+        storage: Storage = storage_of_environment(LOCAL)
+        levels = expected(array, (0, 0, 0), [(2, 2, 2)] * 3)
+        assert len(volume_at(f"{kind}://data/v", storage).scales) == 4
+        for scale, level in enumerate(levels):
+            volume = open_volume(f"{kind}://data/v", scale=scale, storage=storage)
+            np.testing.assert_array_equal(volume.read(volume.bounds), level)
 
 
 @pytest.mark.slow
