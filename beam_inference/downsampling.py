@@ -39,7 +39,9 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
         whole = _sum(values, np.float64) / count
         return whole.astype(array.dtype)
     if array.dtype.itemsize < 8:
-        whole, left = np.divmod(_sum(values, np.int64), np.int64(count))
+        small = array.dtype.itemsize * len(values) < 2**14  # then 32 bits hold the sum, in half the memory
+        kind = np.int32 if small and array.dtype.itemsize <= 2 else np.int64
+        whole, left = np.divmod(_sum(values, kind), np.asarray(count).astype(kind))
     else:  # in two halves: a sum of numbers of 64 bits needs more
         kind = array.dtype.type
         count = np.asarray(count).astype(kind)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -23,6 +24,8 @@ from beam_inference.volumes import Volume
 
 CHUNK_BYTES = 2**26
 """What a chunk reads, at most, where its blocks allow: 64 MiB."""
+PART_BYTES = 2**24
+"""What of that is held at a time, at most, where blocks allow: 16 MiB, and some times that while it is averaged."""
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,11 @@ def plan_pyramid(
     for level, block_shape in zip(levels, block_shapes, strict=True):
         cell = math.prod(level.factor) * voxel_bytes
 
-        def fits(shape: Zyx, cell: int = cell) -> bool:
-            return math.prod(shape) * cell <= chunk_bytes
+        def fits(shape: Zyx, cell: int = cell, most: int = chunk_bytes) -> bool:
+            return math.prod(shape) * cell <= most
 
         chunk = grown(block_shape, level.bounds.shape, fits)
-        part = grown(_read_shape(base), chunk, fits)
+        part = grown(_read_shape(base), chunk, partial(fits, most=min(chunk_bytes, PART_BYTES)))
         stages.append(MakeLevel(volume, below, level, ChunkGrid(level.bounds, chunk), part, method))
         below = level
     return Pyramid(
