@@ -10,13 +10,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
 
 Number = TypeVar("Number", int, float)
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -87,14 +86,16 @@ def command_parser() -> argparse.ArgumentParser:
     mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
     mosaic.set_defaults(command=commands.mosaic)
 
-    _add_pyramid(subparsers)
-    _add_thumbnail(subparsers)
+    _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
+    _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
 
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
     )
     _add_job(clean)
     clean.set_defaults(command=commands.clean)
+
+    _add_levels(subparsers.add_parser("levels", help="count a volume's values, for a contrast", allow_abbrev=False))
 
     demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
@@ -106,52 +107,46 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_pyramid(subparsers: Subparsers) -> None:
-    pyramid = subparsers.add_parser(
-        "pyramid",
-        help="make coarser levels of a volume, for viewers",
-        description="Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow.",
-        epilog="examples: beam-inference pyramid gs://bucket/em --dry-run\n"
-        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+def _add_pyramid(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow."
     )
-    pyramid.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
-    pyramid.add_argument(
+    parser.epilog = (
+        "examples: beam-inference pyramid gs://bucket/em --dry-run\n"
+        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
+    parser.add_argument(
         "--method",
         choices=("mean", "mode"),
         help="mean for images and maps, mode for labels (default: mode if the volume says it is a segmentation)",
     )
-    pyramid.add_argument(
+    parser.add_argument(
         "--factor",
         type=_factor,
         metavar="ZxYxX",
         help="from level to level (default: until isotropic 1x2x2, say, then 2x2x2)",
     )
-    pyramid.add_argument(
+    parser.add_argument(
         "--levels", type=_positive, metavar="N", help="how many (default: until one block holds the volume)"
     )
-    pyramid.add_argument(
+    parser.add_argument(
         "--scale", type=_natural, default=0, metavar="N", help="made from this one (default: 0, the finest)"
     )
-    pyramid.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
-    pyramid.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
-    _add_logging(pyramid)
-    pyramid.set_defaults(command=commands.pyramid, takes_beam_flags=True)
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.pyramid, takes_beam_flags=True)
 
 
-def _add_thumbnail(subparsers: Subparsers) -> None:
-    thumbnail = subparsers.add_parser(
-        "thumbnail",
-        help="draw planes of a coarse level of a volume, as a picture",
-        epilog="example: beam-inference thumbnail gs://bucket/affinities --to affinities.png",
-        allow_abbrev=False,
-    )
-    thumbnail.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
-    thumbnail.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
-    thumbnail.add_argument("--planes", type=_positive, default=16, metavar="N", help="at most (default: 16)")
-    _add_logging(thumbnail)
-    thumbnail.set_defaults(command=commands.thumbnail)
+def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "example: beam-inference thumbnail gs://bucket/affinities --to affinities.png"
+    parser.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
+    parser.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
+    parser.add_argument("--planes", type=_positive, default=16, metavar="N", help="at most (default: 16)")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.thumbnail)
 
 
 def _factor(text: str) -> tuple[int, int, int]:
@@ -159,6 +154,20 @@ def _factor(text: str) -> tuple[int, int, int]:
         raise argparse.ArgumentTypeError(f"expected three numbers such as 1x2x2, in z, y, x; found {text}")
     z, y, x = map(int, text.split("x"))
     return (z, y, x)
+
+
+def _add_levels(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
+        "model.normalize: {levels: FILE} of a job makes a contrast of. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = "example: beam-inference levels gs://bucket/em --to levels.json"
+    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
+    parser.add_argument("--channel", type=int, action="append", metavar="C", help="only this one; repeatable")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 
 
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:

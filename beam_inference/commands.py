@@ -205,13 +205,11 @@ def pyramid(known: argparse.Namespace) -> int:
     from beam_inference.pyramid import make_pyramid, plan_pyramid
     from beam_inference.report import print_pyramid
     from beam_inference.scales import multiscale_volume
-    from beam_inference.stores import LOCAL, storage_of_environment
-    from beam_inference.task_runner import place_of_flags, print_task_outcome
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place, print_task_outcome
 
-    url = _volume_url(known.volume)
-    shares_files = place_of_flags(known.beam_flags).shares_files
-    if url.startswith("file://") and not shares_files:
-        raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
+    url = url_of(known.volume)
+    check_place(known.beam_flags, [url])
     if url.startswith("http"):
         raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
     volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
@@ -227,22 +225,12 @@ def pyramid(known: argparse.Namespace) -> int:
 
 def thumbnail(known: argparse.Namespace) -> int:
     """Draw planes of a coarse level."""
-    from beam_inference.stores import LOCAL, storage_of_environment
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
     from beam_inference.thumbnail import thumbnail as drawn
 
     _check_picture(known.to)
-    print(drawn(_volume_url(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
+    print(drawn(url_of(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
     return COMPLETE
-
-
-def _volume_url(path: str) -> str:
-    from beam_inference.storage import refuse_credentials
-
-    try:
-        refuse_credentials(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return path if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 
 def _check_picture(path: str) -> None:
@@ -270,6 +258,34 @@ def clean(known: argparse.Namespace) -> int:
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")
     return COMPLETE
+
+
+def levels(known: argparse.Namespace) -> int:
+    """Count a volume's values."""
+    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
+    from beam_inference.volumes import open_volume
+
+    storage = storage_of_environment(LOCAL)
+    path, to = url_of(known.volume), url_of(known.to)
+    check_place(known.beam_flags, [path, to])
+    channel = None if known.channel is None else tuple(known.channel)
+    volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
+    chunks = chunks_to_count(volume)
+    counting = CountValues(path, known.scale, channel, storage, f"{to}.parts/counts", chunks)
+    folder, _, name = to.rpartition("/")
+    job = task_job(
+        "levels",
+        described(path, known.scale, channel, volume.bounds),
+        f"{to}.parts",
+        storage,
+        [counting, SumCounts(counting, (folder, name))],
+    )
+    begin(job)
+    outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
+    print_task_outcome(outcome, to, shlex.join(known.words))
+    return outcome.exit_code
 
 
 def demo(known: argparse.Namespace) -> int:

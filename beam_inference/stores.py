@@ -23,7 +23,7 @@ import tensorstore as ts
 
 from beam_inference.environment import variable_set
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
-from beam_inference.storage import Storage, holds_credentials
+from beam_inference.storage import Storage, holds_credentials, refuse_credentials
 
 Value = TypeVar("Value")
 
@@ -247,6 +247,19 @@ def place_of_store(store: Any) -> str:
         return os.path.realpath(str(spec["path"]))
     named = ("driver", "bucket", "path", "base_url", "endpoint")
     return json.dumps({key: value for key, value in spec.items() if key in named})
+
+
+def url_of(path: str) -> str:
+    """A path, made absolute, as a URL; a URL as it is. Without a slash at its end.
+
+    Raises:
+        ConfigError: the URL carries credentials.
+    """
+    try:
+        refuse_credentials(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 
 def local_folder(url: str) -> Path | None:

@@ -30,6 +30,7 @@ FLOORS = [
         "storage",
         "volume_config",
         "operator_config",
+        "normalize_config",
         "config",
         "job_file",
         "plan",
@@ -56,6 +57,7 @@ FLOORS = [
             "state",
         ),
         *(
+            "levels",
             "verification",
             "status",
             "runs",
