@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -204,6 +206,44 @@ def mosaic(known: argparse.Namespace) -> int:
     draw(job, receipts, open_input(job.config), output, Path(known.to))
     print(f"{known.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
+
+
+def components(known: argparse.Namespace) -> int:
+    """Label the connected components of a volume, or what is missing of them."""
+    from beam_inference.outputs import create_output
+    from beam_inference.segmentation.job import description, found_components, memory_note, planned
+    from beam_inference.segmentation.stages import stages
+    from beam_inference.stores import LOCAL, delete_folder, open_kvstore, storage_of_environment
+    from beam_inference.task_runner import begin, place_of_flags, print_task_outcome, run_tasks, task_job
+
+    check_reachable((known.source, known.target), place_of_flags(known.beam_flags))
+    storage = storage_of_environment(LOCAL)
+    work = planned(
+        known.source,
+        known.target,
+        threshold=known.threshold,
+        channel=known.channel,
+        scale=known.scale,
+        connectivity=known.connectivity,
+        min_size=known.min_size,
+        format=known.format,
+        chunk_shape=known.chunk_shape,
+        block_shape=known.block_shape,
+        storage=storage,
+    )
+    job = task_job("components", description(work), known.target, storage, ())
+    work = replace(work, scratch_url=f"{job.state_url}/{job.folder}/scratch")
+    job = replace(job, tasks=stages(work))
+    begin(job, overwrite=known.overwrite)
+    if known.overwrite:
+        delete_folder(open_kvstore(work.table_url, storage), work.table_url)
+    create_output(work.output)
+    print(memory_note(work), file=sys.stderr)
+    chunks = sum(task.count for task in job.tasks)
+    outcome = run_tasks(job, known.beam_flags, work.grid.roi.size / chunks)
+    made = f"{known.target}: {found_components(work)} components, listed in {work.table_url}" if outcome.done == chunks else ""
+    print_task_outcome(outcome, made, shlex.join(word for word in known.words if word != "--overwrite"))
+    return outcome.exit_code
 
 
 def clean(known: argparse.Namespace) -> int:
