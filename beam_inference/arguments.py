@@ -10,14 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeAlias, TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
-from beam_inference.storage import refuse_credentials
 
 Number = TypeVar("Number", int, float)
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -109,54 +108,74 @@ def command_parser() -> argparse.ArgumentParser:
 _COMPONENTS_EPILOG = """\
 examples:
   beam-inference components boundaries objects --threshold 0.5 --min-size 100
-  beam-inference components gs://bucket/labels gs://bucket/parts --multilabel --connectivity 26 --runner=DataflowRunner …
+  beam-inference components gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner …
 """
 
 
-def _add_components(subparsers: Any) -> None:
+def _add_components(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "components",
         help="connected components of a map or a segmentation, exact across chunks",
-        description="Label the connected components of a volume, as if it were in memory as a whole. Any flag of Apache "
+        description="Label the connected components of a volume, as if all of it were in memory. Any flag of Apache "
         "Beam may follow.",
         epilog=_COMPONENTS_EPILOG + "\n" + _EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="IN", type=_url, help="the volume to read, a path or URL")
-    parser.add_argument("target", metavar="OUT", type=_url, help="the segmentation to write, a path or URL")
+    parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--threshold", type=float, metavar="T", help="voxels of T or more, in stored units, are foreground")
     what.add_argument(
-        "--multilabel", action="store_true", help="IN is a segmentation: touching voxels of equal label are one; 0 is none"
+        "--threshold", type=float, metavar="T", help="voxels of T or more, in stored units, are foreground"
+    )
+    what.add_argument(
+        "--multilabel",
+        action="store_true",
+        help="IN is a segmentation: touching voxels of equal label are one; 0 is none",
     )
     parser.add_argument("--channel", type=_natural, metavar="C", help="of IN; needed where it has several")
     parser.add_argument("--scale", type=_natural, default=0, metavar="S", help="of a precomputed IN (default: 0)")
     parser.add_argument(
-        "--connectivity", type=int, choices=(6, 18, 26), default=6, help="voxels touch by faces, edges, corners (default: 6)"
+        "--connectivity",
+        type=int,
+        choices=(6, 18, 26),
+        default=6,
+        help="voxels touch by faces, edges, corners (default: 6)",
     )
     parser.add_argument(
-        "--min-size", "--min_size", type=_positive, default=1, metavar="N", help="components of fewer voxels are removed"
+        "--min-size",
+        "--min_size",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="components of fewer voxels are removed",
     )
-    parser.add_argument("--format", choices=("precomputed", "zarr3", "zarr2"), default="precomputed", help="of OUT")
     parser.add_argument(
-        "--chunk_shape", "--chunk-shape", type=_shape, metavar="ZxYxX", help="done at once (default: some 256 on a side)"
+        "--format",
+        choices=("precomputed", "zarr3", "zarr2", "ome_zarr", "n5"),
+        default="precomputed",
+        help="of OUT (default: precomputed, compressed as a segmentation)",
+    )
+    parser.add_argument(
+        "--chunk_shape",
+        "--chunk-shape",
+        type=_shape,
+        metavar="ZxYxX",
+        help="done at once (default: some 256 on a side)",
     )
     parser.add_argument(
         "--block_shape", "--block-shape", type=_shape, metavar="ZxYxX", help="of OUT (default: as IN's)"
     )
+    parser.add_argument(
+        "--shard_shape",
+        "--shard-shape",
+        type=_shape,
+        metavar="ZxYxX",
+        help="of OUT: many blocks in a file (default: none)",
+    )
     parser.add_argument("--overwrite", action="store_true", help="forget what was done for OUT; make everything anew")
     _add_logging(parser)
     parser.set_defaults(command=commands.components, takes_beam_flags=True)
-
-
-def _url(text: str) -> str:
-    """A path or URL, as a URL that carries no credentials."""
-    try:
-        refuse_credentials(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text.rstrip("/") if "://" in text else Path(text).absolute().as_uri()
 
 
 def _shape(text: str) -> tuple[int, int, int]:
@@ -178,7 +197,7 @@ def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what
     return parsed
 
 
-_natural = _number(int, lambda number: number >= 0, "a whole number, 0 or more")
+_natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")

@@ -9,7 +9,6 @@ import shlex
 import sys
 import time
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -209,18 +208,22 @@ def mosaic(known: argparse.Namespace) -> int:
 
 
 def components(known: argparse.Namespace) -> int:
-    """Label the connected components of a volume, or what is missing of them."""
-    from beam_inference.outputs import create_output
-    from beam_inference.segmentation.job import description, found_components, memory_note, planned
-    from beam_inference.segmentation.stages import stages
-    from beam_inference.stores import LOCAL, delete_folder, open_kvstore, storage_of_environment
-    from beam_inference.task_runner import begin, place_of_flags, print_task_outcome, run_tasks, task_job
+    """Label the connected components of a volume."""
+    from beam_inference.components import make_components
+    from beam_inference.segmentation.job import planned
+    from beam_inference.stores import LOCAL, storage_of_environment
+    from beam_inference.task_runner import place_of_flags
 
-    check_reachable((known.source, known.target), place_of_flags(known.beam_flags))
-    storage = storage_of_environment(LOCAL)
+    source, target = _volume_url(known.source), _volume_url(known.target)
+    shares_files = place_of_flags(known.beam_flags).shares_files
+    for url in (source, target):
+        if url.startswith("file://") and not shares_files:
+            raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
+    if target.startswith("http"):
+        raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
     work = planned(
-        known.source,
-        known.target,
+        source,
+        target,
         threshold=known.threshold,
         channel=known.channel,
         scale=known.scale,
@@ -229,21 +232,21 @@ def components(known: argparse.Namespace) -> int:
         format=known.format,
         chunk_shape=known.chunk_shape,
         block_shape=known.block_shape,
-        storage=storage,
+        shard_shape=known.shard_shape,
+        storage=storage_of_environment(LOCAL),
     )
-    job = task_job("components", description(work), known.target, storage, ())
-    work = replace(work, scratch_url=f"{job.state_url}/{job.folder}/scratch")
-    job = replace(job, tasks=stages(work))
-    begin(job, overwrite=known.overwrite)
-    if known.overwrite:
-        delete_folder(open_kvstore(work.table_url, storage), work.table_url)
-    create_output(work.output)
-    print(memory_note(work), file=sys.stderr)
-    chunks = sum(task.count for task in job.tasks)
-    outcome = run_tasks(job, known.beam_flags, work.grid.roi.size / chunks)
-    made = f"{known.target}: {found_components(work)} components, listed in {work.table_url}" if outcome.done == chunks else ""
-    print_task_outcome(outcome, made, shlex.join(word for word in known.words if word != "--overwrite"))
-    return outcome.exit_code
+    again = shlex.join(word for word in known.words if word != "--overwrite")
+    return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
+
+
+def _volume_url(path: str) -> str:
+    from beam_inference.storage import refuse_credentials
+
+    try:
+        refuse_credentials(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 
 def clean(known: argparse.Namespace) -> int:

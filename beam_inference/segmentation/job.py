@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.grids import ChunkGrid
-from beam_inference.outputs import OutputSpec, default_bounds, open_output
-from beam_inference.plan import check_alignment
+from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.segmentation.labelling import cc3d_library
-from beam_inference.segmentation.stages import Components
+from beam_inference.segmentation.work import Components
 from beam_inference.storage import Storage
 from beam_inference.stores import place_of_url
 from beam_inference.volumes import Volume, open_volume
@@ -22,8 +21,8 @@ _SIDE, _BLOCK_SIDE = 256, 64
 _MOST_VOXELS = 2**31
 """Of a chunk: its labels are 32 bits."""
 
-BYTES_PER_VOXEL = 20
-"""Memory that a chunk takes while it is labelled, beside the input's own bytes."""
+_BYTES_PER_VOXEL = 16
+"""Memory that a chunk takes while it is labelled, beside the input's own bytes: measured, see docs/components.md."""
 
 
 def planned(
@@ -38,17 +37,23 @@ def planned(
     format: str = "precomputed",
     chunk_shape: Zyx | None = None,
     block_shape: Zyx | None = None,
+    shard_shape: Zyx | None = None,
     storage: Storage,
 ) -> Components:
     """What is to be made, all open questions decided; its scratch folder is named later.
 
     Args:
-        source: URL of the input. target: of the output.
+        source: URL of the input.
+        target: URL of the output.
         threshold: voxels of this value or more, in stored units, are foreground; None: the input is a segmentation.
-        channel: of the input; may be left out where there is one. scale: of a precomputed input.
-        connectivity: 6, 18 or 26. min_size: components of fewer voxels are removed.
-        format: of the output: "precomputed", "zarr3" or "zarr2".
-        chunk_shape, block_shape: ZYX; by default blocks as the input's, and chunks of some 256 voxels on a side.
+        channel: of the input; may be left out where there is one.
+        scale: of a precomputed input.
+        connectivity: 6, 18 or 26.
+        min_size: components of fewer voxels are removed.
+        format: of the output, see :class:`~beam_inference.outputs.OutputSpec`.
+        chunk_shape: ZYX; some 256 on a side by default.
+        block_shape: ZYX; as the input's by default.
+        shard_shape: ZYX; by default a file holds one block.
         storage: how object stores are reached.
 
     Raises:
@@ -70,10 +75,6 @@ def planned(
         raise ConfigError(f"input and output are the same place: {target}")
     bounds = volume.bounds
     block = _fitting(block_shape or _default_block(volume), bounds)
-    chunk = chunk_shape or _default_chunk(block)
-    if math.prod(chunk) >= _MOST_VOXELS:
-        raise ConfigError(f"--chunk_shape {_text(chunk)}: a chunk has fewer than 2^31 voxels")
-    grid = ChunkGrid(bounds, chunk)
     output = OutputSpec(
         url=target,
         format=format,
@@ -83,8 +84,13 @@ def planned(
         block_shape=block,
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
+        encoding="compressed_segmentation" if format == "precomputed" else "raw",
+        shard_shape=shard_shape,
+        labels=True,
     )
-    check_alignment(grid, block, output.bounds, bounds)
+    grid = ChunkGrid(bounds, chunk_shape or _default_chunk(output.write_shape))
+    _check_alignment(grid, output)
+    check_output(output)
     open_output(output)  # refuses one that differs
     return Components(
         source=source,
@@ -96,8 +102,26 @@ def planned(
         grid=grid,
         output=output,
         storage=storage,
-        scratch_url="",
+        input_itemsize=volume.dtype.itemsize,
     )
+
+
+def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
+    """Every block, or shard, of the output is written whole by one chunk."""
+    if math.prod(grid.chunk_shape) >= _MOST_VOXELS:
+        raise ConfigError(f"--chunk_shape {_text(grid.chunk_shape)}: a chunk must have fewer than 2^31 voxels")
+    unit = output.write_shape
+    if any(chunk % size for chunk, size in zip(grid.chunk_shape, unit, strict=True)):
+        z, y, x = (-(-chunk // size) * size for chunk, size in zip(grid.chunk_shape, unit, strict=True))
+        raise AlignmentError(
+            f"--chunk_shape {_text(grid.chunk_shape)} is no multiple of {_text(unit)}, what is written at once: two "
+            f"chunks would write into one file. Nearest above: {_text((z, y, x))}."
+        )
+    if any((a - b) % size for a, b, size in zip(grid.roi.start, output.bounds.start, unit, strict=True)):
+        raise AlignmentError(
+            f"the input starts at {list(grid.roi.start)}, in the midst of a block of {_text(unit)} of an output that "
+            f"starts at 0, as {output.format} does. Use --format precomputed, or a --block_shape that divides it."
+        )
 
 
 def description(work: Components) -> dict[str, Any]:
@@ -113,16 +137,17 @@ def description(work: Components) -> dict[str, Any]:
             "format": work.output.format,
             "dtype": work.output.dtype,
             "block_shape": work.output.block_shape,
+            "shard_shape": work.output.shard_shape,
             "voxel_size_nm": work.output.voxel_size_nm,
         },
         "stages": 1,  # counts up when what they leave for one another changes
     }
 
 
-def chunk_bytes(work: Components, itemsize: int) -> int:
-    """Memory that the largest chunk takes, per thread of a worker."""
+def memory_gib(work: Components) -> float:
+    """What the largest chunk takes, with each of a worker's threads."""
     shape = (min(a, b) for a, b in zip(work.grid.chunk_shape, work.grid.roi.shape, strict=True))
-    return math.prod(shape) * (BYTES_PER_VOXEL + itemsize)
+    return math.prod(shape) * (_BYTES_PER_VOXEL + work.input_itemsize) / 2**30
 
 
 def _comparable(threshold: float | None, dtype: np.dtype[Any]) -> float | None:
@@ -131,8 +156,8 @@ def _comparable(threshold: float | None, dtype: np.dtype[Any]) -> float | None:
 
 
 def _default_block(volume: Volume) -> Zyx:
-    z, y, x = volume.store.chunk_layout.read_chunk.shape[-3:]
-    return tuple(size if size <= _SIDE else _BLOCK_SIDE for size in (z, y, x))  # type: ignore[return-value]
+    z, y, x = (size if size <= _SIDE else _BLOCK_SIDE for size in volume.store.chunk_layout.read_chunk.shape[-3:])
+    return (z, y, x)
 
 
 def _default_chunk(block: Zyx) -> Zyx:

@@ -43,7 +43,7 @@ def cc3d_library() -> ModuleType:
         raise ConfigError(
             "components need connected-components-3d: pip install 'beam-inference[segmentation]', here and on workers"
         ) from None
-    return cc3d  # type: ignore[no-any-return]
+    return cc3d
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class LabelledChunk:
     """The components of a chunk.
 
     Attributes:
-        labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each of the two sorts is in
-            the order of its first voxels.
+        labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each of the two sorts
+            is in the order of its first voxels.
         touching: how many touch a seam.
         records: what there is to know of label ``k``, at ``k - 1``, see :data:`~.records.RECORD`.
         faces: for its neighbours.
@@ -94,7 +94,9 @@ def label_chunk(
     Args:
         values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong together; 0 is
             background.
-        core: the chunk's box. grid: all chunks. index: this one.
+        core: the chunk's box.
+        grid: all chunks.
+        index: this one.
         connectivity: 6, 18 or 26 neighbours.
         min_size: components of fewer voxels are left out, where no neighbour can have more of them.
     """
@@ -172,11 +174,7 @@ def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> 
         shape: of the chunk, ZYX.
         connectivity: 6, 18 or 26 neighbours.
     """
-    pairs = [
-        _one_component(*_slab(chunks, shape, axis), connectivity)
-        for axis in range(3)
-        if _STEPS[axis] in chunks
-    ]
+    pairs = [_one_component(*_slab(chunks, shape, axis), connectivity) for axis in range(3) if _STEPS[axis] in chunks]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 

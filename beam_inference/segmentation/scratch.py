@@ -1,4 +1,4 @@
-"""Arrays that stages leave for one another: one file per chunk and kind, ``KIND/000000000/000000000012``, checksummed."""
+"""Arrays that stages leave for one another: one file per chunk and kind, ``KIND/000000000/000000000012``."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Scratch:
     def read_records(
         self, kind: str, parts: Iterable[tuple[int, int, int]], dtype: np.dtype[np.void]
     ) -> Iterator[NDArray[np.void]]:
-        """Records ``start … stop`` of each ``(index, start, stop)``, in order, some read ahead. Raises as :meth:`read`."""
+        """Records ``start … stop`` of each ``(index, start, stop)``, in order. Raises as :meth:`read`."""
 
         def begun(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
             part = slice(start * dtype.itemsize, stop * dtype.itemsize)
@@ -97,7 +97,7 @@ class Scratch:
 
     def _broken(self, key: str, how: str) -> StateError:
         return StateError(
-            f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the state folder changed? Run the "
+            f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder changed? Give the "
             "command with --overwrite to start anew."
         )
 

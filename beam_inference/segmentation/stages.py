@@ -1,23 +1,21 @@
 """The stages that make components of a volume, each begun once the one before it is complete.
 
-==========  =============  ==============================================================================================
-stage       done for       what it does
-==========  =============  ==============================================================================================
-label       each chunk     labels it alone; labels, records and the faces at seams to the scratch folder
-match       each chunk     which labels on both sides of its seams are one: pairs
-unite       once           union of all pairs; what crosses seams gets its totals, and a number in the order of first voxels
-number      a row of       final ids: the rank of a component's first voxel among all that are kept
-            chunks (x)
-deliver     once           the ids of what crosses seams, to every chunk that it is in
-relabel     each chunk     the output
-tabulate    a slab of      the lines of the table
-            chunks (yx)
-clean       once           removes the scratch folder
-==========  =============  ==============================================================================================
+========  =====================  =====================================================================================
+stage     is done for            what it does
+========  =====================  =====================================================================================
+label     each chunk             labels it alone; labels, records, and faces at seams, to the scratch folder
+match     each chunk             which labels on both sides of its seams are one, as pairs
+unite     all at once            the union of all pairs; totals of what crosses seams
+number    a row of chunks (x)    final ids: the rank of a component's first voxel among all that are kept
+deliver   all at once            the ids of what crosses seams, to every chunk that it is in
+relabel   each chunk             the output
+tabulate  a slab of chunks (yx)  the table's parts
+clean     all at once            removes the scratch folder
+========  =====================  =====================================================================================
 
-Ids are in the order of first voxels, plane by plane; so a plane's ids follow those of all earlier planes, and within a
-plane those of a row of chunks follow those of the rows before it. ``unite`` counts what is kept in each plane of each
-row; from there a row numbers its own.
+Ids are in the order of first voxels (z, y, x). So the ids of a plane follow those of all planes before it, and within a
+plane those of a row of chunks follow those of the rows before it: ``unite`` counts what begins in each plane of each
+row, and from there a row numbers its own.
 
 ``unite`` and ``deliver`` read their files one after the other and hold, in all, 8 bytes for each label that touches a
 seam, some 200 for each component that crosses one, and 8 for each plane of each row. All else is bounded by a chunk,
@@ -26,9 +24,8 @@ by the components whose first voxel is in one row of chunks, or by a part of the
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,74 +33,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.grids import ChunkGrid
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.segmentation.labelling import (
-    CODE_BITS,
-    POSITIONS,
-    Faces,
-    equivalences,
-    label_chunk,
-)
-from beam_inference.segmentation.records import HEADER, RECORD, add_parts, no_records, table_lines
+from beam_inference.outputs import create_output
+from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, Faces, equivalences, label_chunk
+from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Scratch
+from beam_inference.segmentation.table import tabulate
 from beam_inference.segmentation.union import number_components, unite
-from beam_inference.storage import Storage
-from beam_inference.stores import PATIENCE_SECONDS, open_kvstore, persistently
+from beam_inference.segmentation.work import Components
 from beam_inference.volumes import open_volume
 
 DoChunk = Callable[[int], None]
-
-LINES_PER_PART = 1_000_000
-"""Of the table: its parts hold the ids ``1 … LINES_PER_PART``, and so on."""
-
-
-@dataclass(frozen=True)
-class Components:
-    """What is made of what.
-
-    Attributes:
-        source: URL of the input. scale, channel: which of its scales and channels.
-        threshold: voxels of this value or more are foreground; None: the input is a segmentation, 0 is background.
-        connectivity: 6, 18 or 26 neighbours.
-        min_size: components of fewer voxels are removed.
-        grid: the chunks; they tile the whole volume.
-        output: the output.
-        storage: how object stores are reached.
-        scratch_url: a folder that the stages have for themselves.
-    """
-
-    source: str
-    scale: int
-    channel: int
-    threshold: float | None
-    connectivity: int
-    min_size: int
-    grid: ChunkGrid
-    output: OutputSpec
-    storage: Storage
-    scratch_url: str
-
-    @property
-    def table_url(self) -> str:
-        """The folder of the table's parts, in the output's."""
-        return f"{self.output.url}/components"
-
-    def scratch(self) -> Scratch:
-        """The arrays that stages leave for one another."""
-        return Scratch(self.scratch_url, self.storage)
-
-    def scratch_labels(self) -> OutputSpec:
-        """The volume of the chunks' own labels."""
-        return replace(self.output, url=f"{self.scratch_url}/labels", dtype="uint32")
-
-    def foreground(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What is labelled of the input's voxels: booleans, or a segmentation as it is. NaN is background."""
-        return values if self.threshold is None else values >= self.threshold
-
-    def row(self, z: int, y: int) -> int:
-        """The number of a row of chunks along x."""
-        return z * self.grid.shape[1] + y
 
 
 @dataclass(frozen=True)
@@ -217,7 +156,7 @@ def _unite(work: Components, scratch: Scratch, _: int) -> None:
     for index, file in zip(every, scratch.read_all("touching", every), strict=True):
         add_parts(records, component[begins[index] : begins[index + 1]], file["records"])
         z, y, _x = work.grid.position(index)
-        kept[slice(*_planes_of(work, z)), y] += file["kept"]
+        kept[slice(*work.planes_of(z)), y] += file["kept"]
 
     rows = _rows(work, records)
     large = np.flatnonzero(records["voxels"] >= work.min_size)
@@ -230,17 +169,12 @@ def _unite(work: Components, scratch: Scratch, _: int) -> None:
     ends = np.searchsorted(rows, np.arange(nz * ny + 1))
     scratch.write_all("crossing", ((row, {"records": records[ends[row] : ends[row + 1]]}) for row in range(nz * ny)))
     scratch.write_all(
-        "before", ((z, {"before": before[start * ny : stop * ny + 1]}) for z in range(nz) for start, stop in [_planes_of(work, z)])
+        "before",
+        ((z, {"before": before[start * ny : stop * ny + 1]}) for z in range(nz) for start, stop in [work.planes_of(z)]),
     )
     scratch.write_all(
         "numbers", ((index, {"numbers": numbers[component[begins[index] : begins[index + 1]]]}) for index in every)
     )
-
-
-def _planes_of(work: Components, z: int) -> tuple[int, int]:
-    """The planes of a slab of chunks, counted from the volume's first."""
-    start, stop = work.grid.axis_interval(0, z)
-    return start - work.grid.roi.start[0], stop - work.grid.roi.start[0]
 
 
 def _rows(work: Components, records: NDArray[np.void]) -> NDArray[np.int64]:
@@ -267,7 +201,7 @@ def number(work: Components) -> DoChunk:
         within = np.arange(len(planes)) - np.searchsorted(planes, planes)
         before = scratch.read("before", z)["before"]
         ids = np.empty(len(order), np.int64)
-        ids[order] = 1 + before[(planes - _planes_of(work, z)[0]) * ny + y] + within
+        ids[order] = 1 + before[(planes - work.planes_of(z)[0]) * ny + y] + within
         *inner, crossing = np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
         scratch.write_all("inner_ids", ((chunk, {"ids": each}) for chunk, each in zip(chunks, inner, strict=True)))
         scratch.write("crossing_ids", row, ids=crossing)
@@ -299,57 +233,6 @@ def relabel(work: Components) -> DoChunk:
         output.write(core, ids[labels.read(core)])
 
     return do
-
-
-def tabulate(work: Components) -> DoChunk:
-    """Write the parts of the table that begin in a slab of chunks."""
-    scratch = work.scratch()
-    store = open_kvstore(work.table_url, work.storage)
-
-    def write(name: str, text: str) -> None:
-        content = text.encode()
-        persistently("write", f"{work.table_url}/{name}", lambda: store.write(name, content).result(PATIENCE_SECONDS))
-
-    def do(z: int) -> None:
-        before = scratch.read("before", z)["before"]
-        last = z == work.grid.shape[0] - 1
-        first_part, stop_part = (-(-int(count) // LINES_PER_PART) for count in (before[0], before[-1]))
-        if last:
-            write("summary.json", json.dumps({"components": int(before[-1])}))
-            stop_part += before[-1] == 0  # a header at least
-        for part in range(first_part, stop_part):
-            write(f"{part:06d}.csv", HEADER + "".join(_lines(work, scratch, z, part * LINES_PER_PART)))
-
-    return do
-
-
-def _lines(work: Components, scratch: Scratch, z: int, done: int) -> Iterator[str]:
-    """Lines of the components after the ``done`` first, which begin in a slab of chunks; LINES_PER_PART at most."""
-    left = LINES_PER_PART
-    for slab in range(z, work.grid.shape[0]):
-        for first, records in _records_of(work, scratch, slab, done):
-            some = records[:left]
-            yield table_lines(some, first, work.grid.roi.start, work.output.voxel_size_nm)
-            left -= len(some)
-            if not left:
-                return
-
-
-def _records_of(work: Components, scratch: Scratch, z: int, done: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """The records of a slab's components after the ``done`` first of all, in the order of ids, each with the first id."""
-    ny = work.grid.shape[1]
-    before = scratch.read("before", z)["before"]
-    counts = np.diff(before).reshape(-1, ny)
-    within = np.cumsum(counts, axis=0) - counts  # where a plane's components begin in the file of their row
-    parts, firsts = [], []
-    for (plane, y), count in np.ndenumerate(counts):
-        earlier = int(before[plane * ny + y])
-        skipped = min(max(done - earlier, 0), int(count))
-        if skipped < count:
-            start = int(within[plane, y])
-            parts.append((work.row(z, y), start + skipped, start + int(count)))
-            firsts.append(earlier + skipped + 1)
-    return zip(firsts, scratch.read_records("rows", parts, RECORD), strict=True)
 
 
 def clean(work: Components) -> DoChunk:
