@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.bounding_box import Zyx
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
@@ -74,14 +74,13 @@ def planned(
     if volume.place == place_of_url(target, storage):
         raise ConfigError(f"input and output are the same place: {target}")
     bounds = volume.bounds
-    block = _fitting(block_shape or _default_block(volume), bounds)
     output = OutputSpec(
         url=target,
         format=format,
         dtype="uint32" if bounds.size < 2**32 else "uint64",
         channels=1,
         bounds=default_bounds(format, bounds),
-        block_shape=block,
+        block_shape=block_shape or _default_block(volume),
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
         encoding="compressed_segmentation" if format == "precomputed" else "raw",
@@ -162,11 +161,6 @@ def _default_block(volume: Volume) -> Zyx:
 
 def _default_chunk(block: Zyx) -> Zyx:
     z, y, x = (size * max(1, _SIDE // size) for size in block)
-    return (z, y, x)
-
-
-def _fitting(block: Zyx, bounds: BoundingBox) -> Zyx:
-    z, y, x = (min(size, extent) for size, extent in zip(block, bounds.shape, strict=True))
     return (z, y, x)
 
 
