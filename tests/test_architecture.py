@@ -27,6 +27,7 @@ FLOORS = [
     [
         "storage",
         "volume_config",
+        "operator_config",
         "config",
         "job_file",
         "plan",
@@ -45,6 +46,7 @@ FLOORS = [
             "detection",
             "volumes",
             "outputs",
+            "mask",
             "predictors",
             "operators",
             "resolved_job",
@@ -60,6 +62,7 @@ FLOORS = [
             "elements",
             "seam_files",
             "attempts",
+            "finishing",
             "worker",
             "exchange",
             "survey",
