@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.segmentation.work import Components
-from beam_inference.stores import TRANSFER_SECONDS, delete_folder, open_kvstore, persistently, read_file
+from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently, read_file
 
 _SUMMARY = "summary.json"
 LINES_PER_PART = 1_000_000
@@ -72,8 +72,3 @@ def _records_of(work: Components, scratch: Scratch, z: int, done: int) -> Iterat
 def count_of(work: Components) -> int:
     """How many components there are, once the table is written."""
     return int(json.loads(read_file(f"{work.table_url}/{_SUMMARY}", work.storage))["components"])
-
-
-def forget_table(work: Components) -> None:
-    """Remove the table."""
-    delete_folder(open_kvstore(work.table_url, work.storage), work.table_url)

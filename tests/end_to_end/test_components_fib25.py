@@ -40,7 +40,7 @@ def files_of(output: Path) -> dict[str, bytes]:
 
 
 def left_behind(output: Path) -> list[Path]:
-    return [path for path in output.rglob("*") if "scratch" in path.parts and path.is_file()]
+    return [path for path in output.rglob("*") if "components_scratch" in path.parts and path.is_file()]
 
 
 def without_small(components: np.ndarray, min_size: int) -> np.ndarray:
