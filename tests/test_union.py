@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
@@ -18,6 +18,7 @@ def united(count, pairs, batch):
     return number_components(parent), parent
 
 
+@settings(deadline=None)
 @given(count=st.integers(1, 60), pairs=st.integers(0, 80), batch=st.integers(1, 50), seed=st.integers(0, 10**6))
 def test_components_are_those_of_the_graph(count, pairs, batch, seed):
     edges = np.random.default_rng(seed).integers(0, count, (pairs, 2))

@@ -100,8 +100,7 @@ def label_chunk(
         connectivity: 6, 18 or 26 neighbours.
         min_size: components of fewer voxels are left out, where no neighbour can have more of them.
     """
-    cc3d = cc3d_library()
-    labels, count = cc3d.connected_components(values, connectivity=connectivity, return_N=True, out_dtype=np.uint32)
+    labels, count = _components(values, connectivity)
     first = _first_voxels(labels, count)
     records = _records(labels, first, core, grid.roi)
     before, after = seams_of(grid, index)
@@ -124,6 +123,15 @@ def label_chunk(
         values.reshape(-1)[first[order[:touching]]],
     )
     return LabelledChunk(labels, touching, records[order], faces)
+
+
+def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uint32], int]:
+    # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of bytes it does not.
+    values = values.view(np.uint8) if values.dtype == bool else values
+    labels, count = cc3d_library().connected_components(
+        values, connectivity=connectivity, return_N=True, out_dtype=np.uint32
+    )
+    return labels, int(count)
 
 
 def _first_voxels(labels: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
@@ -205,7 +213,7 @@ def _assembled(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
 
 def _one_component(codes: NDArray[np.int64], values: NDArray[Any], connectivity: int) -> NDArray[np.int64]:
     """Pairs of codes that chain all those of each component of a small volume."""
-    components = cc3d_library().connected_components(values, connectivity=connectivity, out_dtype=np.uint32)
+    components, _ = _components(values, connectivity)
     there = components > 0
     names, which = np.unique(codes[there], return_inverse=True)
     both = np.unique(components[there].astype(np.int64) * len(names) + which)
