@@ -37,6 +37,7 @@ setup(
         "dask": ["apache-beam[dask]>=2.77,<3"],
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
+        "segmentation": ["connected-components-3d>=4.1"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "dev": [
             "cloud-volume>=12.0",

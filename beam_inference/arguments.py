@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
 
 Number = TypeVar("Number", int, float)
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -88,6 +89,7 @@ def command_parser() -> argparse.ArgumentParser:
 
     _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
     _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
+    _add_components(subparsers)
 
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
@@ -124,7 +126,7 @@ def _add_pyramid(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--factor",
-        type=_factor,
+        type=_shape,
         metavar="ZxYxX",
         help="from level to level (default: until isotropic 1x2x2, say, then 2x2x2)",
     )
@@ -149,9 +151,82 @@ def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.thumbnail)
 
 
-def _factor(text: str) -> tuple[int, int, int]:
-    if not re.fullmatch(r"[1-9]\d{0,3}(x[1-9]\d{0,3}){2}", text):
-        raise argparse.ArgumentTypeError(f"expected three numbers such as 1x2x2, in z, y, x; found {text}")
+_COMPONENTS_EPILOG = """\
+examples:
+  beam-inference components boundaries objects --threshold 0.5 --min-size 100
+  beam-inference components gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner …
+"""
+
+
+def _add_components(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "components",
+        help="connected components of a map or a segmentation, exact across chunks",
+        description="Label the connected components of a volume, as if all of it were in memory. Any flag of Apache "
+        "Beam may follow.",
+        epilog=_COMPONENTS_EPILOG + "\n" + _EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--threshold", type=float, metavar="T", help="voxels of T or more, in stored units, are foreground"
+    )
+    what.add_argument(
+        "--multilabel",
+        action="store_true",
+        help="IN is a segmentation: touching voxels of equal label are one; 0 is none",
+    )
+    parser.add_argument("--channel", type=_natural, metavar="C", help="of IN; needed where it has several")
+    parser.add_argument("--scale", type=_natural, default=0, metavar="S", help="of a precomputed IN (default: 0)")
+    parser.add_argument(
+        "--connectivity",
+        type=int,
+        choices=(6, 18, 26),
+        default=6,
+        help="voxels touch by faces, edges, corners (default: 6)",
+    )
+    parser.add_argument(
+        "--min-size",
+        "--min_size",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="components of fewer voxels are removed",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("precomputed", "zarr3", "zarr2", "ome_zarr", "n5"),
+        default="precomputed",
+        help="of OUT (default: precomputed, compressed as a segmentation)",
+    )
+    parser.add_argument(
+        "--chunk_shape",
+        "--chunk-shape",
+        type=_shape,
+        metavar="ZxYxX",
+        help="done at once (default: some 256 on a side)",
+    )
+    parser.add_argument(
+        "--block_shape", "--block-shape", type=_shape, metavar="ZxYxX", help="of OUT (default: as IN's)"
+    )
+    parser.add_argument(
+        "--shard_shape",
+        "--shard-shape",
+        type=_shape,
+        metavar="ZxYxX",
+        help="of OUT: many blocks in a file (default: none)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="forget what was done for OUT; make everything anew")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.components, takes_beam_flags=True)
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    if not re.fullmatch(r"[1-9]\d{0,8}(x[1-9]\d{0,8}){2}", text):
+        raise argparse.ArgumentTypeError(f"expected z, y, x such as 64x512x512; found {text}")
     z, y, x = map(int, text.split("x"))
     return (z, y, x)
 

@@ -242,6 +242,33 @@ def _check_picture(path: str) -> None:
         raise ConfigError(f"--to {path}: write a name that ends with {', '.join(_PICTURES)}")
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--to {path}: there is no folder {Path(path).absolute().parent}")
+def components(known: argparse.Namespace) -> int:
+    """Label the connected components of a volume."""
+    from beam_inference.components import make_components
+    from beam_inference.segmentation.job import planned
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place
+
+    source, target = url_of(known.source), url_of(known.target)
+    check_place(known.beam_flags, [source, target])
+    if target.startswith("http"):
+        raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
+    work = planned(
+        source,
+        target,
+        threshold=known.threshold,
+        channel=known.channel,
+        scale=known.scale,
+        connectivity=known.connectivity,
+        min_size=known.min_size,
+        format=known.format,
+        chunk_shape=known.chunk_shape,
+        block_shape=known.block_shape,
+        shard_shape=known.shard_shape,
+        storage=storage_of_environment(LOCAL),
+    )
+    again = shlex.join(word for word in known.words if word != "--overwrite")
+    return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
 
 
 def clean(known: argparse.Namespace) -> int:

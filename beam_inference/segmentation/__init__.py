@@ -1,0 +1,1 @@
+"""Connected components of volumes of any size, exact across chunks."""

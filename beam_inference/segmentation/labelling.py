@@ -1,0 +1,222 @@
+"""The connected components of one chunk, and which of them are one with those of its neighbours: pure.
+
+A chunk's labels are those of the chunk alone. Those that touch a seam (a border with another chunk) come first, so that
+all that is done about seams is done on the numbers ``1 … touching``, and everything else stays within the chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.errors import ConfigError
+from beam_inference.grids import ChunkGrid
+from beam_inference.segmentation.records import RECORD
+
+CODE_BITS = 32
+"""A code is ``position << 32 | label``: the position is that of a neighbour among :data:`POSITIONS`."""
+
+POSITIONS: tuple[Zyx, ...] = tuple((z, y, x) for z, y, x in product((0, 1), repeat=3))
+"""A chunk, and its seven neighbours that lie at or after it on every axis, as steps on the chunk grid, ZYX."""
+
+_STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+
+_NO_LABELS: NDArray[np.uint32] = np.zeros(0, np.uint32)
+
+
+def cc3d_library() -> ModuleType:
+    """The library of the kernels.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import cc3d
+    except ImportError:
+        raise ConfigError(
+            "components need connected-components-3d: pip install 'beam-inference[segmentation]', here and on workers"
+        ) from None
+    return cc3d
+
+
+@dataclass(frozen=True)
+class Faces:
+    """What a neighbour needs to know of a chunk.
+
+    Attributes:
+        first, last: per axis the first and last plane of labels, shape of the chunk but for 1 on that axis; empty
+            (shape (0,)) where no chunk is on that side.
+        values: of each label that touches a seam, the input's value; touching labels are one only if these agree.
+    """
+
+    first: tuple[NDArray[np.uint32], ...]
+    last: tuple[NDArray[np.uint32], ...]
+    values: NDArray[Any]
+
+
+@dataclass(frozen=True)
+class LabelledChunk:
+    """The components of a chunk.
+
+    Attributes:
+        labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each of the two sorts
+            is in the order of its first voxels.
+        touching: how many touch a seam.
+        records: what there is to know of label ``k``, at ``k - 1``, see :data:`~.records.RECORD`.
+        faces: for its neighbours.
+    """
+
+    labels: NDArray[np.uint32]
+    touching: int
+    records: NDArray[np.void]
+    faces: Faces
+
+
+def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """On which axes a chunk has a neighbour before it, and after it."""
+    position = grid.position(index)
+    after = tuple(p + 1 < n for p, n in zip(position, grid.shape, strict=True))
+    return tuple(p > 0 for p in position), after
+
+
+def label_chunk(
+    values: NDArray[Any], core: BoundingBox, grid: ChunkGrid, index: int, connectivity: int, min_size: int
+) -> LabelledChunk:
+    """Label one chunk of a volume that is ``grid.roi``.
+
+    Args:
+        values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong together; 0 is
+            background.
+        core: the chunk's box.
+        grid: all chunks.
+        index: this one.
+        connectivity: 6, 18 or 26 neighbours.
+        min_size: components of fewer voxels are left out, where no neighbour can have more of them.
+    """
+    labels, count = _components(values, connectivity)
+    first = _first_voxels(labels, count)
+    records = _records(labels, first, core, grid.roi)
+    before, after = seams_of(grid, index)
+    seam = np.zeros(count + 1, bool)
+    for axis in range(3):
+        for there, place in ((before[axis], 0), (after[axis], -1)):
+            if there:
+                seam[labels.take(place, axis)] = True
+    touches = seam[1:]
+    stays = touches | (records["voxels"] >= min_size)
+    order = np.concatenate([np.flatnonzero(touches), np.flatnonzero(stays & ~touches)])
+    touching = int(touches.sum())
+    numbers = np.zeros(count + 1, np.uint32)
+    numbers[order + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
+    for plane in labels:  # in place: a chunk's labels are held once
+        plane[...] = numbers[plane]
+    faces = Faces(
+        tuple(labels.take([0], axis) if before[axis] else _NO_LABELS for axis in range(3)),
+        tuple(labels.take([-1], axis) if after[axis] else _NO_LABELS for axis in range(3)),
+        values.reshape(-1)[first[order[:touching]]],
+    )
+    return LabelledChunk(labels, touching, records[order], faces)
+
+
+def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uint32], int]:
+    # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of bytes it does not.
+    values = values.view(np.uint8) if values.dtype == bool else values
+    labels, count = cc3d_library().connected_components(
+        values, connectivity=connectivity, return_N=True, out_dtype=np.uint32
+    )
+    return labels, int(count)
+
+
+def _first_voxels(labels: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
+    """Where each label comes first, in C order."""
+    first = np.zeros(count + 1, np.int64)
+    size = labels[0].size
+    for z in reversed(range(len(labels))):  # of several assignments to one place the last is kept: go backwards
+        first[labels[z].reshape(-1)[::-1]] = np.arange((z + 1) * size - 1, z * size - 1, -1)
+    return first[1:]
+
+
+def _records(
+    labels: NDArray[np.uint32], first: NDArray[np.int64], core: BoundingBox, bounds: BoundingBox
+) -> NDArray[np.void]:
+    records = np.zeros(len(first), RECORD)
+    if not len(first):
+        return records
+    found = cc3d_library().statistics(labels, no_slice_conversion=True)
+    offset = np.subtract(core.start, bounds.start)
+    voxels = found["voxel_counts"][1:].astype(np.int64)
+    boxes = found["bounding_boxes"][1:].reshape(-1, 3, 2)  # inclusive
+    records["voxels"] = voxels
+    records["start"] = offset + boxes[:, :, 0]
+    records["stop"] = offset + boxes[:, :, 1] + 1
+    # Sums are whole numbers, and add up to the same however the volume was cut; means would not.
+    records["sums"] = np.rint(found["centroids"][1:] * voxels[:, None]) + voxels[:, None] * offset
+    place = np.stack(np.unravel_index(first, labels.shape)) + offset[:, None]
+    records["first"] = np.ravel_multi_index(tuple(place), bounds.shape)
+    return records
+
+
+def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> NDArray[np.int64]:
+    """Which labels of a chunk and of its neighbours are parts of one component: pairs of codes, shape (pairs, 2).
+
+    Two voxels of different chunks that touch have a corner of their common box in one chunk, and both lie in that chunk
+    or in its neighbours at :data:`POSITIONS`; and, on some axis, one is in the last plane before the seam and the other
+    in the first after it. So on each axis these two planes are labelled anew, as one small volume that reaches one
+    voxel into the next chunks of the other axes::
+
+           own last plane │ one voxel of the next chunk's last plane
+        ══════════════════╪═══════════
+           its first plane│ one voxel of the diagonal chunk's first plane
+
+    What has one label there is one component. Edges and corners need no rule of their own.
+
+    Args:
+        chunks: the faces of the chunk, at position (0, 0, 0), and of those neighbours that there are.
+        shape: of the chunk, ZYX.
+        connectivity: 6, 18 or 26 neighbours.
+    """
+    pairs = [_one_component(*_slab(chunks, shape, axis), connectivity) for axis in range(3) if _STEPS[axis] in chunks]
+    return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
+
+
+def _slab(chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The codes, and the input's values, of the two planes at the seam after a chunk on an axis."""
+    reaches = [int(step in chunks) for step in _STEPS]
+    codes: dict[Zyx, NDArray[np.int64]] = {}
+    values: dict[Zyx, NDArray[Any]] = {}
+    for number, position in enumerate(POSITIONS):
+        if position in chunks:
+            faces = chunks[position]
+            plane = (faces.first if position[axis] else faces.last)[axis]
+            reach = tuple(slice(0, 1 if step and a != axis else None) for a, step in enumerate(position))
+            labels = plane[reach]
+            known = np.concatenate([np.zeros(1, faces.values.dtype), faces.values])
+            codes[position] = labels.astype(np.int64) | np.where(labels > 0, number << CODE_BITS, 0)
+            values[position] = known[labels]
+        else:
+            size = [1 if a == axis else reaches[a] if step else shape[a] for a, step in enumerate(position)]
+            codes[position] = np.zeros(size, np.int64)
+            values[position] = np.zeros(size, chunks[0, 0, 0].values.dtype)
+    return _assembled(codes), _assembled(values)
+
+
+def _assembled(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
+    return np.block([[[parts[z, y, x] for x in (0, 1)] for y in (0, 1)] for z in (0, 1)])
+
+
+def _one_component(codes: NDArray[np.int64], values: NDArray[Any], connectivity: int) -> NDArray[np.int64]:
+    """Pairs of codes that chain all those of each component of a small volume."""
+    components, _ = _components(values, connectivity)
+    there = components > 0
+    names, which = np.unique(codes[there], return_inverse=True)
+    both = np.unique(components[there].astype(np.int64) * len(names) + which)
+    component, name = divmod(both, max(1, len(names)))
+    together = component[1:] == component[:-1]
+    return np.stack([names[name[:-1][together]], names[name[1:][together]]], axis=1)

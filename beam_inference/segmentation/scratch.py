@@ -1,0 +1,116 @@
+"""Arrays that stages leave for one another: one file per chunk and kind, ``KIND/000000000/000000000012``."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
+from beam_inference.errors import StateError
+from beam_inference.storage import Storage
+from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
+
+Arrays = Mapping[str, NDArray[Any]]
+Value = TypeVar("Value")
+
+_AT_A_TIME = 32
+"""Requests under way, and files held, while many are read or written."""
+
+
+class Scratch:
+    """The files under a URL. Requests that fail in a way that may pass are made again; then there is a WorkerFault."""
+
+    def __init__(self, url: str, storage: Storage) -> None:
+        self._url, self._store = url, open_kvstore(url, storage)
+
+    def write(self, kind: str, index: int, **arrays: NDArray[Any]) -> None:
+        """Write named arrays, durably; replaces earlier ones."""
+        self.write_all(kind, [(index, arrays)])
+
+    def write_all(self, kind: str, files: Iterable[tuple[int, Arrays]]) -> None:
+        """Write many files, some at a time."""
+
+        def begun(index: int, arrays: Arrays) -> Callable[[], Any]:
+            content = io.BytesIO()
+            np.savez_compressed(content, allow_pickle=False, **arrays)
+            return self._request("write", _key(kind, index), lambda key: self._store.write(key, content.getvalue()))
+
+        for written in _some_ahead(begun(index, arrays) for index, arrays in files):
+            written()
+
+    def read(self, kind: str, index: int) -> Arrays:
+        """The named arrays of one file.
+
+        Raises:
+            StateError: it is absent or damaged.
+        """
+        return next(self.read_all(kind, [index]))
+
+    def read_all(self, kind: str, indices: Iterable[int]) -> Iterator[Arrays]:
+        """Those of many files, in order, in bounded memory: some are read ahead. Raises as :meth:`read`."""
+        keys = (_key(kind, index) for index in indices)
+        for key, result in _some_ahead((key, self._request("read", key, self._store.read)) for key in keys):
+            found = result()
+            try:
+                if found.state != "value":
+                    raise self._broken(key, "is absent")
+                with np.load(io.BytesIO(bytes(found.value)), allow_pickle=False) as arrays:
+                    yield {name: arrays[name] for name in arrays.files}
+            except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
+                raise self._broken(key, f"is damaged ({error})") from None
+
+    def write_records(self, kind: str, index: int, records: NDArray[np.void]) -> None:
+        """Write records so that some of them can be read without the rest."""
+        content = records.tobytes()
+        self._request("write", _key(kind, index), lambda key: self._store.write(key, content))()
+
+    def read_records(
+        self, kind: str, parts: Iterable[tuple[int, int, int]], dtype: np.dtype[np.void]
+    ) -> Iterator[NDArray[np.void]]:
+        """Records ``start … stop`` of each ``(index, start, stop)``, in order. Raises as :meth:`read`."""
+
+        def begun(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
+            part = slice(start * dtype.itemsize, stop * dtype.itemsize)
+            key = _key(kind, index)
+            return key, stop - start, self._request("read", key, lambda key: self._store.read(key, byte_range=part))
+
+        for key, count, result in _some_ahead(begun(*part) for part in parts):
+            found = result()
+            if found.state != "value" or len(found.value) != count * dtype.itemsize:
+                raise self._broken(key, "is absent or cut off")
+            yield np.frombuffer(bytes(found.value), dtype)
+
+    def delete(self) -> None:
+        """Delete everything under the URL."""
+        delete_folder(self._store, self._url)
+
+    def _request(self, what: str, key: str, send: Callable[[str], Any]) -> Callable[[], Any]:
+        """A request, sent at once; its result when that is called."""
+        result = again_if_failed(send(key), lambda: send(key), TRANSFER_SECONDS)
+        return lambda: persistently(what, f"{self._url}/{key}", result)
+
+    def _broken(self, key: str, how: str) -> StateError:
+        return StateError(
+            f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder changed? Give the "
+            "command with --overwrite to start anew."
+        )
+
+
+def _key(kind: str, index: int) -> str:
+    return f"{kind}/{index // CHUNKS_PER_FOLDER:09d}/{index:012d}"
+
+
+def _some_ahead(requests: Iterable[Value]) -> Iterator[Value]:
+    """The same, with some taken before they are asked for."""
+    waiting: deque[Value] = deque()
+    for request in requests:
+        waiting.append(request)
+        if len(waiting) >= _AT_A_TIME:
+            yield waiting.popleft()
+    yield from waiting
