@@ -34,7 +34,7 @@ def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
     from beam_inference.config import SeamMode
     from beam_inference.files import load_job, set_chunk_shape
-    from beam_inference.report import print_plan, print_suggestions
+    from beam_inference.printing import print_plan, print_suggestions
     from beam_inference.survey import THIS_PROCESS, suggested, survey
 
     if known.write and not known.suggest:
@@ -67,7 +67,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     from beam_inference.cost import Prices, estimates
     from beam_inference.files import load_prices
     from beam_inference.launch import tried
-    from beam_inference.report import print_estimates
+    from beam_inference.printing import print_estimates
     from beam_inference.survey import THIS_PROCESS
 
     prices = Prices() if known.prices is None else load_prices(known.prices)
@@ -84,7 +84,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
 def run(known: argparse.Namespace) -> int:
     """Run a job, or what is missing of it."""
     from beam_inference.files import load_job
-    from beam_inference.report import print_outcome
+    from beam_inference.printing import print_outcome
     from beam_inference.runner import run_job
 
     if (
@@ -140,7 +140,7 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
 
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
-    from beam_inference.report import print_status
+    from beam_inference.printing import print_status
     from beam_inference.status import job_status
 
     while True:
@@ -161,7 +161,7 @@ def verify(known: argparse.Namespace) -> int:
     from beam_inference.job_parts import output_spec
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
-    from beam_inference.report import print_verification
+    from beam_inference.printing import print_verification
     from beam_inference.verification import verify as verified
 
     config, state, job = _launched(known, "nothing to verify")

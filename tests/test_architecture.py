@@ -61,7 +61,7 @@ FLOORS = [
         "execution",
         "task_runner",
         "runner",
-        "report",
+        "printing",
         "flex_template",
         "arguments",
         "cli",
