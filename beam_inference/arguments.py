@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
@@ -86,6 +86,8 @@ def command_parser() -> argparse.ArgumentParser:
     mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
     mosaic.set_defaults(command=commands.mosaic)
 
+    _add_report(subparsers)
+
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
     )
@@ -102,6 +104,20 @@ def command_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_report(subparsers: Any) -> None:
+    report = subparsers.add_parser(
+        "report",
+        help="write a page about a job: result, seams, speed, quarantine, hours",
+        description="Write a page (HTML, one file) about a job that has run or runs: what it made, how it went.",
+        epilog="beam-inference report job.yaml --to report.html --worker-price 0.40",
+        allow_abbrev=False,
+    )
+    _add_job(report)
+    report.add_argument("--to", default="report.html", metavar="FILE.HTML", help="(default: report.html)")
+    report.add_argument("--worker-price", type=_price, metavar="P", help="of an hour of a worker, to tell what it cost")
+    report.set_defaults(command=commands.report)
+
+
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
     """The type of an option that takes a number of which ``fits`` holds."""
 
@@ -116,6 +132,7 @@ def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what
 
 _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
+_price = _number(float, lambda number: 0 <= number < float("inf"), "a price")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")
 

@@ -206,6 +206,32 @@ def mosaic(known: argparse.Namespace) -> int:
     return COMPLETE
 
 
+def report(known: argparse.Namespace) -> int:
+    """Write a page about a job."""
+    from importlib.util import find_spec
+
+    from beam_inference.launch import as_launched
+
+    absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'")
+    path = Path(known.to)
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--to {known.to}: write a name that ends with .html")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--to {known.to}: there is no folder {path.absolute().parent}")
+    from beam_inference.report.facts import gather
+    from beam_inference.report.page import make_report, render
+
+    config, state, job = _launched(known, "nothing to report")
+    job = as_launched(config, job, state.url)  # its output may have moved
+    facts = gather(job, state)
+    page = render(make_report(job, state, facts, datetime.now(UTC), known.worker_price))
+    path.write_text(page, encoding="utf-8")
+    print(f"{known.to}: {facts.done:,} of {facts.chunks:,} chunks done")
+    return COMPLETE
+
+
 def clean(known: argparse.Namespace) -> int:
     """Remove the seam files of a complete job: a worker that was thought dead may have written some late."""
     from beam_inference.seam_files import SeamFiles

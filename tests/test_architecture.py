@@ -62,6 +62,7 @@ FLOORS = [
         "task_runner",
         "runner",
         "printing",
+        "report",
         "flex_template",
         "arguments",
         "cli",
