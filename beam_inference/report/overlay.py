@@ -12,29 +12,34 @@ from beam_inference.report.slices import Plane
 from beam_inference.state import ChannelStatistics
 
 PALETTE = ("#ff8c32", "#3aa0ff", "#35c46a", "#e0559b", "#f2d13c", "#8a6cff", "#2fc6c6", "#c98a5a")
-"""Of coloured channels, in order, again from the first after the last."""
+"""Of coloured channels, in order."""
 OPACITY = 0.62
 """Of a voxel whose value is the highest."""
 
 
 def coloured_channels(config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int) -> list[int]:
-    """The channels that get a colour, among the first so many: all, but for the commonest class of a softmax.
+    """The channels that get a colour, among the first so many: all, as far as there are colours.
 
-    These add up to one, so it is what the others leave; in colour it would hide the input.
+    But not the commonest class of a softmax: these add up to one, so it is what the others leave, and would hide the
+    input.
     """
     channels = list(range(shown))
     if config.model.activation == "softmax" and len(statistics) > 1:
         commonest = max(range(len(statistics)), key=lambda channel: statistics[channel].mean)
         channels = [channel for channel in channels if channel != commonest] or channels
-    return channels
+    return channels[: len(PALETTE)]
 
 
-def colour_range(config: JobConfig, planes: Sequence[Plane]) -> tuple[float, float]:
-    """Stored values without colour, and with full colour: those of 0 and 1 after an activation, else as shown."""
+def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[float, float]]:
+    """Of each channel, the stored values without colour and with full colour.
+
+    After an activation those of 0 and 1; else the middle of what is shown.
+    """
+    channels = range(len(planes[0].output))
     if config.model.activation != "none" and config.output.value_range is None:
         full = float(np.iinfo(config.output.dtype).max) if config.output.dtype in INTEGER_DTYPES else 1.0
-        return 0.0, full
-    return brightness_range([plane.output for plane in planes])
+        return [(0.0, full) for _ in channels]
+    return [brightness_range([plane.output[channel] for plane in planes]) for channel in channels]
 
 
 def brightness_range(arrays: Sequence[NDArray[np.float32]]) -> tuple[float, float]:
@@ -54,16 +59,20 @@ def grey(source: NDArray[np.float32], low: float, high: float) -> NDArray[np.uin
 
 
 def overlaid(
-    source: NDArray[np.float32], output: NDArray[np.float32], levels: tuple[float, float], values: tuple[float, float]
+    source: NDArray[np.float32],
+    output: NDArray[np.float32],
+    levels: tuple[float, float],
+    ranges: Sequence[tuple[float, float]],
 ) -> NDArray[np.uint8]:
     """The input with the output upon it: (rows, columns, RGBA), transparent where the output is missing.
 
     Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their values, and cover the
-    input as far as the highest of these says. ``levels`` and ``values`` are the ranges of input and output.
+    input as far as the highest of these says. ``levels`` is the range of the input, ``ranges`` are those of
+    the channels.
     """
     base = 0.85 * _scaled(source, *levels)[..., None]
-    scaled = _scaled(output, *values)
-    colours = np.array([_rgb(PALETTE[channel % len(PALETTE)]) for channel in range(len(output))])
+    scaled = np.stack([_scaled(channel, *each) for channel, each in zip(output, ranges, strict=True)])
+    colours = np.array([_rgb(PALETTE[channel]) for channel in range(len(output))])
     mixed = np.einsum("cyx,ck->yxk", scaled, colours) / np.maximum(scaled.sum(axis=0), 1e-9)[..., None]
     cover = OPACITY * scaled.max(axis=0)[..., None]
     there = np.isfinite(output).min(axis=0)[..., None]

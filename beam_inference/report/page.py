@@ -13,6 +13,7 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from beam_inference.bounding_box import Zyx
 from beam_inference.errors import BeamInferenceError, UserError
 from beam_inference.job_parts import open_input, output_spec
 from beam_inference.outputs import open_output
@@ -30,17 +31,17 @@ from beam_inference.report.measures import (
     timeline,
     worker_hours,
 )
-from beam_inference.report.overlay import PALETTE, colour_range, coloured_channels
+from beam_inference.report.overlay import PALETTE, colour_ranges, coloured_channels
 from beam_inference.report.pictures import draw_histograms, draw_maps, draw_planes, draw_seams
 from beam_inference.report.seam_profile import SeamProfile, seam_profiles
-from beam_inference.report.slices import Plane, histograms, missing_share, place_to_show, read_planes
+from beam_inference.report.slices import Plane, centre_of, histograms, missing_share, place_to_show, read_planes
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import ChannelStatistics, State
 from beam_inference.volumes import Volume
 
 CHANNELS_LISTED = 64
 LAUNCHES_LISTED = 12
-RECORDS_LISTED = 25
+RECORDS_LISTED = 12
 _LATELY = timedelta(minutes=5)
 
 
@@ -50,7 +51,7 @@ class Report:
 
     Attributes:
         job: as it was launched. facts: what its state folder says. when: the page was made.
-        planes: through the volume. profiles: of its seams, by axis.
+        place: that the planes go through. planes: of the volume. profiles: of its seams, by axis.
         statistics: of each channel, over the receipts that were read. stages: seconds, likewise. retries: likewise.
         speed: over time. worker_hours: so far. worker_price: of one of them, or None.
         absent: what could not be opened, and why.
@@ -59,6 +60,7 @@ class Report:
     job: ResolvedJob
     facts: Facts
     when: datetime
+    place: Zyx
     planes: list[Plane]
     profiles: list[SeamProfile]
     statistics: list[ChannelStatistics]
@@ -85,11 +87,13 @@ def make_report(
     finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
     if facts.sums:
         finished = {"patches computed": (facts.sums, facts.summed)} | finished
+    place = place_to_show(grid, facts.receipts)
     return Report(
         job=job,
         facts=facts,
         when=when,
-        planes=read_planes(job, state, place_to_show(grid, facts.receipts), source, output),
+        place=place,
+        planes=read_planes(job, state, place, source, output),
         profiles=[] if output is None else seam_profiles(grid, facts.receipts, state, output),
         statistics=channel_statistics(facts.receipts),
         stages=stage_times(facts.receipts),
@@ -124,7 +128,7 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"by": _by, "number": _number, "moment": _moment, "lengths": _lengths}
+    environment.filters |= {"by": _by, "number": _number, "moment": _moment, "lengths": _lengths, "short": _short}
     return environment.get_template("page.html").render(_values(report))
 
 
@@ -148,12 +152,14 @@ def _values(report: Report) -> dict[str, Any]:
         "work": time_text(3600 * hours),
         "money": None if report.worker_price is None else _money(hours * report.worker_price),
         "voxels_read": sum(grid.core_box(receipt.chunk).size for receipt in facts.receipts),
+        "along": AXES[ChunkMap(grid).axis],
         "seams_at": [AXES[profile.axis] for profile in report.profiles if profile.stands_out],
         "places": sum(profile.cutouts for profile in report.profiles),
         "figures": {name: Markup(svg) for name, svg in _figures(report).items()},
         "legend": _legend(report),
         "missing_input": missing_share(report.planes, "source"),
         "missing_output": missing_share(report.planes, "output"),
+        "centred": report.place == centre_of(grid.roi),
         "strided": any(plane.steps != (1, 1) for plane in report.planes),
         "windowed": any(
             plane.box.shape[axis] < job.plan.chunks.roi.shape[axis] for plane in report.planes for axis in plane.axes
@@ -172,11 +178,10 @@ def _figures(report: Report) -> dict[str, str]:
     grid, voxel = job.plan.chunks, job.voxel_size_nm
     chunk_map, figures = ChunkMap(grid), {}
     if not all(np.isnan(plane.source).all() and np.isnan(plane.output).all() for plane in report.planes):
-        values = colour_range(job.config, report.planes)
-        figures["planes"] = draw_planes(report.planes, grid, _coloured(report), values, voxel)
-    edges, shares = histograms(report.planes)
-    if len(shares):
-        figures["histograms"] = draw_histograms(edges, shares)
+        coloured, ranges = _coloured(report), colour_ranges(job.config, report.planes)
+        figures["planes"] = draw_planes(report.planes, grid, coloured, [ranges[c] for c in coloured], voxel)
+    if shown := histograms(report.planes):
+        figures["histograms"] = draw_histograms(shown)
     if report.profiles:
         figures["seams"] = draw_seams(report.profiles)
     if report.speed is not None:
@@ -202,21 +207,20 @@ def _coloured(report: Report) -> list[int]:
 
 
 def _legend(report: Report) -> list[tuple[str, str]]:
-    return [(PALETTE[place % len(PALETTE)], f"channel {channel}") for place, channel in enumerate(_coloured(report))]
+    return [(PALETTE[place], f"channel {channel}") for place, channel in enumerate(_coloured(report))]
 
 
-def _verdict(report: Report) -> tuple[str, str]:
-    """A class of the style, and how the job stands in a few words."""
+def _verdict(report: Report) -> tuple[str, str, str]:
+    """A class of the style, how the job stands in a word or two, and why that is said."""
     facts = report.facts
     moments = [receipt.finished_at for receipt in [*facts.receipts, *facts.sums]]
-    running = bool(moments) and report.when - max(moments) < _LATELY
     if facts.done == facts.chunks:
-        return "good", "complete"
+        return "good", "complete", "every chunk has a receipt"
     if not facts.missing:
-        return "bad", f"finished, without {len(facts.quarantined):,} quarantined chunks"
-    if running:
-        return "busy", "not complete; a chunk was finished in the last five minutes"
-    return "busy", "not complete"
+        return "bad", "finished, with quarantine", f"{len(facts.quarantined):,} chunks could not be done"
+    if moments and report.when - max(moments) < _LATELY:
+        return "busy", "not complete", f"{facts.missing:,} chunks missing; one was finished in the last five minutes"
+    return "busy", "not complete", f"{facts.missing:,} chunks missing"
 
 
 def _percents(facts: Facts) -> dict[str, float]:
@@ -251,7 +255,15 @@ def _number(value: float) -> str:
     for power, word in ((1e12, "× 10¹²"), (1e9, "× 10⁹"), (1e6, "million")):
         if abs(value) >= power:
             return f"{value / power:.3g} {word}"
-    return f"{int(value):,}" if value == int(value) else f"{value:.3g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _short(value: float) -> str:
+    """Three digits and a letter."""
+    for power, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= power:
+            return f"{value / power:.3g} {letter}"
+    return f"{value:,.0f}"
 
 
 def _moment(when: datetime) -> str:

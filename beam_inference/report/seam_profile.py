@@ -27,6 +27,7 @@ BORDERS = 12
 """Cut-outs on each axis, at most."""
 _LOOKED_FOR = 96
 _STANDS_OUT = 1.15
+_CLOSE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,11 @@ class SeamProfile:
 
     @property
     def stands_out(self) -> bool:
-        """Whether neighbours differ clearly more across a border than at any other distance from it."""
-        others = self.differences[1:]
+        """Whether neighbours differ clearly more across a border than at any distance from it, but for those close by.
+
+        What goes wrong at a border disturbs the next voxels, too.
+        """
+        others = self.differences[_CLOSE:] if len(self.differences) > _CLOSE else self.differences[1:]
         return bool(len(others) and self.at_border > _STANDS_OUT * float(others.max()))
 
 
@@ -111,11 +115,9 @@ def border_box(grid: ChunkGrid, axis: int, chunk: int) -> BoundingBox:
         low, high = core.start[each], core.stop[each]
         if each == axis:
             border, end = high, behind.stop[each]
-            # Half the way to the next border, but all the way where the volume ends.
-            low = low if low == grid.roi.start[each] else (low + border + 1) // 2
-            high = end if end == grid.roi.stop[each] else (border + end) // 2
-            low = min(max(low, border - REACH), border - 1)
-            high = max(min(high, border + REACH), border + 1)
+            # At most half the way to the next border, or to where the volume ends: networks err there, too.
+            low = max((low + border) // 2, border - REACH)
+            high = min((border + end + 1) // 2, border + REACH)
         elif high - low > ACROSS:
             low = (low + high - ACROSS) // 2
             high = low + ACROSS

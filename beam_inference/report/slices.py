@@ -55,11 +55,11 @@ class Plane:
 
 def place_to_show(grid: ChunkGrid, receipts: Sequence[Receipt]) -> Zyx:
     """The ROI's centre; or, unless a finished chunk with contents is there, the centre of the nearest such."""
-    centre = _centre(grid.roi)
+    centre = centre_of(grid.roi)
     boxes = [grid.core_box(r.chunk) for r in receipts if varied(r)] or [grid.core_box(r.chunk) for r in receipts]
     if not boxes or any(box.contains(_voxel(centre)) for box in boxes):
         return centre
-    return min(map(_centre, boxes), key=lambda place: math.dist(place, centre))
+    return min(map(centre_of, boxes), key=lambda place: math.dist(place, centre))
 
 
 def read_planes(
@@ -149,26 +149,27 @@ def _fill(
             continue  # a corrupt block, say: quarantined chunks are about such
 
 
-def histograms(planes: Sequence[Plane], bins: int = 64) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of the output voxels on some planes: edges, the same for all channels, and shares of voxels (channels, bins).
+def histograms(planes: Sequence[Plane], bins: int = 64) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Of the output voxels on some planes, for each channel: edges of bins, and shares of voxels in them.
 
-    Whole numbers fall into bins of equally many of them. No channels where nothing is finished there.
+    Whole numbers fall into bins of equally many of them. Nothing where nothing is finished there.
     """
     values = np.concatenate([plane.output.reshape(len(plane.output), -1) for plane in planes], axis=1)
     values = values[:, ~np.isnan(values).any(axis=0)].astype(np.float64)
-    if not values.size:
-        return np.zeros(1), np.zeros((0, 0))
-    low, high = float(values.min()), float(values.max())
-    if (values == np.rint(values)).all():
-        width = -(-(high - low + 1) // bins)
-        edges = low - 0.5 + width * np.arange(-(-(high - low + 1) // width) + 1)
-    else:
-        edges = np.linspace(low, high, bins + 1)
-    shares = [np.histogram(channel, edges)[0] / len(channel) for channel in values]
-    return edges, np.array(shares)
+    found = []
+    for channel in values if values.size else ():
+        low, high = float(channel.min()), float(channel.max())
+        if (channel == np.rint(channel)).all():
+            width = -(-(high - low + 1) // bins)
+            edges = low - 0.5 + width * np.arange(-(-(high - low + 1) // width) + 1)
+        else:
+            edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+        found.append((edges, np.histogram(channel, edges)[0] / len(channel)))
+    return found
 
 
-def _centre(box: BoundingBox) -> Zyx:
+def centre_of(box: BoundingBox) -> Zyx:
+    """The voxel in the middle of a box."""
     z, y, x = ((a + b) // 2 for a, b in zip(box.start, box.stop, strict=True))
     return (z, y, x)
 
