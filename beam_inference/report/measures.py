@@ -97,7 +97,7 @@ def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
 
 
 def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
-    """For how long worker processes were at it, in hours: each from its first chunk's begin to its last one's end.
+    """Hours of worker processes: each counts from the start of its first chunk to the end of its last.
 
     ``receipts`` are some of all that were ``finished``. Of n values drawn from a span, first and last are on average
     (n - 1) / (n + 1) of it apart; what that misses is added.

@@ -206,7 +206,7 @@ def draw_maps(
     """
     rows, columns = chunk_map.plane
     aspect = _extent(chunk_map, columns)[2] * voxel[columns] / (_extent(chunk_map, rows)[2] * voxel[rows])
-    height = min(4.0, max(1.2, (WIDTH / 3 - 1.1) / aspect))
+    height = min(3.2, max(1.2, (WIDTH / 3 - 1.1) / aspect))
     slowest, most = (float(np.nanmax(values, initial=0)) for values in (seconds, retries))
     with style():
         figure = Figure(figsize=(WIDTH, height + 0.7), layout="constrained")
