@@ -85,7 +85,7 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     job, array = nasty
     (tmp_path / "some").write_text("".join(f"{chunk}\n" for chunk in range(14)))
     assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 3
-    assert main(["report", job, "--to", str(tmp_path / "r.html"), "--worker-price", "3600"]) == 0
+    assert main(["report", job, "--to", str(tmp_path / "r.html"), "--worker-price", "3600000"]) == 0
     assert "of 18 chunks done" in capsys.readouterr().out
     page, report = checked(tmp_path / "r.html"), report_of(tmp_path)
     facts = report.facts
@@ -98,8 +98,8 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     assert "not finished (" in page.text
     for record in facts.records:
         assert " ".join(record.cause.split()) in page.text, "as text, tags and all"
-    money = float(re.search(r"([\d.,e-]+) so far, at 3600 an hour", page.text)[1].replace(",", ""))
-    assert money == pytest.approx(3600 * report.worker_hours, rel=0.02)
+    money = float(re.search(r"([\d.,e-]+) so far, at 3,600,000 an hour", page.text)[1].replace(",", ""))
+    assert money == pytest.approx(3_600_000 * report.worker_hours, abs=0.006)
 
     grid, output = report.job.plan.chunks, read_volume(tmp_path / "out")
     finished = np.zeros(array.shape, bool)
