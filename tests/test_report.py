@@ -16,7 +16,8 @@ from beam_inference.cli import main
 from beam_inference.grids import ChunkGrid
 from beam_inference.report.facts import gather
 from beam_inference.report.page import make_report, render
-from beam_inference.report.slices import PIXELS, place_to_show, window
+from beam_inference.report.pictures import draw_planes
+from beam_inference.report.slices import PIXELS, Plane, place_to_show, window
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import State
 
@@ -262,3 +263,14 @@ def test_what_is_wrong_with_the_words_is_said(job, tmp_path, capsys, monkeypatch
     assert main(["report", path]) == 2
     assert "pip install 'beam-inference[report]'" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()
+
+
+def test_planes_of_noise_leave_room_on_the_page():
+    random, planes = np.random.default_rng(0), []
+    for axis in range(3):
+        shape = [PIXELS] * 3
+        shape[axis] = 1
+        arrays = random.random((4, PIXELS, PIXELS)).astype(np.float32)
+        planes.append(Plane(axis, BoundingBox((0, 0, 0), tuple(shape)), (1, 1), arrays[0], arrays[1:]))
+    grid = ChunkGrid(BoundingBox((0, 0, 0), (PIXELS,) * 3), (64, 64, 64))
+    assert len(draw_planes(planes, grid, [0, 1, 2], [(0, 1)] * 3, (8.0, 8.0, 8.0))) < 2_600_000

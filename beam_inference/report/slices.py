@@ -20,7 +20,7 @@ from beam_inference.state import Receipt, State
 from beam_inference.stores import TRANSFER_SECONDS
 from beam_inference.volumes import Volume
 
-PIXELS = 384
+PIXELS = 300
 """Of a plane on each of its axes, at most."""
 CHANNELS = 12
 """Of the output, at most."""
