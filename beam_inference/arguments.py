@@ -90,6 +90,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
     _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
     _add_components(subparsers)
+    _add_report(subparsers)
 
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
@@ -245,6 +246,20 @@ def _add_levels(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 
 
+def _add_report(subparsers: Subparsers) -> None:
+    report = subparsers.add_parser(
+        "report",
+        help="write a page about a job: result, seams, speed, quarantine, hours",
+        description="Write a page (HTML, one file) about a job that has run or runs: what it made, how it went.",
+        epilog="beam-inference report job.yaml --to report.html --worker-price 0.40",
+        allow_abbrev=False,
+    )
+    _add_job(report)
+    report.add_argument("--to", default="report.html", metavar="FILE.HTML", help="(default: report.html)")
+    report.add_argument("--worker-price", type=_price, metavar="P", help="of an hour of a worker, to tell what it cost")
+    report.set_defaults(command=commands.report)
+
+
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
     """The type of an option that takes a number of which ``fits`` holds."""
 
@@ -260,6 +275,7 @@ def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what
 _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
 _natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
+_price = _number(float, lambda number: 0 <= number < float("inf"), "a price")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")
 

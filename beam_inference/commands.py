@@ -35,7 +35,7 @@ def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
     from beam_inference.config import SeamMode
     from beam_inference.files import load_job, set_chunk_shape
-    from beam_inference.report import print_plan, print_suggestions
+    from beam_inference.printing import print_plan, print_suggestions
     from beam_inference.survey import THIS_PROCESS, suggested, survey
 
     if known.write and not known.suggest:
@@ -68,7 +68,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     from beam_inference.cost import Prices, estimates
     from beam_inference.files import load_prices
     from beam_inference.launch import tried
-    from beam_inference.report import print_estimates
+    from beam_inference.printing import print_estimates
     from beam_inference.survey import THIS_PROCESS
 
     prices = Prices() if known.prices is None else load_prices(known.prices)
@@ -85,7 +85,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
 def run(known: argparse.Namespace) -> int:
     """Run a job, or what is missing of it."""
     from beam_inference.files import load_job
-    from beam_inference.report import print_outcome
+    from beam_inference.printing import print_outcome
     from beam_inference.runner import run_job
 
     if (
@@ -141,7 +141,7 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
 
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
-    from beam_inference.report import print_status
+    from beam_inference.printing import print_status
     from beam_inference.status import job_status
 
     while True:
@@ -162,7 +162,7 @@ def verify(known: argparse.Namespace) -> int:
     from beam_inference.job_parts import output_spec
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
-    from beam_inference.report import print_verification
+    from beam_inference.printing import print_verification
     from beam_inference.verification import verify as verified
 
     config, state, job = _launched(known, "nothing to verify")
@@ -202,8 +202,8 @@ def mosaic(known: argparse.Namespace) -> int:
 
 def pyramid(known: argparse.Namespace) -> int:
     """Make coarser levels of a volume."""
+    from beam_inference.printing import print_pyramid
     from beam_inference.pyramid import make_pyramid, plan_pyramid
-    from beam_inference.report import print_pyramid
     from beam_inference.scales import multiscale_volume
     from beam_inference.stores import LOCAL, storage_of_environment, url_of
     from beam_inference.task_runner import check_place, print_task_outcome
@@ -242,6 +242,8 @@ def _check_picture(path: str) -> None:
         raise ConfigError(f"--to {path}: write a name that ends with {', '.join(_PICTURES)}")
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--to {path}: there is no folder {Path(path).absolute().parent}")
+
+
 def components(known: argparse.Namespace) -> int:
     """Label the connected components of a volume."""
     from beam_inference.components import make_components
@@ -269,6 +271,32 @@ def components(known: argparse.Namespace) -> int:
     )
     again = shlex.join(word for word in known.words if word != "--overwrite")
     return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
+
+
+def report(known: argparse.Namespace) -> int:
+    """Write a page about a job."""
+    from importlib.util import find_spec
+
+    from beam_inference.launch import as_launched
+
+    absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'")
+    path = Path(known.to)
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--to {known.to}: write a name that ends with .html")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--to {known.to}: there is no folder {path.absolute().parent}")
+    from beam_inference.report.facts import gather
+    from beam_inference.report.page import make_report, render
+
+    config, state, job = _launched(known, "nothing to report")
+    job = as_launched(config, job, state.url)  # its output may have moved
+    facts = gather(job, state)
+    page = render(make_report(job, state, facts, datetime.now(UTC), known.worker_price))
+    path.write_text(page, encoding="utf-8")
+    print(f"{known.to}: {facts.done:,} of {facts.chunks:,} chunks done")
+    return COMPLETE
 
 
 def clean(known: argparse.Namespace) -> int:

@@ -87,6 +87,7 @@ FLOORS = [
         "execution",
         "task_runner",
         "runner",
+        "printing",
         "report",
         "flex_template",
         "arguments",
