@@ -37,6 +37,7 @@ setup(
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
+        "view": ["neuroglancer>=2.40"],
         "dev": [
             "cloud-volume>=12.0",
             "flask>=3.0",  # with flask-cors, what moto's server runs on
@@ -51,6 +52,7 @@ setup(
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "ruff>=0.8",
+            "selenium>=4.20",
             "types-PyYAML>=6.0",
             "zarr>=3.0",
         ],

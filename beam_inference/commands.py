@@ -115,7 +115,8 @@ def run(known: argparse.Namespace) -> int:
         allow_pickle=known.allow_pickle,
     )
     with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
-        print_outcome(outcome, config, known.words)
+        view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
+        print_outcome(outcome, config, known.words, view)
         sys.stdout.flush()
     return outcome.exit_code
 
@@ -204,6 +205,21 @@ def mosaic(known: argparse.Namespace) -> int:
     draw(job, receipts, open_input(job.config), output, Path(known.to))
     print(f"{known.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
+
+
+def view(known: argparse.Namespace) -> int:
+    """Look at a job and at volumes in Neuroglancer."""
+    from beam_inference.view.command import look
+
+    return look(
+        known.things,
+        known.overrides,
+        patches=known.patches,
+        bind=known.bind,
+        port=known.port,
+        browser=not known.no_open,
+        link=known.link,
+    )
 
 
 def clean(known: argparse.Namespace) -> int:

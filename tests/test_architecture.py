@@ -50,6 +50,7 @@ FLOORS = [
             "survey",
             "calibration",
             "launch",
+            "view",
         ),
     ],
     ["chunk_tasks", "transforms"],

@@ -1,0 +1,142 @@
+"""What Neuroglancer is to show, as the JSON state that its URLs hold: pure, from what was found out about volumes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from beam_inference.bounding_box import BoundingBox
+
+VoxelSizeNm = tuple[float, float, float]
+
+HOSTED_VIEWER = "https://neuroglancer-demo.appspot.com"
+
+_PANEL_PIXELS = 450
+"""The shorter side of one of four panels, on a common screen."""
+_MOST_VOXELS_PER_PIXEL = 2.0
+"""Zoomed out farther, a volume without coarser scales would be loaded in too many blocks at once."""
+
+_OUTLINED = "void main() { setColor(defaultColor()); setBoundingBoxBorderWidth(1.0); }\n"
+_FILLED = """\
+void main() {
+  setColor(defaultColor());
+  setBoundingBoxBorderWidth(2.0);
+  setBoundingBoxFillColor(vec4(defaultColor(), 0.25));
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeLayer:
+    """A volume as a layer.
+
+    Attributes:
+        name: of the layer.
+        source: Neuroglancer's name of the volume: a format and a URL, as ``precomputed://gs://bucket/em``.
+        axes: the volume's own axes in their own order, letters of ``czyx``; empty if Neuroglancer knows them itself.
+        voxel_size_nm: ZYX.
+        shader: None for labels, which have a colour each.
+        opacity: over the layers before it, 0 to 1.
+    """
+
+    name: str
+    source: str
+    axes: str
+    voxel_size_nm: VoxelSizeNm
+    shader: str | None
+    opacity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Boxes as a layer of annotations.
+
+    Attributes:
+        name: of the layer.
+        color: as ``#rrggbb``.
+        boxes: what each is, to be read when it is chosen, and where, in voxels of the view.
+        filled: whether slices through it are tinted.
+    """
+
+    name: str
+    color: str
+    boxes: Sequence[tuple[str, BoundingBox]]
+    filled: bool = False
+
+
+def view_state(
+    title: str,
+    volumes: Sequence[VolumeLayer],
+    boxes: Sequence[Boxes],
+    roi: BoundingBox,
+    voxel_size_nm: VoxelSizeNm,
+) -> dict[str, Any]:
+    """The state: later layers lie over earlier ones, the middle of ``roi`` is in the middle of the screen.
+
+    ``roi`` and ``boxes`` are in voxels of ``voxel_size_nm``, ZYX.
+    """
+    finest = min(voxel_size_nm)
+    extent = max(n * size / finest for n, size in zip(roi.shape, voxel_size_nm, strict=True))
+    return {
+        "title": title,
+        "dimensions": _dimensions("xyz", voxel_size_nm),
+        "position": [(a + b) // 2 + 0.5 for a, b in zip(roi.start, roi.stop, strict=True)][::-1],
+        "crossSectionScale": min(extent / _PANEL_PIXELS, _MOST_VOXELS_PER_PIXEL),
+        "projectionScale": 1.5 * extent,
+        "layers": [*map(_volume_layer, volumes), *(_boxes_layer(each, voxel_size_nm) for each in boxes)],
+        "layout": "4panel",
+        "showSlices": True,
+        "showDefaultAnnotations": False,
+        "crossSectionBackgroundColor": "#000000",
+    }
+
+
+def hosted_link(state: dict[str, Any]) -> str:
+    """A link that opens a state in the viewer hosted by Neuroglancer's authors; good for volumes it can reach."""
+    return f"{HOSTED_VIEWER}/#!" + quote(json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'")
+
+
+def _dimensions(axes: str, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
+    """Neuroglancer's coordinate space: metres for z, y, x; ``c^``, which shaders select from, for channels."""
+    sizes = dict(zip("zyx", voxel_size_nm, strict=True))
+    return {"c^" if axis == "c" else axis: [1, ""] if axis == "c" else [sizes[axis] * 1e-9, "m"] for axis in axes}
+
+
+def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
+    source: dict[str, Any] = {"url": volume.source}
+    if volume.axes:
+        dimensions = _dimensions(volume.axes, volume.voxel_size_nm)
+        # Without a matrix, of a volume that says no units, one voxel would be one metre.
+        rank = len(dimensions)
+        matrix = [[int(row == column) for column in range(rank + 1)] for row in range(rank)]
+        source["transform"] = {"outputDimensions": dimensions, "matrix": matrix}
+    layer = {"name": volume.name, "source": source}
+    if volume.shader is None:
+        return {"type": "segmentation", **layer, "selectedAlpha": volume.opacity}
+    return {"type": "image", **layer, "shader": volume.shader, "opacity": volume.opacity}
+
+
+def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
+    return {
+        "type": "annotation",
+        "name": boxes.name,
+        "source": {
+            "url": "local://annotations",
+            "transform": {"outputDimensions": _dimensions("xyz", voxel_size_nm)},
+        },
+        "annotationColor": boxes.color,
+        "annotations": [
+            {
+                "type": "axis_aligned_bounding_box",
+                "id": str(number),
+                "pointA": box.start[::-1],
+                "pointB": box.stop[::-1],
+                "description": description,
+            }
+            for number, (description, box) in enumerate(boxes.boxes)
+        ],
+        "shader": _FILLED if boxes.filled else _OUTLINED,
+    }
