@@ -14,6 +14,7 @@ import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 
+from beam_inference.view.command import client_folder
 from beam_inference.view.server import viewer_application
 
 _FLAGS = (
@@ -38,7 +39,7 @@ _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().spli
 @contextmanager
 def served(folders, state):
     """The viewer's URL while its server runs."""
-    application, token = viewer_application(folders, state)
+    application, token = viewer_application(client_folder(), folders, state)
     (socket, *_) = sockets = bind_sockets(0, "127.0.0.1")
     started, loop = threading.Event(), asyncio.new_event_loop()
 

@@ -58,8 +58,7 @@ def look(
 
 
 def _serve(view: View, bind: str, port: int, browser: bool) -> None:
-    if find_spec("neuroglancer") is None:
-        raise ConfigError("view needs Neuroglancer: pip install 'beam-inference[view]'")
+    client = client_folder()
     from beam_inference.view.server import serve
 
     def listening(url: str) -> None:
@@ -69,7 +68,19 @@ def _serve(view: View, bind: str, port: int, browser: bool) -> None:
         if browser and _has_screen():
             webbrowser.open(url)
 
-    serve(view.folders, lambda base: view.state(base, MOST_BOXES), bind, port, listening)
+    serve(client, view.folders, lambda base: view.state(base, MOST_BOXES), bind, port, listening)
+
+
+def client_folder() -> Path:
+    """Where the Neuroglancer package keeps its client.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    found = find_spec("neuroglancer")
+    if found is None or not found.submodule_search_locations:
+        raise ConfigError("view needs Neuroglancer: pip install 'beam-inference[view]'")
+    return Path(found.submodule_search_locations[0]) / "static" / "client"
 
 
 def _is_job(thing: str) -> bool:

@@ -11,13 +11,12 @@ import json
 import secrets
 import socket
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import tornado.web
 from tornado.httpserver import HTTPServer
-from tornado.netutil import bind_sockets
 
 from beam_inference.errors import ConfigError
 from beam_inference.survey import STATE_FOLDER
@@ -28,10 +27,18 @@ StateAt = Callable[[str], dict[str, Any]]
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
 
-def serve(folders: Mapping[str, Path], state: StateAt, bind: str, port: int, listening: Callable[[str], None]) -> None:
+def serve(
+    client: Path,
+    folders: Mapping[str, Path],
+    state: StateAt,
+    bind: str,
+    port: int,
+    listening: Callable[[str], None],
+) -> None:
     """Serve until interrupted (SIGINT, or SIGTERM where it is as that).
 
     Args:
+        client: Neuroglancer's client, a folder.
         folders: what is served, by names that can stand in a URL.
         state: asked anew whenever the viewer is opened.
         bind: the address to listen on.
@@ -39,22 +46,23 @@ def serve(folders: Mapping[str, Path], state: StateAt, bind: str, port: int, lis
         listening: called once, with the viewer's URL.
 
     Raises:
-        ConfigError: there is no such address, or the port is taken; or Neuroglancer is not installed.
+        ConfigError: there is no such address, or the port is taken.
     """
-    application, token = viewer_application(folders, state)
+    application, token = viewer_application(client, folders, state)
     try:
-        sockets = bind_sockets(port, bind)
-    except (OSError, OverflowError) as error:
+        listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+    except OSError as error:
         raise ConfigError(
             f"cannot listen on {bind}:{port}: {error}. Choose another --port (0: any that is free), or another --bind."
         ) from None
 
     async def until_interrupted() -> None:
         server = HTTPServer(application)
-        server.add_sockets(sockets)
+        listener.setblocking(False)
+        server.add_sockets([listener])
         host = socket.gethostname() if bind in _EVERYWHERE else bind
         host = f"[{host}]" if ":" in host else host
-        listening(f"http://{host}:{sockets[0].getsockname()[1]}/{token}/")
+        listening(f"http://{host}:{listener.getsockname()[1]}/{token}/")
         await asyncio.Event().wait()
 
     try:
@@ -62,20 +70,13 @@ def serve(folders: Mapping[str, Path], state: StateAt, bind: str, port: int, lis
     except KeyboardInterrupt:
         pass
     finally:
-        for each in sockets:
-            each.close()
+        listener.close()
 
 
-def viewer_application(folders: Mapping[str, Path], state: StateAt) -> tuple[tornado.web.Application, str]:
-    """All that is served, and the token under which it is: the viewer is at ``/TOKEN/``.
-
-    Raises:
-        ConfigError: Neuroglancer is not installed.
-    """
-    found = find_spec("neuroglancer")
-    if found is None or not found.submodule_search_locations:
-        raise ConfigError("view needs Neuroglancer: pip install 'beam-inference[view]'")
-    client = Path(found.submodule_search_locations[0]) / "static" / "client"
+def viewer_application(
+    client: Path, folders: Mapping[str, Path], state: StateAt
+) -> tuple[tornado.web.Application, str]:
+    """All that is served, and the token under which it is: the viewer is at ``/TOKEN/``."""
     token = secrets.token_urlsafe(16)
     volumes = [
         (f"/{token}/data/{name}/(.*)", _Volume, {"path": str(folder.resolve())}) for name, folder in folders.items()
@@ -125,7 +126,8 @@ class _Events(tornado.web.RequestHandler):
         self.set_header("Cache-Control", "no-store")
         self._gone = asyncio.Event()
         await self.flush()
-        await self._gone.wait()
+        with suppress(asyncio.CancelledError):  # the server ends
+            await self._gone.wait()
 
     def on_connection_close(self) -> None:
         self._gone.set()

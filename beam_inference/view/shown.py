@@ -14,7 +14,7 @@ import numpy as np
 import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.config import JobConfig
+from beam_inference.config import JobConfig, Network
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.job_parts import output_spec
 from beam_inference.launch import as_launched
@@ -100,8 +100,10 @@ class Shown:
         """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
         # A precomputed volume says itself where it lies and how large its voxels are, at every scale.
         axes = "" if self._driver == "neuroglancer_precomputed" else self._axes
-        size = self.volume.voxel_size_nm or voxel_size_nm
-        return VolumeLayer(self.name, f"{_FORMATS[self._driver]}://{address}", axes, size, self.shader, self.opacity)
+        own = self.volume.voxel_size_nm
+        assumed_m = None if own is not None else 1e-9 if self._driver == "n5" else 1.0
+        source, size = f"{_FORMATS[self._driver]}://{address}", own or voxel_size_nm
+        return VolumeLayer(self.name, source, axes, size, assumed_m, self.shader, self.opacity)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     shown = [_shown_image("input", source, config.storage, roi, channels)]
     output = None if before is None else open_output(output_spec(job))
     if output is not None:
-        shown.append(_shown_output(output, job, roi))
+        shown.append(Shown("output", output, config.storage, output_shader(output, config.model, roi), 0.5))
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, job, before is not None, patches, roi, job.voxel_size_nm)
 
@@ -219,9 +221,8 @@ def _shown_image(name: str, volume: Volume, storage: Storage, roi: BoundingBox, 
     return Shown(name, volume, storage, shader, 1.0)
 
 
-def _shown_output(volume: Volume, job: ResolvedJob, roi: BoundingBox) -> Shown:
-    """By what the channels say: affinities as red, green and blue; probabilities lie over the image."""
-    model = job.config.model
+def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
+    """By what the channels say: affinities as red, green and blue; probabilities, to lie over the image."""
     probable = model.activation != "none"
     if volume.dtype.kind in "iu":
         limits = np.iinfo(volume.dtype)
@@ -231,12 +232,11 @@ def _shown_output(volume: Volume, job: ResolvedJob, roi: BoundingBox) -> Shown:
     channels = volume.channels
     affinities = model.channels is not None and all(each.affinity is not None for each in model.channels)
     if channels == 1:
-        shader = shaders.heat(visible) if probable else shaders.grey(visible)
-    elif (channels >= 3 and affinities) or (channels == 3 and model.activation != "softmax"):
-        shader = shaders.rgb(visible)
-    else:  # of classes that exclude each other the first is, by convention, what is none of the others
-        shader = shaders.classes(visible, range(model.activation == "softmax", channels))
-    return Shown("output", volume, job.config.storage, shader, 0.5)
+        return shaders.heat(visible) if probable else shaders.grey(visible)
+    if (channels >= 3 and affinities) or (channels == 3 and model.activation != "softmax"):
+        return shaders.rgb(visible)
+    # Of classes that exclude each other the first is, by convention, what is none of the others.
+    return shaders.classes(visible, range(model.activation == "softmax", channels))
 
 
 def _brightness(volume: Volume, roi: BoundingBox) -> shaders.Range:

@@ -38,6 +38,7 @@ class VolumeLayer:
         source: Neuroglancer's name of the volume: a format and a URL, as ``precomputed://gs://bucket/em``.
         axes: the volume's own axes in their own order, letters of ``czyx``; empty if Neuroglancer knows them itself.
         voxel_size_nm: ZYX.
+        assumed_m: what Neuroglancer takes a voxel's sides for, in metres, where the volume does not say; else None.
         shader: None for labels, which have a colour each.
         opacity: over the layers before it, 0 to 1.
     """
@@ -46,6 +47,7 @@ class VolumeLayer:
     source: str
     axes: str
     voxel_size_nm: VoxelSizeNm
+    assumed_m: float | None
     shader: str | None
     opacity: float
 
@@ -109,10 +111,11 @@ def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
     source: dict[str, Any] = {"url": volume.source}
     if volume.axes:
         dimensions = _dimensions(volume.axes, volume.voxel_size_nm)
-        # Without a matrix, of a volume that says no units, one voxel would be one metre.
-        rank = len(dimensions)
-        matrix = [[int(row == column) for column in range(rank + 1)] for row in range(rank)]
-        source["transform"] = {"outputDimensions": dimensions, "matrix": matrix}
+        source["transform"] = {"outputDimensions": dimensions}
+        if volume.assumed_m is not None:
+            rows = list(enumerate(size / volume.assumed_m for size, _ in dimensions.values()))
+            matrix = [[factor if row == column else 0 for column in range(len(rows) + 1)] for row, factor in rows]
+            source["transform"]["matrix"] = matrix
     layer = {"name": volume.name, "source": source}
     if volume.shader is None:
         return {"type": "segmentation", **layer, "selectedAlpha": volume.opacity}
