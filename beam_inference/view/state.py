@@ -19,7 +19,7 @@ _PANEL_PIXELS = 450
 _MOST_VOXELS_PER_PIXEL = 2.0
 """Zoomed out farther, a volume without coarser scales would be loaded in too many blocks at once."""
 
-_OUTLINED = "void main() { setColor(defaultColor()); setBoundingBoxBorderWidth(1.0); }\n"
+_OUTLINED = "void main() { setColor(vec4(defaultColor(), 0.5)); setBoundingBoxBorderWidth(1.0); }\n"
 _FILLED = """\
 void main() {
   setColor(defaultColor());
@@ -119,7 +119,7 @@ def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
     layer = {"name": volume.name, "source": source}
     if volume.shader is None:
         return {"type": "segmentation", **layer, "selectedAlpha": volume.opacity}
-    return {"type": "image", **layer, "shader": volume.shader, "opacity": volume.opacity}
+    return {"type": "image", **layer, "tab": "rendering", "shader": volume.shader, "opacity": volume.opacity}
 
 
 def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
