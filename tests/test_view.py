@@ -5,15 +5,19 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from itertools import product
+from pathlib import Path
 from urllib.parse import unquote
 
 import numpy as np
 import pytest
+import yaml
 from browser import served
 from helpers import job_values, toy, truncated, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
+from standins.gcs import GcsStandIn
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
@@ -180,6 +184,45 @@ def test_volumes_elsewhere_are_not_served_but_linked_to(tmp_path, capsys):
     (layer,) = json.loads(unquote(text))["layers"]
     assert layer["source"]["url"] == f"precomputed://{url}data/0"
     assert "http://" in told.err
+
+
+def upload(folder, put):
+    for path in folder.rglob("*"):
+        if path.is_file():
+            put(f"{folder.name}/{path.relative_to(folder)}", path.read_bytes())
+
+
+def test_a_job_in_a_bucket_is_linked_to(job, tmp_path, monkeypatch, capsys):
+    values = yaml.safe_load(Path(job()).read_text())
+    values["input"]["path"], values["output"]["path"] = "gs://data/in", "gs://data/out"
+    remote = write_job(tmp_path / "remote.yaml", values)
+    with GcsStandIn(["data"]) as gcs:
+        upload(tmp_path / "in", partial(gcs.put, "data"))
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        assert main(["run", str(remote), "--roi=3x-5x2:19x27x34"]) == 0
+        capsys.readouterr()
+        assert main(["view", str(remote), "--roi=3x-5x2:19x27x34"]) == 0
+    state = json.loads(unquote(capsys.readouterr().out.partition("/#!")[2]))
+    sources = {name: layer["source"]["url"] for name, layer in layers_of(state).items()}
+    assert sources == {
+        "input": "precomputed://gs://data/in",
+        "output": "precomputed://gs://data/out",
+        "chunks": "local://annotations",
+    }
+
+
+@pytest.mark.slow
+def test_a_volume_in_a_store_like_s3_is_read_from_where_that_is(volume_in, monkeypatch, capsys):
+    from standins.s3 import KEYS, S3StandIn
+
+    with S3StandIn(["data"]) as s3:
+        client = s3.client()
+        upload(volume_in, lambda key, content: client.put_object(Bucket="data", Key=key, Body=content))
+        for name, value in {**KEYS, "AWS_ENDPOINT_URL": s3.url}.items():
+            monkeypatch.setenv(name, value)
+        assert main(["view", "s3://data/in"]) == 0
+    (layer,) = json.loads(unquote(capsys.readouterr().out.partition("/#!")[2]))["layers"]
+    assert layer["source"]["url"] == f"precomputed://{s3.url}/data/in"
 
 
 @pytest.mark.parametrize(
