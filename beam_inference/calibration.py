@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import Encoding, infer_chunk
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.cost import Measured, Totals
 from beam_inference.grids import ChunkGrid
 from beam_inference.job_parts import normalization
@@ -59,7 +59,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     cutout = without_blank(cutout)
     reading = _median(lambda: found.input.cutout(work.input_box, fill, fill_value))
     output = job.config.output
-    encoding = Encoding(np.dtype(output.dtype), output.value_range)
+    encoding = AS_COMPUTED if job.config.postprocess else Encoding(np.dtype(output.dtype), output.value_range)
     computing = _median(
         lambda: infer_chunk(
             cutout,
@@ -85,7 +85,7 @@ def totals(found: Survey) -> Totals:
     """What the plan says of the whole job."""
     job, plan = found.job, found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
-    seams = plan.seam_voxels * found.output.channels * 4
+    seams = plan.seam_voxels * found.job.config.model.output_channels * 4
     stored = plan.chunks.roi.size * found.output.channels * itemsize
     receipts, seam_files = plan.chunks.count + plan.owners, plan.seam_files
     return Totals(

@@ -144,6 +144,7 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             "input": job.input.model_copy(update={"path": url(job.input.path)}),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,
+            "mask": job.mask and job.mask.model_copy(update={"path": url(job.mask.path)}),
             "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
         }
     )

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
 from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
+from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
 
 
@@ -84,11 +85,12 @@ class ResolvedJob(Frozen):
             context=roi.context if roi else (0, 0, 0),
             patch_shape=inference.patch_shape,
             patch_overlap=inference.patch_overlap,
-            chunk_shape=output.block_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
+            chunk_shape=output.write_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
             crop_margin=self.config.model.crop_margin,
             seams=seams,
             chunk_crop_margin=margin,
-            block_shape=output.block_shape,
+            block_shape=output.write_shape,
+            halo=total_halo(self.config.postprocess),
         )
 
     def blocks_bytes(self, input_shape: Zyx) -> int:
@@ -130,7 +132,13 @@ class ResolvedJob(Frozen):
                 "seams": plan.seams,
                 "chunk_crop_margin": list(plan.chunk_crop_margin),
             },
-            "output": config.output.model_dump(mode="json", include={"format", "dtype", "block_shape", "value_range"}),
+            "postprocess": {
+                str(number): each.model_dump(mode="json") for number, each in enumerate(config.postprocess)
+            },
+            "mask": {} if config.mask is None else config.mask.model_dump(mode="json"),
+            "output": config.output.model_dump(
+                mode="json", include={"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
+            ),
         }
 
     @cached_property

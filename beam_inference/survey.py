@@ -14,18 +14,22 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, Inference, JobConfig, factory_parts
+from beam_inference.config import Inference, JobConfig, factory_parts
+from beam_inference.detection import volume_at
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
+from beam_inference.mask import open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
-from beam_inference.outputs import OutputSpec, default_bounds, open_output
+from beam_inference.operators.postprocess import opened
+from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
 from beam_inference.suggest import Shape, suggest
-from beam_inference.volumes import Volume, detect_driver, precomputed_scales
+from beam_inference.volume_config import INTEGER_DTYPES
+from beam_inference.volumes import Volume
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +97,7 @@ class Survey:
             output_channels=config.model.output_channels,
             input_blocks_bytes=job.blocks_bytes(input_shape),
             input_itemsize=np.dtype(job.input_dtype).itemsize,
-            output_itemsize=4 if plan.seams == "exchange" else np.dtype(config.output.dtype).itemsize,
+            output_itemsize=_itemsize_beside_the_device(config, plan.seams),
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
             threads=place.threads_per_process,
@@ -101,6 +105,13 @@ class Survey:
             trailing_writes=TRAILING_WRITES,
             device_is_host=config.inference.device != "cuda",
         )
+
+
+def _itemsize_beside_the_device(config: JobConfig, seams: str) -> int:
+    """Bytes of a value that a chunk holds on the host once it is computed."""
+    if config.postprocess:
+        return 3 * 4  # what an operator takes, what it gives, and what it has on the way
+    return 4 if seams == "exchange" else np.dtype(config.output.dtype).itemsize
 
 
 def default_state_url(config: JobConfig) -> str:
@@ -130,7 +141,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         )
     normalization(config, volume.dtype)
     if config.input.fill == "constant":
-        _check_fill_value(config.input.fill_value, volume.dtype)
+        _check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
     _check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
@@ -153,10 +164,14 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         working_set_bytes=0,
         versions={},
     )
+    opened(config.postprocess)
+    if config.mask is not None:
+        open_mask(config.mask, output.voxel_size_nm, config.storage)
+        _check_fill_value("mask.fill_value", config.mask.fill_value, np.dtype(output.dtype))
     found = Survey(job, output, exists, volume)
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)
-    check_alignment(found.job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
+    check_alignment(found.job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     return found
 
 
@@ -197,7 +212,7 @@ def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:
     if plan is None:
         raise ConfigError(
             f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} GiB that it leaves "
-            "to a worker process. Make output.block_shape smaller, or write a chunk_shape."
+            "to a worker process. Make output.block_shape (or shard_shape) smaller, or write a chunk_shape."
         )
     chosen = inference.model_copy(update={"chunk_shape": plan.chunks.chunk_shape})
     known = {"config": found.job.config.model_copy(update={"inference": chosen}).model_dump()}
@@ -217,7 +232,7 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
         inference = inference.model_copy(update={"threads": threads})
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})
-    if output.dtype in INTEGER_DTYPES and output.value_range is None:
+    if output.dtype in INTEGER_DTYPES and output.value_range is None and not config.gives_labels:
         output = output.model_copy(update={"value_range": (0.0, 1.0)})  # sigmoid or softmax: the config saw to it
     return config.model_copy(update={"inference": inference, "output": output})
 
@@ -241,6 +256,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "input.path": config.input.path,
         "output.path": config.output.path,
         "job.state_path": config.job.state_path,
+        "mask.path": config.mask.path if config.mask else None,
         "model.path": None if in_package else config.model.path,
         "model.weights": config.model.weights,
         "--chunks": chunks_file,
@@ -256,13 +272,13 @@ def _selected(config: JobConfig) -> str:
     return "" if config.input.channel is None else " selected by input.channel"
 
 
-def _check_fill_value(value: float, dtype: np.dtype[Any]) -> None:
+def _check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if value != int(value) or not info.min <= value <= info.max:
             raise ConfigError(
-                f"input.fill_value {value} is not a value of the input's dtype {dtype} ({info.min} … {info.max}); "
-                "it is in stored units, before model.normalize"
+                f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
+                "stored units"
             )
 
 
@@ -276,11 +292,10 @@ def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
     if _same_size(wanted, found):
         return
     hint = "No scale of the input fits."
-    path = config.input.path
-    if path is not None and detect_driver(path, config.storage) == "neuroglancer_precomputed":
-        for index, scale in enumerate(precomputed_scales(path, config.storage)):
-            if _same_size(wanted, scale["resolution"][::-1]):
-                hint = f"Scale {index} fits: write input.scale: {index}."
+    there = volume_at(config.input.path, config.storage) if config.input.path else None
+    for index, scale in enumerate(there.scales if there else []):
+        if scale.voxel_size_nm and None not in scale.voxel_size_nm and _same_size(wanted, scale.voxel_size_nm):
+            hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
         f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
         f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
@@ -310,12 +325,16 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         url=output.path,
         format=output.format,
         dtype=output.dtype,
-        channels=config.model.output_channels,
+        channels=config.output_channels,
+        labels=config.gives_labels,
         bounds=bounds,
         block_shape=output.block_shape,
         voxel_size_nm=voxel_size,
         storage=config.storage,
+        encoding=output.encoding,
+        shard_shape=output.shard_shape,
     )
+    check_output(spec)
     existing = open_output(spec)
     if existing is None:
         return spec, False

@@ -15,6 +15,7 @@ import tensorstore as ts
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.config import JobConfig, Network
+from beam_inference.detection import json_object
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.job_parts import output_spec
 from beam_inference.launch import as_launched
@@ -26,7 +27,7 @@ from beam_inference.stores import LOCAL, local_folder, storage_of_environment
 from beam_inference.survey import default_state_url, survey
 from beam_inference.view import shaders
 from beam_inference.view.boxes import chunk_boxes, patch_boxes
-from beam_inference.view.state import Boxes, VolumeLayer, VoxelSizeNm, view_state
+from beam_inference.view.state import Axis, Boxes, VolumeLayer, VoxelSizeNm, view_state
 from beam_inference.volumes import Volume, open_unread
 
 _FORMATS = {"neuroglancer_precomputed": "precomputed", "zarr": "zarr2", "zarr3": "zarr3", "n5": "n5"}
@@ -85,25 +86,38 @@ class Shown:
         return local_folder(self.url)
 
     @cached_property
-    def _axes(self) -> str:
-        """Its own axes, in their own order, letters of ``czyx``."""
-        maps = self.volume.store.spec().transform.output
-        straight = ts.OutputIndexMethod.single_input_dimension
-        if any((each.method, each.offset, each.stride) != (straight, 0, 1) for each in maps):
-            raise VolumeError(
-                f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a viewer reads stores as they "
-                "are. Look at the volume itself, by its path."
-            )
-        return "".join("czyx"[each.input_dimension] for each in maps)
+    def _axes(self) -> tuple[Axis, ...]:
+        """Its own axes, in their own order."""
+        methods, axes = ts.OutputIndexMethod, []
+        for each in self.volume.store.spec().transform.output:
+            if each.method == methods.constant:
+                axes.append(Axis("", each.offset))
+            elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
+                axes.append(Axis("czyx"[each.input_dimension]))
+            else:
+                raise VolumeError(
+                    f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a viewer reads stores as "
+                    "they are. Look at the volume itself, by its path."
+                )
+        return tuple(axes)
+
+    @cached_property
+    def _assumed_m(self) -> float | None:
+        """What Neuroglancer takes a voxel's sides for, in metres, if the array says nothing of them; else None."""
+        if self._driver == "n5":
+            return None if self.volume.voxel_size_nm is not None else 1e-9
+        # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
+        key = "zarr.json" if self._driver == "zarr3" else ".zattrs"
+        found = json_object(self.volume.store.kvstore, key, self.volume.url)
+        units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get("dimension_units")
+        return 1.0 if units is None else None
 
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
         """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
-        # A precomputed volume says itself where it lies and how large its voxels are, at every scale.
-        axes = "" if self._driver == "neuroglancer_precomputed" else self._axes
-        own = self.volume.voxel_size_nm
-        assumed_m = None if own is not None else 1e-9 if self._driver == "n5" else 1.0
-        source, size = f"{_FORMATS[self._driver]}://{address}", own or voxel_size_nm
-        return VolumeLayer(self.name, source, axes, size, assumed_m, self.shader, self.opacity)
+        source, size = f"{_FORMATS[self._driver]}://{address}", self.volume.voxel_size_nm or voxel_size_nm
+        if self._driver == "neuroglancer_precomputed":  # says itself where it lies, and its voxel size at every scale
+            return VolumeLayer(self.name, source, (), size, None, self.shader, self.opacity)
+        return VolumeLayer(self.name, source, self._axes, size, self._assumed_m, self.shader, self.opacity)
 
 
 @dataclass(frozen=True)
@@ -181,12 +195,13 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     before = state.load_job()
     job = survey(config).job if before is None else as_launched(config, before, state.url)
     given, roi = config.input, job.plan.chunks.roi
-    source = open_unread(given.path, given.spec, given.scale, None, config.storage)
+    source = open_unread(given.path, given.spec, given.scale, None, given.select, config.storage)
     channels = given.channel or list(range(source.channels))
     shown = [_shown_image("input", source, config.storage, roi, channels)]
     output = None if before is None else open_output(output_spec(job))
     if output is not None:
-        shown.append(Shown("output", output, config.storage, output_shader(output, config.model, roi), 0.5))
+        shader = None if config.gives_labels else output_shader(output, config.model, roi)
+        shown.append(Shown("output", output, config.storage, shader, 0.5))
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, job, before is not None, patches, roi, job.voxel_size_nm)
 
@@ -230,13 +245,14 @@ def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
     else:
         visible = (0.0, 1.0) if probable else _brightness(volume, roi)
     channels = volume.channels
-    affinities = model.channels is not None and all(each.affinity is not None for each in model.channels)
+    same = channels == model.output_channels  # else operators have chosen among them
+    affinities = same and model.channels is not None and all(each.affinity is not None for each in model.channels)
     if channels == 1:
         return shaders.heat(visible) if probable else shaders.grey(visible)
     if (channels >= 3 and affinities) or (channels == 3 and model.activation != "softmax"):
         return shaders.rgb(visible)
     # Of classes that exclude each other the first is, by convention, what is none of the others.
-    return shaders.classes(visible, range(model.activation == "softmax", channels))
+    return shaders.classes(visible, range(same and model.activation == "softmax", channels))
 
 
 def _brightness(volume: Volume, roi: BoundingBox) -> shaders.Range:

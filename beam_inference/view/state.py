@@ -30,13 +30,21 @@ void main() {
 
 
 @dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a volume: ``c``, ``z``, ``y`` or ``x``; or, with no name, another one, shown at a position."""
+
+    name: str
+    position: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class VolumeLayer:
     """A volume as a layer.
 
     Attributes:
         name: of the layer.
         source: Neuroglancer's name of the volume: a format and a URL, as ``precomputed://gs://bucket/em``.
-        axes: the volume's own axes in their own order, letters of ``czyx``; empty if Neuroglancer knows them itself.
+        axes: the volume's own axes in their own order; none if Neuroglancer knows them itself.
         voxel_size_nm: ZYX.
         assumed_m: what Neuroglancer takes a voxel's sides for, in metres, where the volume does not say; else None.
         shader: None for labels, which have a colour each.
@@ -45,7 +53,7 @@ class VolumeLayer:
 
     name: str
     source: str
-    axes: str
+    axes: Sequence[Axis]
     voxel_size_nm: VoxelSizeNm
     assumed_m: float | None
     shader: str | None
@@ -84,7 +92,7 @@ def view_state(
     extent = max(n * size / finest for n, size in zip(roi.shape, voxel_size_nm, strict=True))
     return {
         "title": title,
-        "dimensions": _dimensions("xyz", voxel_size_nm),
+        "dimensions": _dimensions(voxel_size_nm),
         "position": [(a + b) // 2 + 0.5 for a, b in zip(roi.start, roi.stop, strict=True)][::-1],
         "crossSectionScale": min(extent / _PANEL_PIXELS, _MOST_VOXELS_PER_PIXEL),
         "projectionScale": 1.5 * extent,
@@ -101,25 +109,38 @@ def hosted_link(state: dict[str, Any]) -> str:
     return f"{HOSTED_VIEWER}/#!" + quote(json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'")
 
 
-def _dimensions(axes: str, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
-    """Neuroglancer's coordinate space: metres for z, y, x; ``c^``, which shaders select from, for channels."""
-    sizes = dict(zip("zyx", voxel_size_nm, strict=True))
-    return {"c^" if axis == "c" else axis: [1, ""] if axis == "c" else [sizes[axis] * 1e-9, "m"] for axis in axes}
+def _dimensions(voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
+    """Neuroglancer's coordinate space of the view, in metres."""
+    return {axis: [size * 1e-9, "m"] for axis, size in zip("xyz", voxel_size_nm[::-1], strict=True)}
 
 
 def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
     source: dict[str, Any] = {"url": volume.source}
+    layer: dict[str, Any] = {"name": volume.name, "source": source}
     if volume.axes:
-        dimensions = _dimensions(volume.axes, volume.voxel_size_nm)
-        source["transform"] = {"outputDimensions": dimensions}
-        if volume.assumed_m is not None:
-            rows = list(enumerate(size / volume.assumed_m for size, _ in dimensions.values()))
-            matrix = [[factor if row == column else 0 for column in range(len(rows) + 1)] for row, factor in rows]
-            source["transform"]["matrix"] = matrix
-    layer = {"name": volume.name, "source": source}
+        source["transform"] = _transform(volume)
+        # Other axes are the layer's own, with a slider.
+        own = [axis.position + 0.5 for axis in volume.axes if not axis.name]
+        layer |= {"localPosition": own} if own else {}
     if volume.shader is None:
         return {"type": "segmentation", **layer, "selectedAlpha": volume.opacity}
     return {"type": "image", **layer, "tab": "rendering", "shader": volume.shader, "opacity": volume.opacity}
+
+
+def _transform(volume: VolumeLayer) -> dict[str, Any]:
+    """What a volume's axes are; of what an array does not say itself, Neuroglancer would think something else."""
+    space = _dimensions(volume.voxel_size_nm)
+    dimensions: dict[str, Any] = {}
+    for number, axis in enumerate(volume.axes):
+        if axis.name in space:
+            dimensions[axis.name] = space[axis.name]
+        else:  # ^ marks channels, which shaders select from, and ' a dimension of this layer alone
+            dimensions["c^" if axis.name == "c" else f"d{number}'"] = [1, ""]
+    if volume.assumed_m is None:
+        return {"outputDimensions": dimensions}
+    rows = list(enumerate(size / volume.assumed_m for size, _ in dimensions.values()))
+    matrix = [[factor if row == column else 0 for column in range(len(rows) + 1)] for row, factor in rows]
+    return {"outputDimensions": dimensions, "matrix": matrix}
 
 
 def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
@@ -128,7 +149,7 @@ def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
         "name": boxes.name,
         "source": {
             "url": "local://annotations",
-            "transform": {"outputDimensions": _dimensions("xyz", voxel_size_nm)},
+            "transform": {"outputDimensions": _dimensions(voxel_size_nm)},
         },
         "annotationColor": boxes.color,
         "annotations": [
