@@ -47,6 +47,7 @@ class Shown:
         storage: how it is reached.
         shader: None for labels.
         opacity: over what was named before it.
+        channel: which one is shown at first where each has blocks of its own, which a shader cannot bring together.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Shown:
     storage: Storage
     shader: str | None
     opacity: float
+    channel: int = 0
 
     def __post_init__(self) -> None:
         if self.volume.dtype.name not in _DTYPES:
@@ -93,7 +95,8 @@ class Shown:
             if each.method == methods.constant:
                 axes.append(Axis("", each.offset))
             elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
-                axes.append(Axis("czyx"[each.input_dimension]))
+                name = "czyx"[each.input_dimension]
+                axes.append(Axis("", self.channel) if name == "c" and _channels_apart(self.volume) else Axis(name))
             else:
                 raise VolumeError(
                     f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a viewer reads stores as "
@@ -232,8 +235,15 @@ def _holds_labels(volume: Volume) -> bool:
 
 def _shown_image(name: str, volume: Volume, storage: Storage, roi: BoundingBox, channels: Sequence[int]) -> Shown:
     visible = (0.0, 255.0) if volume.dtype == np.uint8 else _brightness(volume, roi)
+    if _channels_apart(volume):
+        return Shown(name, volume, storage, shaders.grey(visible), 1.0, channels[0])
     shader = shaders.rgb(visible, channels) if len(channels) == 3 else shaders.grey(visible, channels[0])
     return Shown(name, volume, storage, shader, 1.0)
+
+
+def _channels_apart(volume: Volume) -> bool:
+    """Whether not all channels of a voxel are in one block."""
+    return bool(volume.store.chunk_layout.read_chunk.shape[0] < volume.channels)
 
 
 def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:

@@ -102,7 +102,9 @@ def test_the_pixel_in_the_middle_is_the_voxel(page, tmp_path, kind):
 @pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"])
 def test_three_channels_are_red_green_and_blue(page, tmp_path, format):
     array = random(shape=(3, *SHAPE))
-    view = view_of(None, [write_volume(tmp_path / "volume", array, voxel_size_nm=SIZE_NM, format=format)], patches=False)
+    view = view_of(
+        None, [write_volume(tmp_path / "volume", array, voxel_size_nm=SIZE_NM, format=format)], patches=False
+    )
     with closely(view) as url:
         page.open(url)
         assert [page.center((z, y, x)) for z, y, x in POSITIONS] == [tuple(array[:, z, y, x]) for z, y, x in POSITIONS]
@@ -110,7 +112,7 @@ def test_three_channels_are_red_green_and_blue(page, tmp_path, format):
 
 
 @pytest.mark.slow
-def test_further_axes_and_channels_in_blocks_of_their_own_are_shown(page, tmp_path):
+def test_of_further_axes_and_channels_in_blocks_of_their_own_the_first_is_shown(page, tmp_path):
     array = random(shape=(1, 3, *SHAPE))
     metadata = {
         "dimension_names": ["t", "c", "z", "y", "x"],
@@ -121,7 +123,7 @@ def test_further_axes_and_channels_in_blocks_of_their_own_are_shown(page, tmp_pa
         page.open(viewer)
         found = [page.center((z, y, x)) for z, y, x in POSITIONS]
         assert (page.complaints(), page.layer_errors()) == ([], [])
-        assert found == [tuple(array[0, :, z, y, x]) for z, y, x in POSITIONS]
+        assert found == [(array[0, 0, z, y, x],) * 3 for z, y, x in POSITIONS]  # a slider leads to the others
 
 
 @pytest.mark.slow
