@@ -243,7 +243,8 @@ def _shown_image(name: str, volume: Volume, storage: Storage, roi: BoundingBox, 
 
 def _channels_apart(volume: Volume) -> bool:
     """Whether not all channels of a voxel are in one block."""
-    return bool(volume.store.chunk_layout.read_chunk.shape[0] < volume.channels)
+    together = volume.store.chunk_layout.read_chunk.shape[0]  # None where there is no such axis
+    return together is not None and together < volume.channels
 
 
 def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
