@@ -101,6 +101,8 @@ def command_parser() -> argparse.ArgumentParser:
     _add_job(clean)
     clean.set_defaults(command=commands.clean)
 
+    _add_levels(subparsers.add_parser("levels", help="count a volume's values, for a contrast", allow_abbrev=False))
+
     demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
     _add_debug(demo)
@@ -132,6 +134,20 @@ def _add_view(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
     _add_overrides(view)
     _add_logging(view)
     view.set_defaults(command=commands.view)
+
+
+def _add_levels(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
+        "model.normalize: {levels: FILE} of a job makes a contrast of. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = "example: beam-inference levels gs://bucket/em --to levels.json"
+    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
+    parser.add_argument("--channel", type=int, action="append", metavar="C", help="only this one; repeatable")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 
 
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -236,6 +237,34 @@ def clean(known: argparse.Namespace) -> int:
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")
     return COMPLETE
+
+
+def levels(known: argparse.Namespace) -> int:
+    """Count a volume's values."""
+    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
+    from beam_inference.volumes import open_volume
+
+    storage = storage_of_environment(LOCAL)
+    path, to = url_of(known.volume), url_of(known.to)
+    check_place(known.beam_flags, [path, to])
+    channel = None if known.channel is None else tuple(known.channel)
+    volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
+    chunks = chunks_to_count(volume)
+    counting = CountValues(path, known.scale, channel, storage, f"{to}.parts/counts", chunks)
+    folder, _, name = to.rpartition("/")
+    job = task_job(
+        "levels",
+        described(path, known.scale, channel, volume.bounds),
+        f"{to}.parts",
+        storage,
+        [counting, SumCounts(counting, (folder, name))],
+    )
+    begin(job)
+    outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
+    print_task_outcome(outcome, to, shlex.join(known.words))
+    return outcome.exit_code
 
 
 def demo(known: argparse.Namespace) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from beam_inference.normalize_config import Normalize
 from beam_inference.operator_config import Mask, Operator, channels_after, gives_labels, total_halo
 from beam_inference.storage import Count, Model, Natural, Storage, Url, WritableUrl
 from beam_inference.volume_config import (
@@ -19,31 +20,10 @@ from beam_inference.volume_config import (
     Margin,
     Output,
     Point,
-    Range,
     Roi,
     Shape,
     VoxelSize,
 )
-
-
-class Affine(Model):
-    """The network's input is ``clip(value * scale + offset)``."""
-
-    scale: FiniteFloat
-    offset: FiniteFloat = 0.0
-    clip: Range | None = Field(None, description="lowest and highest value, after scale and offset")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.clip is not None and self.clip[0] >= self.clip[1]:
-            raise ValueError(f"clip {list(self.clip)} must be [low, high] with low < high")
-        return self
-
-
-def _normalize(value: object) -> object:
-    if not isinstance(value, (dict, Affine)) and value not in ("none", "unit"):
-        raise ValueError(f"{value!r} is not one of none, unit, or {{scale: …, offset: …, clip: [low, high]}}")
-    return value
 
 
 class Channel(Model):
@@ -71,11 +51,7 @@ class Network(Model):
         None, description="what each output channel says; inference.augment needs it"
     )
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    normalize: Annotated[
-        Annotated[Literal["none", "unit"], Tag("name")] | Annotated[Affine, Tag("affine")],
-        Discriminator(lambda value: "affine" if isinstance(value, (dict, Affine)) else "name"),
-        BeforeValidator(_normalize),
-    ] = Field("none", description="unit: the stored dtype's maximum becomes 1")
+    normalize: Normalize = Field("none", description="unit: the stored dtype's maximum becomes 1")
     batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
     crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
     dims: Literal[2, 3] = 3

@@ -18,8 +18,10 @@ from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
+from beam_inference.levels import decided
 from beam_inference.mask import open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
+from beam_inference.normalize_config import Contrast, Sections
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
@@ -96,7 +98,7 @@ class Survey:
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
             input_blocks_bytes=job.blocks_bytes(input_shape),
-            input_itemsize=np.dtype(job.input_dtype).itemsize,
+            input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
             output_itemsize=_itemsize_beside_the_device(config, plan.seams),
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
@@ -139,6 +141,10 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         raise ConfigError(
             f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
         )
+    if isinstance(config.model.normalize, Contrast):
+        normalize = decided(config.model.normalize, volume, config.storage)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
+    _check_sections(config.model.normalize, volume)
     normalization(config, volume.dtype)
     if config.input.fill == "constant":
         _check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
@@ -266,6 +272,17 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
             raise ConfigError(
                 f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or s3://."
             )
+
+
+def _check_sections(normalize: object, volume: Volume) -> None:
+    if not isinstance(normalize, Sections):
+        return
+    first, last = normalize.start, normalize.start + len(normalize.levels)
+    if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
+        raise ConfigError(
+            f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
+            f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+        )
 
 
 def _selected(config: JobConfig) -> str:

@@ -36,7 +36,7 @@ from beam_inference.errors import (
 )
 from beam_inference.files import local_model
 from beam_inference.finishing import Finishing
-from beam_inference.job_parts import normalization, open_input, output_spec, try_network
+from beam_inference.job_parts import cutout, normalization, open_input, output_spec, try_network
 from beam_inference.outputs import LOSSY, open_output
 from beam_inference.plan import ChunkWork
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
@@ -192,12 +192,13 @@ class Worker:
 
     def read(self, index: int, box: BoundingBox) -> Cutout:
         """Cut out what a chunk reads. Raises ChunkFault if it cannot be read."""
-        config, start = self.job.config.input, time.perf_counter()
-
-        def cutout() -> NDArray[Any]:
-            return self._input.cutout(box, config.fill, config.fill_value)
-
-        array, attempts = self._attempt(cutout, index, "read", lambda e: isinstance(e, TransientReadError))
+        start = time.perf_counter()
+        array, attempts = self._attempt(
+            lambda: cutout(self.job.config, self._input, box),
+            index,
+            "read",
+            lambda e: isinstance(e, TransientReadError),
+        )
         return Cutout(array, box, time.perf_counter() - start, attempts)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:

@@ -28,6 +28,7 @@ FLOORS = [
         "storage",
         "volume_config",
         "operator_config",
+        "normalize_config",
         "config",
         "job_file",
         "plan",
@@ -54,6 +55,7 @@ FLOORS = [
             "state",
         ),
         *(
+            "levels",
             "verification",
             "status",
             "runs",
