@@ -40,6 +40,7 @@ setup(
         "segmentation": ["connected-components-3d>=4.1"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "report": ["jinja2>=3.1", "matplotlib>=3.9"],
+        "view": ["neuroglancer>=2.40"],
         "dev": [
             "cloud-volume>=12.0",
             "flask>=3.0",  # with flask-cors, what moto's server runs on

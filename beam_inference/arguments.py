@@ -23,6 +23,13 @@ exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 130 interrupted
 """
 
+_VIEW_EPILOG = """\
+examples:
+  beam-inference view job.yaml
+  beam-inference view job.yaml segments --no-open --port=9000
+  beam-inference view gs://bucket/em gs://bucket/affinities
+"""
+
 
 def command_parser() -> argparse.ArgumentParser:
     """All commands, each with its flags; ``known.command`` is the function in ``commands``."""
@@ -91,6 +98,7 @@ def command_parser() -> argparse.ArgumentParser:
     _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
     _add_components(subparsers)
     _add_report(subparsers)
+    _add_view(subparsers)
 
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
@@ -232,6 +240,29 @@ def _shape(text: str) -> tuple[int, int, int]:
     return (z, y, x)
 
 
+def _add_view(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    view = subparsers.add_parser(
+        "view",
+        help="look at a job and at volumes in Neuroglancer, in the browser; also while the job runs",
+        epilog=_VIEW_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    view.add_argument("things", nargs="+", metavar="JOB_OR_VOLUME", help="a job file, and volumes: paths or URLs")
+    view.add_argument("--patches", action="store_true", help="show the patch lattice, too, around the middle")
+    view.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="to serve at (default: 127.0.0.1)")
+    view.add_argument("--port", type=_port, default=0, metavar="N", help="to serve at (default: any that is free)")
+    view.add_argument("--no-open", action="store_true", help="start no browser")
+    view.add_argument(
+        "--link",
+        action="store_true",
+        help="serve nothing; print a link to the hosted viewer, or, of local volumes, Neuroglancer's state as JSON",
+    )
+    _add_overrides(view)
+    _add_logging(view)
+    view.set_defaults(command=commands.view)
+
+
 def _add_levels(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
@@ -277,6 +308,7 @@ _natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
 _price = _number(float, lambda number: 0 <= number < float("inf"), "a price")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
+_port = _number(int, lambda number: 0 <= number < 2**16, "a port, 0 to 65535")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")
 
 

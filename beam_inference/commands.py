@@ -116,7 +116,8 @@ def run(known: argparse.Namespace) -> int:
         allow_pickle=known.allow_pickle,
     )
     with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
-        print_outcome(outcome, config, known.words)
+        view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
+        print_outcome(outcome, config, known.words, view)
         sys.stdout.flush()
     return outcome.exit_code
 
@@ -297,6 +298,21 @@ def report(known: argparse.Namespace) -> int:
     path.write_text(page, encoding="utf-8")
     print(f"{known.to}: {facts.done:,} of {facts.chunks:,} chunks done")
     return COMPLETE
+
+
+def view(known: argparse.Namespace) -> int:
+    """Look at a job and at volumes in Neuroglancer."""
+    from beam_inference.view.command import look
+
+    return look(
+        known.things,
+        known.overrides,
+        patches=known.patches,
+        bind=known.bind,
+        port=known.port,
+        browser=not known.no_open,
+        link=known.link,
+    )
 
 
 def clean(known: argparse.Namespace) -> int:

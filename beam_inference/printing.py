@@ -216,8 +216,8 @@ def _hours(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
-def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) -> None:
-    """What a launch came to, and what to do next; ``words`` are the command that was given."""
+def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]) -> None:
+    """What a launch came to, and what to do next; ``words`` are the command given, ``view`` the one to look at it."""
     state, again = default_state_url(config), _without_chunks(words)
     if not config.job.resume:
         again += ["--set", "job.resume=true"]  # what is done is not to be done anew
@@ -241,7 +241,7 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) 
     if outcome.missing:
         print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
     if not outcome.missing_of_job:
-        print(f"complete: {config.output.path}")
+        print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
     elif outcome.done == outcome.chunks:
         print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
 

@@ -76,6 +76,7 @@ FLOORS = [
             "ome_scales",
             "scales",
             "segmentation",
+            "view",
         ),
     ],
     ["chunk_tasks", "transforms"],
