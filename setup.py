@@ -36,6 +36,14 @@ setup(
         "dask": ["apache-beam[dask]>=2.77,<3"],
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
+        "formats": [
+            "h5py>=3.11",
+            "mrcfile>=1.5",
+            "nibabel>=5.2",
+            "pillow>=10.3",
+            "pynrrd>=1.0",
+            "tifffile>=2024.8",
+        ],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
         "dev": [
             "cloud-volume>=12.0",

@@ -10,12 +10,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
 
 Number = TypeVar("Number", int, float)
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -97,9 +98,44 @@ def command_parser() -> argparse.ArgumentParser:
     _add_debug(demo)
     demo.set_defaults(command=commands.demo)
 
+    _add_convert(subparsers)
+
     schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
     schema.set_defaults(command=commands.schema)
     return parser
+
+
+def _add_convert(subparsers: Subparsers) -> None:
+    convert = subparsers.add_parser(
+        "convert",
+        help="convert a volume from one format into another",
+        description="Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5. "
+        "Into volumes of blocks as a Beam job, whose flags may follow, such as --runner=…",
+        epilog="examples:\n"
+        "  beam-inference convert 'slices/*.png' em --voxel-size 40,4,4\n"
+        "  beam-inference convert gs://bucket/em em.h5:raw --scale 2\n"
+        "Given again, a conversion into blocks that was killed goes on.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    convert.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
+    convert.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
+    convert.add_argument(
+        "--format", choices=commands.CONVERT_FORMATS, help="of OUT; default by its name, else precomputed"
+    )
+    convert.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
+    convert.add_argument("--scale", type=_natural, default=0, metavar="N", help="of a precomputed IN (default: 0)")
+    convert.add_argument(
+        "--block_shape", type=_counts, metavar="Z,Y,X", help="of a volume of blocks (default: some 64³)"
+    )
+    convert.add_argument(
+        "--voxel-size", type=_sizes, metavar="Z,Y,X", help="in nm, where IN does not say, or says it wrong"
+    )
+    convert.add_argument("--offset", type=_offset, metavar="Z,Y,X", help="of the first voxel; write --offset=-1,0,0")
+    convert.add_argument("--drop", default="", metavar="WHAT", help="what may be lost: offset, voxel-size, or both")
+    convert.add_argument("--overwrite", action="store_true", help="replace what is at OUT; do every chunk anew")
+    _add_logging(convert)
+    convert.set_defaults(command=commands.convert, takes_beam_flags=True)
 
 
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
@@ -118,6 +154,25 @@ _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")
+
+
+def _triple(number: Callable[[str], Number]) -> Callable[[str], tuple[Number, Number, Number]]:
+    """The type of an option that takes three numbers, of z, y and x, between commas or x."""
+
+    def parsed(text: str) -> tuple[Number, Number, Number]:
+        parts = re.split("[,x]", text)
+        if len(parts) != 3:
+            raise argparse.ArgumentTypeError(f"{text} is not three numbers, of z, y and x, such as 40,4,4")
+        z, y, x = map(number, parts)
+        return (z, y, x)
+
+    return parsed
+
+
+_natural = _number(int, lambda number: number >= 0, "a whole number")
+_counts = _triple(_positive)
+_sizes = _triple(_number(float, lambda number: 0 < number < float("inf"), "a size in nm"))
+_offset = _triple(_number(int, lambda _: True, "a whole number"))
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:

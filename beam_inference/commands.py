@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import shlex
 import sys
 import time
 from contextlib import suppress
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 5.0
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
+
+CONVERT_FORMATS = ("precomputed", "zarr3", "zarr2", "tiff", "hdf5", "nifti", "nrrd", "mrc", "npy", "png")
 
 STRAGGLERS = 0.3
 """Standard deviation of a chunk's seconds over their mean, as ``plan --calibrate`` takes it."""
@@ -220,6 +223,28 @@ def clean(known: argparse.Namespace) -> int:
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")
     return COMPLETE
+
+
+def convert(known: argparse.Namespace) -> int:
+    """Convert a volume from one format into another."""
+    from beam_inference.convert import Request
+    from beam_inference.convert import convert as converted
+    from beam_inference.stores import LOCAL, storage_of_environment
+
+    request = Request(
+        source=known.source,
+        target=known.target,
+        format=known.format,
+        dataset=known.dataset,
+        scale=known.scale,
+        block_shape=known.block_shape,
+        voxel_size_nm=known.voxel_size,
+        offset=known.offset,
+        drop=tuple(filter(None, known.drop.split(","))),
+        overwrite=known.overwrite,
+        storage=storage_of_environment(LOCAL),
+    )
+    return converted(request, known.beam_flags, shlex.join(known.words))
 
 
 def demo(known: argparse.Namespace) -> int:
