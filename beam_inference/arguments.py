@@ -120,14 +120,15 @@ def _add_convert(subparsers: Subparsers) -> None:
     )
     convert.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
     convert.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
-    convert.add_argument(
-        "--format", choices=commands.CONVERT_FORMATS, help="of OUT; default by its name, else precomputed"
-    )
+    convert.add_argument("--format", metavar="NAME", help="of OUT; default by its name, else precomputed")
     convert.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
-    convert.add_argument("--scale", type=_natural, default=0, metavar="N", help="of a precomputed IN (default: 0)")
+    convert.add_argument("--scale", type=_natural, default=0, metavar="N", help="of an IN with several (default: 0)")
     convert.add_argument(
         "--block_shape", type=_counts, metavar="Z,Y,X", help="of a volume of blocks (default: some 64³)"
     )
+    convert.add_argument("--shard_shape", type=_counts, metavar="Z,Y,X", help="a file of many blocks")
+    convert.add_argument("--encoding", metavar="NAME", help="of precomputed blocks: raw, png, jpeg, …")
+    convert.add_argument("--labels", action="store_true", help="values are names of objects, for precomputed's readers")
     convert.add_argument(
         "--voxel-size", type=_sizes, metavar="Z,Y,X", help="in nm, where IN does not say, or says it wrong"
     )

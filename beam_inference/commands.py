@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 5.0
 _PICTURES = (".png", ".jpg", ".pdf", ".svg")
 
-CONVERT_FORMATS = ("precomputed", "zarr3", "zarr2", "tiff", "hdf5", "nifti", "nrrd", "mrc", "npy", "png")
-
 STRAGGLERS = 0.3
 """Standard deviation of a chunk's seconds over their mean, as ``plan --calibrate`` takes it."""
 
@@ -238,6 +236,9 @@ def convert(known: argparse.Namespace) -> int:
         dataset=known.dataset,
         scale=known.scale,
         block_shape=known.block_shape,
+        shard_shape=known.shard_shape,
+        encoding=known.encoding,
+        labels=known.labels,
         voxel_size_nm=known.voxel_size,
         offset=known.offset,
         drop=tuple(filter(None, known.drop.split(","))),

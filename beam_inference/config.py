@@ -8,132 +8,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    FiniteFloat,
-    PositiveFloat,
-    Tag,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, FiniteFloat, Tag, model_validator
 
-from beam_inference.storage import (
-    Count,
-    Integer,
-    Model,
-    Natural,
-    Storage,
-    Url,
-    WritableUrl,
-    holds_credentials,
-)
-
-INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
-"""Integer dtypes that an output can have; float32 holds each of their values exactly."""
-
-
-def _three(value: object) -> object:
-    """Accept ``64x64x64`` for a shape, which needs no quoting where flags are passed on by other tools."""
-    if isinstance(value, str) and re.fullmatch(r"-?\d+x-?\d+x-?\d+", value):
-        return [int(n) for n in value.split("x")]
-    return value
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, int) else value
-
-
-_SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
-_InThree = BeforeValidator(
-    _three, json_schema_input_type=tuple[int, int, int] | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")]
-)
-Point = Annotated[tuple[Integer, Integer, Integer], _InThree]
-Shape = Annotated[tuple[Count, Count, Count], _InThree]
-Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]
-VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
-Range = tuple[FiniteFloat, FiniteFloat]
-
-
-class Input(Model):
-    """The volume to read."""
-
-    path: Url | None = Field(None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume")
-    spec: dict[str, Any] | None = Field(None, description="a full TensorStore spec, instead of path")
-    scale: Natural = Field(0, description="which scale of a multiscale precomputed volume, 0 the finest")
-    channel: Annotated[list[Natural], BeforeValidator(_as_list, json_schema_input_type=int | list[int])] | None = Field(
-        None, description="channel or channels to read; default all"
-    )
-    fill: Literal["reflect", "constant"] = Field("reflect", description="what lies outside the volume")
-    fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.path is None) == (self.spec is None):
-            raise ValueError("give either path or spec")
-        if self.spec is not None and "driver" not in self.spec:
-            raise ValueError("spec is no TensorStore spec: it has no 'driver'")
-        if self.spec is not None and _spec_holds_credentials(self.spec):
-            raise ValueError(
-                "spec holds credentials (headers, or a URL with user:password@, a signature or a token). The job is "
-                "recorded beside its output, where others can read it. See docs/object-stores.md"
-            )
-        if self.spec is not None and self.scale:
-            raise ValueError("scale has no effect beside spec: put scale_index into the spec")
-        if self.fill == "reflect" and self.fill_value:
-            raise ValueError("fill_value has no effect with fill: reflect; write fill: constant, or remove it")
-        return self
-
-
-def _spec_holds_credentials(spec: object) -> bool:
-    if isinstance(spec, dict):
-        return any(_SECRET_KEY.search(str(key)) or _spec_holds_credentials(value) for key, value in spec.items())
-    if isinstance(spec, list):
-        return any(map(_spec_holds_credentials, spec))
-    return isinstance(spec, str) and holds_credentials(spec)
-
-
-class Bounds(Model):
-    """A box, ZYX."""
-
-    start: Point
-    stop: Point
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
-            raise ValueError(f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis (z, y, x)")
-        return self
-
-
-class Roi(Bounds):
-    """The box to produce."""
-
-    context: Margin = Field((0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI")
-
-
-class Output(Model):
-    """The volume to write."""
-
-    path: WritableUrl = Field(description="URL or path; created at launch if absent")
-    format: Literal["precomputed", "zarr3", "zarr2"] = "precomputed"
-    dtype: Literal["float32", "uint8", "uint16", "int8", "int16"] = "float32"
-    block_shape: Shape = Field((64, 64, 64), description="voxels of a storage block, ZYX")
-    value_range: Range | None = Field(
-        None, description="what maps onto an integer dtype's full range; 0 to 1 after sigmoid or softmax"
-    )
-    bounds: Bounds | None = Field(None, description="extent of a new output, when the ROI is only a part of it")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.value_range is not None:
-            if self.dtype == "float32":
-                raise ValueError("value_range has no effect with dtype: float32, which is written as it is; remove it")
-            if self.value_range[0] >= self.value_range[1]:
-                raise ValueError(f"value_range {list(self.value_range)} must be [low, high] with low < high")
-        if self.format == "precomputed" and self.dtype in ("int8", "int16"):
-            raise ValueError(f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or zarr2")
-        return self
+from beam_inference.storage import Count, Model, Natural, Storage, Url, WritableUrl
+from beam_inference.volume_config import INTEGER_DTYPES, Input, Margin, Output, Point, Range, Roi, Shape, VoxelSize
 
 
 class Affine(Model):
@@ -353,6 +231,11 @@ class JobConfig(Model):
             raise ValueError(
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "
                 f"statistics; found {inference.batch_size}"
+            )
+        if self.output.encoding != "raw" and model.output_channels != 1:
+            raise ValueError(
+                f"output.encoding: {self.output.encoding} is for one channel (readers disagree about the order of "
+                f"more), and model.output_channels is {model.output_channels}"
             )
         if self.output.dtype in INTEGER_DTYPES and self.output.value_range is None and model.activation == "none":
             raise ValueError(

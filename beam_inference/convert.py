@@ -12,7 +12,9 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+import numpy as np
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
@@ -23,13 +25,15 @@ from beam_inference.conversion.sources import StoredVolume, find_source, split_d
 from beam_inference.conversion.targets import FILE_FORMATS, check_holds, filling, format_of, grain_of
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.grids import ChunkGrid
-from beam_inference.outputs import OutputSpec, create_output, default_bounds, open_output
+from beam_inference.outputs import OutputSpec, check_output, create_output, default_bounds, open_output
 from beam_inference.progress import Progress
 from beam_inference.storage import Storage, refuse_credentials
 from beam_inference.stores import local_folder, open_kvstore, place_of_url, read_key
 from beam_inference.task_runner import begin, place_of_flags, print_task_outcome, run_tasks, task_job
+from beam_inference.volume_config import SHARDED_FORMATS, Output
 from beam_inference.volumes import VoxelSizeNm
 
+_BLOCK_FORMATS: tuple[str, ...] = get_args(Output.model_fields["format"].annotation)
 _BY_SUFFIX = {".zarr": "zarr3"}
 _NO_VOXEL_SIZE = "the source does not state its voxel size: give --voxel-size Z,Y,X, in nm"
 
@@ -44,6 +48,9 @@ class Request:
         dataset: in a source with several, or in an HDF5 target.
         scale: of a precomputed source.
         block_shape: ZYX, of a volume of blocks; None: by voxel size and depth.
+        shard_shape: ZYX, a multiple of it, for formats that have shards.
+        encoding: of precomputed blocks; None: raw.
+        labels: whether values are names of objects.
         voxel_size_nm, offset: ZYX, instead of what the source says.
         drop: "offset", "voxel-size": what may be lost.
         overwrite: whether to replace what is there.
@@ -56,6 +63,9 @@ class Request:
     dataset: str | None
     scale: int
     block_shape: Zyx | None
+    shard_shape: Zyx | None
+    encoding: str | None
+    labels: bool
     voxel_size_nm: VoxelSizeNm | None
     offset: Zyx | None
     drop: tuple[str, ...]
@@ -84,6 +94,8 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
     box = facts.bounds if request.offset is None else BoundingBox(request.offset, _stop(request.offset, facts))
     path, dataset = split_dataset(request.target)
     format = request.format or format_of(path) or _BY_SUFFIX.get(Path(path).suffix, "precomputed")
+    if format not in (*_BLOCK_FORMATS, *FILE_FORMATS):
+        raise ConfigError(f"--format {format}: expected one of {', '.join((*_BLOCK_FORMATS, *FILE_FORMATS))}")
     if format in FILE_FORMATS:
         if flags:
             raise ConfigError(f"a single file is written by this process alone: {' '.join(flags)} would change nothing")
@@ -93,8 +105,8 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
 
 def _into_file(request: Request, source: Source, box: BoundingBox, format: str, path: str, dataset: str | None) -> int:
     path = _local_target(path, format)
-    if request.block_shape is not None:
-        raise ConfigError(f"--block_shape: format {format} has no blocks")
+    if request.block_shape or request.shard_shape or request.encoding or request.labels:
+        raise ConfigError(f"format {format} has no blocks: --block_shape and the like are for others")
     size = request.voxel_size_nm or source.facts.voxel_size_nm
     if size is None and FILE_FORMATS[format].voxel_size and "voxel-size" not in request.drop:
         raise ConfigError(_NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
@@ -139,16 +151,7 @@ def _into_blocks(
         )
     if isinstance(source, StoredVolume) and source.place == place_of_url(url, request.storage):
         raise ConfigError(f"{request.target} is the source: choose another place, so as not to overwrite it")
-    spec = OutputSpec(
-        url=url,
-        format=format,
-        dtype=facts.dtype,
-        channels=facts.channels,
-        bounds=default_bounds(format, box),
-        block_shape=request.block_shape or default_block_shape(box.shape, size),
-        voxel_size_nm=size,
-        storage=request.storage,
-    )
+    spec = _output(request, facts, box, format, url, size)
     task = CopyBlocks(source, spec, box)
     scratch = task.shapes.scratch_bytes(facts)
     folder = tempfile.gettempdir()
@@ -157,7 +160,7 @@ def _into_blocks(
             f"a slab of {spec.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more than {folder} has left. Set "
             "TMPDIR to a folder with more space, or choose a --block_shape that is flatter."
         )
-    print(f"target: {request.target}, {format}, blocks of {_shape(spec.block_shape)}")
+    print(f"target: {request.target}, {format}, blocks of {_shape(spec.block_shape)}, voxels {spec.bounds}")
     print(f"chunks: {task.count} of {_shape(task.shapes.chunk)}")
     exists = open_output(spec) is not None
     description = {"source": source.identity, "target": _recorded(spec), "start": box.start, "chunk": task.shapes.chunk}
@@ -172,6 +175,47 @@ def _into_blocks(
     outcome = run_tasks(job, flags, box.size / task.count)
     print_task_outcome(outcome, request.target, again)
     return outcome.exit_code
+
+
+def _output(request: Request, facts: Facts, box: BoundingBox, format: str, url: str, size: VoxelSizeNm) -> OutputSpec:
+    """The volume to be; what it cannot be is refused."""
+    try:
+        bounds = default_bounds(format, box)
+    except ConfigError:
+        raise ConfigError(
+            f"{format} volumes start at 0, and these voxels at {box.start} (z, y, x). Move them with --offset 0,0,0, "
+            "or write --format precomputed, which has an offset."
+        ) from None
+    spec = OutputSpec(
+        url=url,
+        format=format,
+        dtype=facts.dtype,
+        channels=facts.channels,
+        bounds=bounds,
+        block_shape=request.block_shape or default_block_shape(box.shape, size),
+        voxel_size_nm=size,
+        storage=request.storage,
+        encoding=request.encoding or "raw",
+        shard_shape=request.shard_shape,
+        labels=request.labels,
+    )
+    if request.encoding is not None and format != "precomputed":
+        raise ConfigError(f"--encoding {request.encoding} is for --format precomputed")
+    if spec.encoding != "raw" and facts.channels > 1:
+        raise ConfigError(
+            f"--encoding {spec.encoding} is for one channel (readers disagree about the order of more), and "
+            f"{request.source} has {facts.channels}"
+        )
+    if spec.labels and np.dtype(facts.dtype).kind == "f":
+        raise ConfigError(f"--labels: {request.source} holds {facts.dtype}, and names of objects are integers")
+    if spec.shard_shape is not None and format not in SHARDED_FORMATS:
+        raise ConfigError(f"--shard_shape: {format} has no shards; {', '.join(SHARDED_FORMATS)} have")
+    if any(s % b for s, b in zip(spec.write_shape, spec.block_shape, strict=True)):
+        raise ConfigError(
+            f"--shard_shape {_shape(spec.write_shape)} must be a multiple of --block_shape {_shape(spec.block_shape)}"
+        )
+    check_output(spec)
+    return spec
 
 
 def _recorded(spec: OutputSpec) -> dict[str, Any]:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     """The job's input volume. Arguments and errors as :func:`beam_inference.volumes.open_volume`."""
     given = config.input
-    return open_volume(given.path, given.spec, given.scale, given.channel, config.storage, cache_bytes)
+    return open_volume(given.path, given.spec, given.scale, given.channel, given.select, config.storage, cache_bytes)
 
 
 def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
@@ -47,6 +47,8 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
         block_shape=output.block_shape,
         voxel_size_nm=job.voxel_size_nm,
         storage=job.config.storage,
+        encoding=output.encoding,
+        shard_shape=output.shard_shape,
     )
 
 

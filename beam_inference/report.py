@@ -52,7 +52,7 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     facts.add_row("read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks")
     written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
     blocks = blocks_written(plan)
-    facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.block_shape)}")
+    facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}")
     objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
     facts.add_row("objects", objects + (f" + at most {plan.seam_files:,} seam files" if plan.seam_files else ""))
     place = Place()

@@ -84,11 +84,11 @@ class ResolvedJob(Frozen):
             context=roi.context if roi else (0, 0, 0),
             patch_shape=inference.patch_shape,
             patch_overlap=inference.patch_overlap,
-            chunk_shape=output.block_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
+            chunk_shape=output.write_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
             crop_margin=self.config.model.crop_margin,
             seams=seams,
             chunk_crop_margin=margin,
-            block_shape=output.block_shape,
+            block_shape=output.write_shape,
         )
 
     def blocks_bytes(self, input_shape: Zyx) -> int:
@@ -130,7 +130,9 @@ class ResolvedJob(Frozen):
                 "seams": plan.seams,
                 "chunk_crop_margin": list(plan.chunk_crop_margin),
             },
-            "output": config.output.model_dump(mode="json", include={"format", "dtype", "block_shape", "value_range"}),
+            "output": config.output.model_dump(
+                mode="json", include={"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
+            ),
         }
 
     @cached_property

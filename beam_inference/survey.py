@@ -14,18 +14,20 @@ import numpy as np
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
-from beam_inference.config import INTEGER_DTYPES, Inference, JobConfig, factory_parts
+from beam_inference.config import Inference, JobConfig, factory_parts
+from beam_inference.detection import volume_at
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
 from beam_inference.memory import MemoryProjection, projected_memory
-from beam_inference.outputs import OutputSpec, default_bounds, open_output
+from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import place_of_url
 from beam_inference.suggest import Shape, suggest
-from beam_inference.volumes import Volume, detect_driver, precomputed_scales
+from beam_inference.volume_config import INTEGER_DTYPES
+from beam_inference.volumes import Volume
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +158,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     found = Survey(job, output, exists, volume)
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)
-    check_alignment(found.job.plan.chunks, output.block_shape, output.bounds, volume.bounds)
+    check_alignment(found.job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     return found
 
 
@@ -197,7 +199,7 @@ def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:
     if plan is None:
         raise ConfigError(
             f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} GiB that it leaves "
-            "to a worker process. Make output.block_shape smaller, or write a chunk_shape."
+            "to a worker process. Make output.block_shape (or shard_shape) smaller, or write a chunk_shape."
         )
     chosen = inference.model_copy(update={"chunk_shape": plan.chunks.chunk_shape})
     known = {"config": found.job.config.model_copy(update={"inference": chosen}).model_dump()}
@@ -276,11 +278,10 @@ def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
     if _same_size(wanted, found):
         return
     hint = "No scale of the input fits."
-    path = config.input.path
-    if path is not None and detect_driver(path, config.storage) == "neuroglancer_precomputed":
-        for index, scale in enumerate(precomputed_scales(path, config.storage)):
-            if _same_size(wanted, scale["resolution"][::-1]):
-                hint = f"Scale {index} fits: write input.scale: {index}."
+    there = volume_at(config.input.path, config.storage) if config.input.path else None
+    for index, scale in enumerate(there.scales if there else []):
+        if scale.voxel_size_nm and None not in scale.voxel_size_nm and _same_size(wanted, scale.voxel_size_nm):
+            hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
         f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
         f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
@@ -315,7 +316,10 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         block_shape=output.block_shape,
         voxel_size_nm=voxel_size,
         storage=config.storage,
+        encoding=output.encoding,
+        shard_shape=output.shard_shape,
     )
+    check_output(spec)
     existing = open_output(spec)
     if existing is None:
         return spec, False

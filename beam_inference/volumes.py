@@ -6,7 +6,6 @@ transform, made once, here. Creating outputs is in :mod:`beam_inference.outputs`
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from dataclasses import dataclass, replace
@@ -19,21 +18,19 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.detection import Found, json_object, neighbours, volume_at
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
+from beam_inference.ome_zarr import NM_PER_UNIT, Level
 from beam_inference.storage import Storage
 from beam_inference.stores import (
     LOCAL,
     TRANSFER_SECONDS,
     is_transient,
-    kvstore_spec,
-    local_folder,
     may_pass,
     one_line,
-    open_kvstore,
     opened,
     place_of_store,
-    read_key,
     status,
     with_settings,
 )
@@ -42,17 +39,7 @@ logger = logging.getLogger(__name__)
 
 VoxelSizeNm = tuple[float, float, float]
 
-_MARKERS = {"info": "neuroglancer_precomputed", "zarr.json": "zarr3", ".zarray": "zarr", "attributes.json": "n5"}
-_GROUP_MARKERS = (".zgroup",)
 _CHANNEL_LABELS = ("c", "channel", "channels")
-_NM_PER_UNIT = {
-    **dict.fromkeys(("nm", "nanometer", "nanometers", "nanometre"), 1.0),
-    **dict.fromkeys(("um", "µm", "μm", "micron", "microns", "micrometer", "micrometers", "micrometre"), 1e3),
-    **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre"), 1e6),
-    **dict.fromkeys(("m", "meter", "meters", "metre"), 1e9),
-    **dict.fromkeys(("angstrom", "angstroms", "Å"), 0.1),
-    **dict.fromkeys(("pm", "picometer"), 1e-3),
-}
 _COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
 
 _NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
@@ -129,41 +116,35 @@ class TransientWriteError(WorkerFault):
 def open_volume(
     path: str | None,
     spec: dict[str, Any] | None = None,
-    scale: int = 0,
+    scale: int | VoxelSizeNm = 0,
     channel: list[int] | None = None,
+    select: dict[str, int] | None = None,
     storage: Storage = LOCAL,
     cache_bytes: int = 0,
 ) -> Volume:
     """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
 
-    Up to ``cache_bytes`` of decoded blocks are kept, for whoever reads them next: nobody writes to a job's input while
-    it runs.
+    ``scale`` is the index of a scale, 0 the finest, or its voxel size. ``select`` gives positions on axes other than
+    z, y, x and channels, by name; an axis of length one needs none. Up to ``cache_bytes`` of decoded blocks are kept,
+    for whoever reads them next: nobody writes to a job's input while it runs.
 
     Raises:
-        VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale or channel is absent;
-            also if its block files are compressed in a way TensorStore would silently read as zeros.
+        VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale, position or channel
+            is absent; also if its block files are compressed in a way TensorStore would silently read as zeros.
     """
     if spec is None and path is not None and "|" in path:
         spec = _spec_of_url(path)
+    level = None
     if spec is None:
         if path is None:
             raise ValueError("give a path or a spec")
-        driver = detect_driver(path, storage)
-        if driver is None:
+        found = volume_at(path, storage)
+        if found is None:
             raise VolumeError(
-                f"no volume at {path}: expected one of the files {', '.join(_MARKERS)} there. Check input.path"
-                f"{_neighbours(path)}."
+                f"no volume at {path}: expected one of the files info, zarr.json, .zarray or attributes.json there. "
+                f"Check input.path{neighbours(path)}."
             )
-        spec = {"driver": driver, "kvstore": kvstore_spec(path, storage)}
-        if driver == "neuroglancer_precomputed":
-            scales = precomputed_scales(path, storage)
-            if scale >= len(scales):
-                raise VolumeError(f"{path} has the scales 0 … {len(scales) - 1}; input.scale is {scale}")
-            spec["scale_index"] = scale
-        elif scale:
-            raise VolumeError(
-                f"input.scale is {scale}, but {path} is a single {driver} array: give the scale's own path"
-            )
+        spec, level, _ = found.scales[_index_of(scale, found, path)]
     name = path or f"input.spec ({spec['driver']})"
     try:
         spec = with_settings(spec, storage)
@@ -175,8 +156,27 @@ def open_volume(
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
     _refuse_compressed_blocks(name, store)
-    volume = as_volume(name, store)
+    volume = as_volume(name, store, level, select)
     return volume if channel is None else _select(volume, channel)
+
+
+def _index_of(scale: int | VoxelSizeNm, found: Found, path: str) -> int:
+    """Which scale is meant."""
+    sizes = [each.voxel_size_nm for each in found.scales]
+    if isinstance(scale, int):
+        if scale >= len(sizes):
+            whole = f", a single {found.driver} array," if sizes == [None] else ""
+            raise VolumeError(f"{path}{whole} has the scales 0 … {len(sizes) - 1}; input.scale is {scale}")
+        return scale
+    if sizes == [None]:
+        raise VolumeError(
+            f"{path} is a single {found.driver} array: it has no scales to choose from, input.scale is {list(scale)}"
+        )
+    for index, size in enumerate(sizes):
+        if size is not None and None not in size and np.allclose(np.array(size, float), scale, rtol=0.01, atol=0):
+            return index
+    told = ", ".join(str(list(size)) for size in sizes if size is not None)
+    raise VolumeError(f"{path} has no scale of {list(scale)} nm (z, y, x), only {told}; see input.scale")
 
 
 def _spec_of_url(path: str) -> dict[str, Any]:
@@ -188,20 +188,22 @@ def _spec_of_url(path: str) -> dict[str, Any]:
     return spec
 
 
-def as_volume(url: str, store: ts.TensorStore) -> Volume:
+def as_volume(
+    url: str, store: ts.TensorStore, level: Level | None = None, select: dict[str, int] | None = None
+) -> Volume:
     """Wrap an open TensorStore, in whatever axis order it is, as a (channel, z, y, x) volume.
+
+    ``level`` is what an OME-Zarr group says of it, ``select`` as for :func:`open_volume`.
 
     Raises:
         VolumeError: its axes are not z, y, x and perhaps one of channels, or it does not hold numbers.
     """
     driver = str(store.spec().to_json()["driver"])
-    attributes = _json_object(store.kvstore, ".zattrs", url) if driver == "zarr" else {}
-    labels = [d.label for d in store.domain]
-    names = attributes.get("_ARRAY_DIMENSIONS")  # zarr v2 has no place for names and units but its attributes
-    if not any(labels) and isinstance(names, list) and len(names) == len(labels):
-        labels = [str(name) for name in names]
+    labels, units = _axes(url, driver, store) if level is None else (level.axes, level.voxel_size_nm)
+    if len(labels) != store.rank:
+        raise VolumeError(f"{url} names the axes {labels} of an array that has {store.rank}")
+    store, labels, units = _selected(url, store, labels, units, select or {})
     order = _axis_order(url, driver, labels)
-    units = _voxel_sizes(url, attributes, store)
     if len(order) == 3:
         czyx = store[ts.d[order].transpose[0, 1, 2]][ts.newaxis]
     else:
@@ -228,52 +230,6 @@ def as_volume(url: str, store: ts.TensorStore) -> Volume:
     )
 
 
-def detect_driver(url: str, storage: Storage = LOCAL) -> str | None:
-    """The TensorStore driver of the volume at a URL, by the files that lie there; None if there is no volume.
-
-    Raises:
-        VolumeError: the place cannot be read, or it is a group of arrays.
-    """
-    store = open_kvstore(url, storage)
-    for marker, driver in _MARKERS.items():
-        text = read_key(store, marker, url)
-        if text is None:
-            continue
-        metadata = _parsed_object(text, f"{url}/{marker}")
-        is_group = (driver == "zarr3" and metadata.get("node_type") != "array") or (
-            driver == "n5" and "dimensions" not in metadata
-        )
-        if is_group:
-            raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{_neighbours(url)}")
-        return driver
-    if any(read_key(store, marker, url) is not None for marker in _GROUP_MARKERS):
-        raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{_neighbours(url)}")
-    return None
-
-
-def precomputed_scales(url: str, storage: Storage = LOCAL) -> list[dict[str, Any]]:
-    """The scales of a precomputed volume's info file: dicts with key, resolution (xyz, nm), size and voxel_offset."""
-    scales = _json_object(open_kvstore(url, storage), "info", url).get("scales")
-    if not isinstance(scales, list) or not scales or not all(isinstance(s, dict) and "resolution" in s for s in scales):
-        raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
-    return scales
-
-
-def _json_object(store: Any, key: str, url: str) -> dict[str, Any]:
-    text = read_key(store, key, url)
-    return {} if text is None else _parsed_object(text, f"{url}/{key}")
-
-
-def _parsed_object(text: bytes, name: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        raise VolumeError(f"{name} is not valid JSON: the volume's metadata are damaged") from None
-    if not isinstance(value, dict):
-        raise VolumeError(f"{name} holds no JSON object: the volume's metadata are damaged")
-    return value
-
-
 def _last_three(values: Any) -> Zyx:
     z, y, x = values[-3:]
     return (int(z), int(y), int(x))
@@ -284,6 +240,38 @@ def _select(volume: Volume, wanted: list[int]) -> Volume:
         raise VolumeError(f"input.channel is {wanted}, but {volume.url} has the channels 0 … {volume.channels - 1}")
     store = volume.store[ts.d[0][wanted]]
     return replace(volume, store=store, channels=len(wanted))
+
+
+def _axes(url: str, driver: str, store: ts.TensorStore) -> tuple[list[str], list[float | None]]:
+    """Names of an array's axes, and its voxel size along each, nm, as far as it says them."""
+    attributes = json_object(store.kvstore, ".zattrs", url) if driver == "zarr" else {}
+    labels = [d.label for d in store.domain]
+    names = attributes.get("_ARRAY_DIMENSIONS")  # zarr v2 has no place for names and units but its attributes
+    if not any(labels) and isinstance(names, list) and len(names) == len(labels):
+        labels = [str(name) for name in names]
+    return labels, _voxel_sizes(url, attributes, store)
+
+
+def _selected(
+    url: str, store: ts.TensorStore, labels: list[str], units: list[float | None], select: dict[str, int]
+) -> tuple[ts.TensorStore, list[str], list[float | None]]:
+    """The array at positions on axes that are neither of space nor of channels, and what is left of its axes."""
+    positions = dict(select)
+    for label, dimension in zip(labels, store.domain, strict=True):
+        if label.lower() not in ("", "z", "y", "x", *_CHANNEL_LABELS) and dimension.size == 1:
+            positions.setdefault(label, int(dimension.inclusive_min))
+    for label, position in positions.items():
+        if label not in labels or label.lower() in ("z", "y", "x"):
+            raise VolumeError(
+                f"input.select names the axis {label!r}; {url} has {labels}, of which z, y and x are read whole"
+            )
+        axis = labels.index(label)
+        start, stop = store.domain[axis].inclusive_min, store.domain[axis].exclusive_max
+        if not start <= position < stop:
+            raise VolumeError(f"input.select is {position} on {label}; {url} has {start} … {stop - 1} there")
+        store = store[ts.d[axis][position]]
+        labels, units = ([*values[:axis], *values[axis + 1 :]] for values in (labels, units))
+    return store, labels, units
 
 
 def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
@@ -297,14 +285,15 @@ def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
     if sorted(names) != sorted(wanted):
         raise VolumeError(
             f"{url} has the axes {labels}; expected z, y, x and at most one of channels. "
-            "Select the rest away with input.spec, a TensorStore spec with a transform."
+            "Choose a position on each other one with input.select, such as {t: 0}; where axes have no names, with "
+            "input.spec, a TensorStore spec with a transform."
         )
     return [names.index(name) for name in wanted]
 
 
 def length_nm(unit: str) -> float | None:
     """A unit of length, by one of its names, in nm; None if it is not known here."""
-    return _NM_PER_UNIT.get(unit.strip())
+    return NM_PER_UNIT.get(unit.strip())
 
 
 def _voxel_sizes(url: str, attributes: dict[str, Any], store: ts.TensorStore) -> list[float | None]:
@@ -313,11 +302,11 @@ def _voxel_sizes(url: str, attributes: dict[str, Any], store: ts.TensorStore) ->
     stated = attributes.get("dimension_units")
     if isinstance(stated, list) and len(stated) == len(units):
         units = [ts.Unit(unit) if isinstance(unit, str) else None for unit in stated]
-    unknown = sorted({u.base_unit for u in units if u is not None and u.base_unit not in {"", *_NM_PER_UNIT}})
+    unknown = sorted({u.base_unit for u in units if u is not None and u.base_unit not in {"", *NM_PER_UNIT}})
     if unknown:
         logger.warning("%s states voxel sizes in %s, which is no length known here", url, " and ".join(unknown))
     return [
-        None if unit is None or unit.base_unit not in _NM_PER_UNIT else unit.multiplier * _NM_PER_UNIT[unit.base_unit]
+        None if unit is None or unit.base_unit not in NM_PER_UNIT else unit.multiplier * NM_PER_UNIT[unit.base_unit]
         for unit in units
     ]
 
@@ -341,16 +330,3 @@ def _refuse_compressed_blocks(url: str, store: Any) -> None:
                     f"TensorStore looks for names without {suffix} and would read every voxel as zero. Decompress them "
                     "in place (gunzip -r, for .gz), or serve the folder over HTTP with Content-Encoding set."
                 )
-
-
-def _neighbours(url: str) -> str:
-    """A hint at what lies at a local path."""
-    folder = local_folder(url)
-    if folder is None:
-        return ""
-    if not folder.exists():
-        return f"; the folder {folder} does not exist"
-    if not folder.is_dir():
-        return f"; {folder} is a file, not a folder"
-    names = sorted(entry.name for entry in islice(os.scandir(folder), 1000))[:8]
-    return f"; found there: {', '.join(names) if names else 'nothing'}"

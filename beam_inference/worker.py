@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import tenacity
 from numpy.typing import NDArray
 
+from beam_inference.attempts import attempt
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
@@ -30,7 +30,6 @@ from beam_inference.errors import (
     ChunkFault,
     DeviceOutOfMemory,
     NonFiniteError,
-    PermanentReadError,
     StateError,
     TransientReadError,
     WorkerFault,
@@ -38,7 +37,7 @@ from beam_inference.errors import (
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, open_input, output_spec, try_network
 from beam_inference.operators.quantize import quantize
-from beam_inference.outputs import open_output
+from beam_inference.outputs import LOSSY, open_output
 from beam_inference.plan import ChunkWork
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
 from beam_inference.resolved_job import Box
@@ -90,7 +89,7 @@ class Worker:
         self._normalize = normalization(self.job.config, self._input.dtype)
         model = self._model()
         self._predictor = load_predictor(model, self.job.config.inference, allow_pickle=launch.allow_pickle)
-        found = {**self._predictor.describe()}
+        found = self._predictor.describe()
         if found != self.job.engine:
             raise WorkerFault(
                 f"this worker's engine is {found}, the job was launched with {self.job.engine}: its output would "
@@ -281,11 +280,15 @@ class Worker:
 
     def write(self, index: int, box: BoundingBox, array: NDArray[Any]) -> tuple[Part, int]:
         """Write whole blocks of a chunk, durably; what was written, and the number of attempts."""
-        part = Part.of(box, array)
-        _, attempts = self._attempt(
-            lambda: self._output.write(box, array), index, "write", lambda e: isinstance(e, TransientWriteError)
+
+        def written() -> NDArray[Any]:
+            self._output.write(box, array)
+            return self._output.read(box) if self.job.config.output.encoding in LOSSY else array
+
+        stored, attempts = self._attempt(
+            written, index, "write", lambda e: isinstance(e, (TransientWriteError, TransientReadError))
         )
-        return part, attempts
+        return Part.of(box, stored), attempts
 
     def receipt(
         self,
@@ -332,36 +335,13 @@ class Worker:
     def _attempt(
         self, action: Callable[[], Value], index: int, stage: str, is_transient: Callable[[BaseException], bool]
     ) -> tuple[Value, int]:
-        """The action's value and the number of attempts; transient trouble is tried again, with backoff and jitter.
+        """As :func:`~beam_inference.attempts.attempt`, with a line in the log for each that failed."""
 
-        Raises:
-            ChunkFault: reading or inferring failed for good.
-            WorkerFault, DeviceOutOfMemory: as the action raises them; not the chunk's fault.
-        """
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(self.job.config.job.attempts),
-            wait=tenacity.wait_exponential_jitter(initial=0.1, max=20, jitter=0.2),
-            retry=tenacity.retry_if_exception(is_transient),
-            before_sleep=lambda state: logger.warning(
-                "chunk %d: %s failed, attempt %d: %s",
-                index,
-                stage,
-                state.attempt_number,
-                _first_line(state.outcome.exception() if state.outcome else None),
-                extra={**self._about(index), "stage": stage, "attempt": state.attempt_number},
-            ),
-            reraise=True,
-        )
-        try:
-            value = retrying(action)
-        except (WorkerFault, DeviceOutOfMemory, StateError):
-            raise
-        except Exception as error:
-            attempts = int(retrying.statistics["attempt_number"])
-            expected = isinstance(error, (PermanentReadError, TransientReadError, BeamInferenceError))
-            cause = str(error) if expected else f"{type(error).__name__}: {_first_line(error)}"
-            raise ChunkFault(cause, stage, attempts) from error
-        return value, int(retrying.statistics["attempt_number"])
+        def tell(number: int, cause: str) -> None:
+            extra = {**self._about(index), "stage": stage, "attempt": number}
+            logger.warning("chunk %d: %s failed, attempt %d: %s", index, stage, number, cause, extra=extra)
+
+        return attempt(action, self.job.config.job.attempts, stage, is_transient, tell)
 
     def _judge_own_health(self, fault: ChunkFault, cutout: NDArray[Any]) -> None:
         """Raise if it is likelier that this process is sick than that all its first chunks are bad."""
@@ -391,7 +371,3 @@ def _explain_non_finite(cutout: NDArray[Any]) -> str:
     if _all_finite(cutout):
         return "the network returned NaN or infinite values for finite input"
     return f"the input holds {int((~np.isfinite(cutout)).sum())} NaN or infinite voxels, and so does the result"
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]

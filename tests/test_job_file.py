@@ -107,7 +107,7 @@ def test_factory_paths(path, parts):
         ({"output": {"dtype": "uint8"}}, "output.value_range is needed"),
         ({"output": {"value_range": [0, 1]}}, "no effect with dtype: float32"),
         ({"output": {"dtype": "uint8", "value_range": [1, 0]}}, "low < high"),
-        ({"output": {"format": "tiff"}}, "output.format: .*'precomputed', 'zarr3' or 'zarr2'; found 'tiff'"),
+        ({"output": {"format": "tiff"}}, "output.format: .*'precomputed', 'zarr3', .* or 'ome_zarr_0.4'; found 'tiff'"),
         ({"output": {"dtype": "int16", "value_range": [0, 1]}}, "not read by Neuroglancer"),
         ({"input": {"fill_value": 3}}, "no effect with fill: reflect"),
         ({"input": {"spec": {"driver": "zarr"}}}, "either path or spec"),

@@ -45,7 +45,7 @@ MISTAKES = {
         [],
         "Nearest starts on z: 3 or 19",
     ),
-    "zarr cannot start below zero": ({"output": {"format": "zarr3"}}, None, [], "a zarr array has no offset"),
+    "zarr cannot start below zero": ({"output": {"format": "zarr3"}}, None, [], "such an array has no offset"),
     "output is the input": ({"output": {"path": "in"}}, None, [], "is the input"),
     "output over http": ({"output": {"path": "http://localhost:1/v"}}, None, [], "can only be read from"),
     "output not writable": ({"output": {"path": "/proc/nowhere/out"}}, None, [], "cannot"),

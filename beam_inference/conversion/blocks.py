@@ -39,13 +39,13 @@ class CopyBlocks:
 
     @property
     def shapes(self) -> Cut:
-        """How the source is cut."""
-        return cut(self.source.facts, self.target.block_shape)
+        """How the source is cut, into whole shards or blocks."""
+        return cut(self.source.facts, self.target.write_shape)
 
     @property
     def grid(self) -> ChunkGrid:
         """The chunks, on the target's blocks: the first ones may begin before the box."""
-        origin, block = self.target.bounds.start, self.target.block_shape
+        origin, block = self.target.bounds.start, self.target.write_shape
         start = tuple(o + (a - o) // b * b for a, o, b in zip(self.box.start, origin, block, strict=True))
         return ChunkGrid(BoundingBox(start, self.box.stop), self.shapes.chunk)  # type: ignore[arg-type]
 

@@ -16,10 +16,11 @@ from beam_inference.conversion.nrrd import nrrd_source
 from beam_inference.conversion.source import Facts, Read, Source
 from beam_inference.conversion.stacks import slice_stack
 from beam_inference.conversion.tiff import tiff_source
+from beam_inference.detection import volume_at
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.storage import Storage
 from beam_inference.stores import local_folder
-from beam_inference.volumes import Volume, detect_driver, open_volume
+from beam_inference.volumes import open_volume
 
 _PLAIN: dict[str, Callable[[str], Source]] = {
     ".npy": npy_source,
@@ -41,7 +42,7 @@ class StoredVolume:
     """A volume that :func:`beam_inference.volumes.open_volume` reads.
 
     Attributes:
-        url: where it lies. scale: which one of a precomputed pyramid.
+        url: where it lies. scale: which one of a pyramid.
         storage: how it is reached.
         facts: what is known of it.
         place: where it lies, made canonical.
@@ -71,12 +72,8 @@ def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
     """
     volume = open_volume(url, scale=scale, storage=storage)
     z, y, x = (max(1, int(n)) for n in volume.store.chunk_layout.read_chunk.shape[-3:])
-    facts = Facts(volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x), _notes(volume))
+    facts = Facts(volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x))
     return StoredVolume(url, scale, storage, facts, volume.place)
-
-
-def _notes(volume: Volume) -> tuple[str, ...]:
-    return () if volume.dtype.name == volume.store.dtype.name else ("its values are read as float32",)
 
 
 def find_source(path: str, dataset: str | None, scale: int, storage: Storage) -> Source:
@@ -97,11 +94,11 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
     found = Path(local)
     if dataset is not None and suffix not in _WITH_DATASETS:
         raise ConfigError(f"--dataset {dataset}: {local} has no datasets. HDF5, .npz and TIFF files have.")
-    if scale and not (found.is_dir() and detect_driver(found.absolute().as_uri(), storage)):
-        raise ConfigError(f"--scale {scale}: {local} has no scales; precomputed volumes have")
+    if scale and not (found.is_dir() and volume_at(found.absolute().as_uri(), storage)):
+        raise ConfigError(f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have")
     if found.is_dir():
         url = found.absolute().as_uri()
-        return stored_volume(url, scale, storage) if detect_driver(url, storage) else slice_stack(local)
+        return stored_volume(url, scale, storage) if volume_at(url, storage) else slice_stack(local)
     if found.is_file():
         if suffix in _PLAIN:
             return _PLAIN[suffix](str(found.absolute()))

@@ -4,18 +4,21 @@ import numpy as np
 import pytest
 from helpers import job_values, read_volume, write_job, write_volume
 
+from beam_inference.calibration import totals
 from beam_inference.cli import main
+from beam_inference.files import load_job
+from beam_inference.survey import survey
 
 
 @pytest.fixture(params=["uint8", "float32"])
 def done(request, tmp_path):
     """Runs a two-channel job whose input is zero in large regions, into a format; gives the array."""
 
-    def run(format):
+    def run(format, **settings):
         array = np.random.default_rng(0).integers(0, 256, (2, 40, 64, 70), dtype=np.uint8)
         array[:, :20, :40] = 0  # whole blocks of zeros
         write_volume(tmp_path / "in", array, voxel_size_nm=(40.0, 8.0, 8.0))
-        output = {"format": format, "dtype": request.param}
+        output = {"format": format, "dtype": request.param, **settings}
         if request.param == "uint8":
             output["value_range"] = [0, 255]
         values = job_values("in", "out", output=output, model={"input_channels": 2, "output_channels": 2})
@@ -35,6 +38,71 @@ def test_cloud_volume_reads_precomputed(done, tmp_path):
     volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=False, progress=False)
     np.testing.assert_array_equal(np.asarray(volume[:]).T, written)
     assert tuple(volume.resolution) == (8, 8, 40)
+
+
+SHARDS = {"block_shape": [8, 8, 8], "shard_shape": [16, 16, 16]}
+
+
+def files(folder, *names):
+    """Objects of the output, without what describes it."""
+    return [p for p in folder.rglob("*") if p.is_file() and p.name not in names and "_beam_inference" not in p.parts]
+
+
+def test_cloud_volume_reads_shards(done, tmp_path):
+    cloudvolume = pytest.importorskip("cloudvolume")
+    written = done("precomputed", **SHARDS)
+    # Of shards TensorStore leaves out what is zero throughout, whatever it is told.
+    volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=True, progress=False)
+    np.testing.assert_array_equal(np.asarray(volume[:]).T, written)
+    of_zeros = (16 // 16) * (32 // 16) * len(range(0, 70, 16))
+    assert len(files(tmp_path / "out", "info")) == planned_blocks(tmp_path) - of_zeros == 3 * 4 * 5 - of_zeros
+
+
+def test_zarr_python_reads_shards(done, tmp_path):
+    zarr = pytest.importorskip("zarr")
+    written = done("zarr3", **SHARDS)
+    array = zarr.open_array(str(tmp_path / "out"), mode="r")
+    np.testing.assert_array_equal(array[:], written)
+    assert (array.shards, array.chunks) == ((2, 16, 16, 16), (2, 8, 8, 8))
+    assert len(files(tmp_path / "out", "zarr.json")) == planned_blocks(tmp_path) == 3 * 4 * 5
+
+
+def planned_blocks(tmp_path):
+    """Without receipts."""
+    found = survey(load_job(tmp_path / "job.yaml"))
+    return totals(found).write_requests - found.job.plan.chunks.count - found.job.plan.owners
+
+
+@pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
+def test_zarr_python_reads_ome_zarr(done, tmp_path, format):
+    zarr = pytest.importorskip("zarr")
+    written = done(format)
+    group = zarr.open_group(str(tmp_path / "out"), mode="r")
+    assert group.metadata.zarr_format == (2 if format == "ome_zarr_0.4" else 3)
+    image = group.attrs.get("ome", group.attrs)["multiscales"][0]
+    np.testing.assert_array_equal(group[image["datasets"][0]["path"]][:], written)
+    assert image["datasets"][0]["coordinateTransformations"][0]["scale"] == [1, 40, 8, 8]
+
+
+@pytest.mark.parametrize("encoding", ["png", "jpeg"])
+def test_what_receipts_say_of_a_lossy_output_is_what_reads_back(volume_in, tmp_path, encoding):
+    cloudvolume, PIL = pytest.importorskip("cloudvolume"), pytest.importorskip("PIL.Image")
+    output = {"dtype": "uint8", "value_range": [0, 255], "encoding": encoding}
+    job = str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", output=output)))
+    assert main(["run", job]) == 0
+    assert main(["verify", job, "--deep"]) == 0
+    exact, written = read_volume(volume_in), read_volume(tmp_path / "out")
+    assert (written == exact).all() == (encoding == "png")
+    if encoding == "jpeg":
+        volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=False, progress=False)
+        assert np.abs(np.asarray(volume[:]).T.astype(int) - written).max() <= 1  # decoders may round differently
+    else:
+        with PIL.open(next(iter(files(tmp_path / "out", "info")))) as image:
+            assert (image.format, image.mode) == ("PNG", "L")
+    block = next(path for path in files(tmp_path / "out", "info"))
+    other = next(path for path in files(tmp_path / "out", "info") if path.stat().st_size != block.stat().st_size)
+    other.write_bytes(block.read_bytes())
+    assert main(["verify", job, "--deep"]) == 1
 
 
 @pytest.mark.parametrize("format", ["zarr3", "zarr2"])
