@@ -258,7 +258,7 @@ def _told(facts: Facts) -> str:
 
 
 def _shape(values: Sequence[float]) -> str:
-    return " × ".join(f"{each:g}" for each in values)
+    return " × ".join(f"{each:.9g}" for each in values)
 
 
 def _stop(offset: Zyx, facts: Facts) -> Zyx:

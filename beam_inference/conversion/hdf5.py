@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ class Hdf5Source:
 
     def opened(self) -> Read:
         """Open the file; HDF5 reads one window at a time."""
-        dataset = _opened(self.path)[self.dataset]
+        file = _opened(self.path)
+        dataset = file[self.dataset]
         origin = self.facts.bounds.start
         lock = threading.Lock()
 
@@ -59,6 +61,7 @@ class Hdf5Source:
                 raise PermanentReadError(f"cannot read {box} of {self.path}:{self.dataset}: {error}") from error
             return np.ascontiguousarray(as_czyx(array, self.axes), dtype=self.facts.dtype)
 
+        weakref.finalize(read, file.close)
         return read
 
 

@@ -16,6 +16,7 @@ from beam_inference.errors import VolumeError
 
 _HEADER_BYTES = 1024
 _NM_PER_ANGSTROM = 0.1
+_VOLUME_STACKS = range(401, 631)
 _IMOD_STAMP, _IMOD_AT, _IMOD_SIGNED = 1146047817, 152, 1
 
 
@@ -33,14 +34,14 @@ def mrc_source(path: str) -> RawSource:
             warnings.simplefilter("ignore")  # of what is unusual in a header, and does not concern the voxels
             with mrcfile.open(path, permissive=True, header_only=True) as mrc:
                 header, size, start = mrc.header.copy(), mrc.voxel_size, mrc.nstart
-                stack = mrc.is_volume_stack()
-        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(header.nx.dtype.byteorder)
+        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(header.dtype["nx"].byteorder)
     except (ValueError, OSError, EOFError, AttributeError) as error:
         raise VolumeError(f"{path} is no MRC file: {error}") from None
-    if dtype == np.int8 and _unsigned_bytes(path, packing, str(header.nx.dtype.byteorder)):
+    if dtype == np.int8 and _unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
         dtype = np.dtype(np.uint8)
     number_dtype(dtype, path)
     order = (int(header.mapc), int(header.mapr), int(header.maps))
+    stack = int(header.ispg) in _VOLUME_STACKS
     if order not in ((1, 2, 3), (0, 0, 0)) or stack:
         raise VolumeError(
             f"{path} is {'a stack of volumes' if stack else f'stored in the axis order {order}'}; expected one volume "

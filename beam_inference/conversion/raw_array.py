@@ -11,8 +11,11 @@ import gzip
 import math
 import shutil
 import tempfile
+import weakref
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -108,6 +111,8 @@ class RawSource:
             values: NDArray[Any] = array.astype(np.float32) * np.float32(slope) + np.float32(intercept)
             return values
 
+        if not isinstance(file, str):
+            weakref.finalize(read, file.close)
         return read
 
 
@@ -144,23 +149,26 @@ def unpacked(path: str, packing: str, start: int, size: int) -> IO[bytes]:
     try:
         with open_packed(path, packing, start) as packed:
             shutil.copyfileobj(packed, target, _COPY_BYTES)
+        if target.tell() < size:
+            raise EOFError(f"it unpacks to {target.tell()} bytes, and its header speaks of {size}")
+        target.flush()
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        target.close()
         raise PermanentReadError(f"cannot unpack {path}: {error}. Was it copied completely?") from error
-    target.flush()
-    if target.tell() < size:
-        raise PermanentReadError(
-            f"{path} unpacks to {target.tell()} bytes, and its header speaks of {size}: copy it again"
-        )
     return target
 
 
-def open_packed(path: str, packing: str, start: int = 0) -> IO[bytes]:
+@contextmanager
+def open_packed(path: str, packing: str, start: int = 0) -> Iterator[IO[bytes]]:
     """The decompressed bytes of a file, as a stream."""
     if packing not in ("gzip", "bzip2"):
-        return zipfile.ZipFile(path).open(packing)
-    file = Path(path).open("rb")  # noqa: SIM115 - closed with the stream
-    file.seek(start)
-    return gzip.GzipFile(fileobj=file) if packing == "gzip" else bz2.BZ2File(file)  # type: ignore[return-value]
+        with zipfile.ZipFile(path) as archive, archive.open(packing) as member:
+            yield member
+        return
+    with Path(path).open("rb") as file:
+        file.seek(start)
+        with gzip.GzipFile(fileobj=file) if packing == "gzip" else bz2.BZ2File(file) as stream:
+            yield stream  # type: ignore[misc]
 
 
 def _slices(box: BoundingBox) -> tuple[slice, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,8 @@ class TiffPages:
                     out[where, z - box.start[0]] = page_window(self.path, file, page, window)[:, 0]
             return out
 
+        weakref.finalize(read, os.close, file)
+        weakref.finalize(read, tiff.close)
         return read
 
 
