@@ -84,6 +84,8 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
             refuse_credentials(url)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+    if not set(request.drop) <= {"offset", "voxel-size"}:
+        raise ConfigError(f"--drop {','.join(request.drop)}: expected offset, voxel-size, or both")
     source = find_source(request.source, request.dataset, request.scale, request.storage)
     facts = source.facts
     print(f"source: {_told(facts)}")
