@@ -2,8 +2,8 @@
 
     python -m benchmarks.convert [--slices 1024] [--folder FOLDER]
 
-The slices are PNG files of 2048 × 2048 voxels, which are decoded whole. Blocks of 16 × 128 × 128 voxels take slabs of 64
-MiB, which are held in memory; blocks of 64 × 64 × 64 take slabs of 256 MiB, which go by way of the disk. Written to
+The slices are PNG files of 2048 × 2048 voxels, which are decoded whole. Blocks of 16 × 128 × 128 voxels take slabs of
+64 MiB, which are held in memory; blocks of 64 × 64 × 64 take slabs of 256 MiB, which go by way of the disk. Written to
 ``benchmarks/results/convert.json``.
 """
 
