@@ -6,11 +6,13 @@ process alone.
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import tempfile
+import uuid
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -144,6 +146,10 @@ def _into_blocks(
     size = request.voxel_size_nm or facts.voxel_size_nm
     if size is None:
         raise ConfigError(_NO_VOXEL_SIZE)
+    if re.match("https?://", request.target):
+        raise ConfigError(
+            f"{request.target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
     url = request.target if "://" in request.target else Path(request.target).absolute().as_uri()
     local = not (isinstance(source, StoredVolume) and not source.url.startswith("file://"))
     if (local or url.startswith("file://")) and not place.shares_files:
@@ -217,6 +223,7 @@ def _output(request: Request, facts: Facts, box: BoundingBox, format: str, url: 
             f"--shard_shape {_shape(spec.write_shape)} must be a multiple of --block_shape {_shape(spec.block_shape)}"
         )
     check_output(spec)
+    create_output(replace(spec, url=f"memory://{uuid.uuid4().hex}/"))  # in vain: to hear of what cannot be created
     return spec
 
 

@@ -18,6 +18,7 @@ from test_sources import holds, random_array, source_of
 from test_stacks import save_slices
 
 from beam_inference.cli import main
+from beam_inference.survey import Place
 from beam_inference.volumes import open_volume
 
 SIZE = ["--voxel-size", "40,4,4"]
@@ -203,6 +204,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
     folder, _ = slices
     out = tmp_path / "out"
     np.save(tmp_path / "f.npy", random_array("float32", (3, 4, 5, 6)))
+    np.save(tmp_path / "d.npy", random_array("float64", (4, 5, 6)))
     refused = [
         ([folder, out], "does not state its voxel size: give --voxel-size Z,Y,X"),
         ([folder, out / "a.nii"], "does not state its voxel size"),
@@ -222,6 +224,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, out, *SIZE, "--unheard_of=1"], "--unheard_of"),
         ([folder, "gs://bucket/a.npy"], "to this machine's disks only"),
         ([folder, "https://user:secret@host/x", *SIZE], "holds credentials"),
+        ([tmp_path / "d.npy", out, *SIZE], "float64 data type is not one of the supported"),
+        ([folder, out, *SIZE, "--encoding=nope"], 'Expected one of "raw", "png"'),
+        ([folder, "https://host/x", *SIZE], "can only be read from"),
         ([f"{folder}/nothing*", out, *SIZE], "gives no slices"),
     ]
     for words, message in refused:
@@ -233,6 +238,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
     with pytest.raises(SystemExit):
         convert(folder, out, "--voxel-size", "4,4")
     assert "is not three numbers" in capsys.readouterr().err
+
+
+def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, capsys):
+    folder, _ = slices
+    monkeypatch.setattr("beam_inference.convert.place_of_flags", lambda _: Place(shares_files=False))
+    assert convert(folder, "memory://em", *SIZE) == 2
+    assert "the runner's workers do not see this machine's files" in capsys.readouterr().err
 
 
 def test_a_source_that_breaks_on_the_way_to_a_file_leaves_none(volume_in, tmp_path, capsys):
