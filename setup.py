@@ -28,6 +28,7 @@ setup(
         "pyyaml>=6.0",
         "rich>=13.7",
         "safetensors>=0.4",
+        "scipy>=1.13",
         "tenacity>=8.3",
         "tensorstore>=0.1.80",
         "torch>=2.8",

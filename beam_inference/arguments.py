@@ -10,13 +10,12 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from beam_inference import commands
 from beam_inference.accelerators import add_gpu_flags
 
 Number = TypeVar("Number", int, float)
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 _EPILOG = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
@@ -93,50 +92,71 @@ def command_parser() -> argparse.ArgumentParser:
     _add_job(clean)
     clean.set_defaults(command=commands.clean)
 
+    _add_levels(subparsers.add_parser("levels", help="count a volume's values, for a contrast", allow_abbrev=False))
+
+    _add_convert(
+        subparsers.add_parser(
+            "convert",
+            help="convert a volume from one format into another",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+    )
+
     demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
     _add_debug(demo)
     demo.set_defaults(command=commands.demo)
-
-    _add_convert(subparsers)
 
     schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
     schema.set_defaults(command=commands.schema)
     return parser
 
 
-def _add_convert(subparsers: Subparsers) -> None:
-    convert = subparsers.add_parser(
-        "convert",
-        help="convert a volume from one format into another",
-        description="Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5. "
-        "Into volumes of blocks as a Beam job, whose flags may follow, such as --runner=…",
-        epilog="examples:\n"
+def _add_levels(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
+        "model.normalize: {levels: FILE} of a job makes a contrast of. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = "example: beam-inference levels gs://bucket/em --to levels.json"
+    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
+    parser.add_argument("--channel", type=int, action="append", metavar="C", help="only this one; repeatable")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.levels, takes_beam_flags=True)
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5. Into volumes\n"
+        "of blocks as a Beam job, whose flags may follow, such as --runner=…"
+    )
+    parser.epilog = (
+        "examples:\n"
         "  beam-inference convert 'slices/*.png' em --voxel-size 40,4,4\n"
         "  beam-inference convert gs://bucket/em em.h5:raw --scale 2\n"
-        "Given again, a conversion into blocks that was killed goes on.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "Given again, a conversion into blocks that was killed goes on."
     )
-    convert.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
-    convert.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
-    convert.add_argument("--format", metavar="NAME", help="of OUT; default by its name, else precomputed")
-    convert.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
-    convert.add_argument("--scale", type=_natural, default=0, metavar="N", help="of an IN with several (default: 0)")
-    convert.add_argument(
+    parser.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
+    parser.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
+    parser.add_argument("--format", metavar="NAME", help="of OUT; default by its name, else precomputed")
+    parser.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
+    parser.add_argument("--scale", type=_natural, default=0, metavar="N", help="of an IN with several (default: 0)")
+    parser.add_argument(
         "--block_shape", type=_counts, metavar="Z,Y,X", help="of a volume of blocks (default: some 64³)"
     )
-    convert.add_argument("--shard_shape", type=_counts, metavar="Z,Y,X", help="a file of many blocks")
-    convert.add_argument("--encoding", metavar="NAME", help="of precomputed blocks: raw, png, jpeg, …")
-    convert.add_argument("--labels", action="store_true", help="values are names of objects, for precomputed's readers")
-    convert.add_argument(
+    parser.add_argument("--shard_shape", type=_counts, metavar="Z,Y,X", help="a file of many blocks")
+    parser.add_argument("--encoding", metavar="NAME", help="of precomputed blocks: raw, png, jpeg, …")
+    parser.add_argument("--labels", action="store_true", help="values are names of objects, for precomputed's readers")
+    parser.add_argument(
         "--voxel-size", type=_sizes, metavar="Z,Y,X", help="in nm, where IN does not say, or says it wrong"
     )
-    convert.add_argument("--offset", type=_offset, metavar="Z,Y,X", help="of the first voxel; write --offset=-1,0,0")
-    convert.add_argument("--drop", default="", metavar="WHAT", help="what may be lost: offset, voxel-size, or both")
-    convert.add_argument("--overwrite", action="store_true", help="replace what is at OUT; do every chunk anew")
-    _add_logging(convert)
-    convert.set_defaults(command=commands.convert, takes_beam_flags=True)
+    parser.add_argument("--offset", type=_offset, metavar="Z,Y,X", help="of the first voxel; write --offset=-1,0,0")
+    parser.add_argument("--drop", default="", metavar="WHAT", help="what may be lost: offset, voxel-size, or both")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at OUT; do every chunk anew")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.convert, takes_beam_flags=True)
 
 
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import Encoding, infer_chunk
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.cost import Measured, Totals
 from beam_inference.grids import ChunkGrid
-from beam_inference.job_parts import normalization
+from beam_inference.job_parts import cutout, normalization
 from beam_inference.plan import ChunkWork, InferencePlan
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.contract import without_blank
@@ -52,17 +52,16 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     box = BoundingBox(low.start, high.stop)
     z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
     work = ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
-    fill, fill_value = job.config.input.fill, job.config.input.fill_value
-    cutout = found.input.cutout(work.input_box, fill, fill_value)
-    if (cutout == cutout[:, :1, :1, :1]).all():
+    patches = cutout(job.config, found.input, work.input_box)
+    if (patches == patches[:, :1, :1, :1]).all():
         logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
-    cutout = without_blank(cutout)
-    reading = _median(lambda: found.input.cutout(work.input_box, fill, fill_value))
+    patches = without_blank(patches)
+    reading = _median(lambda: cutout(job.config, found.input, work.input_box))
     output = job.config.output
-    encoding = Encoding(np.dtype(output.dtype), output.value_range)
+    encoding = AS_COMPUTED if job.config.postprocess else Encoding(np.dtype(output.dtype), output.value_range)
     computing = _median(
         lambda: infer_chunk(
-            cutout,
+            patches,
             work,
             predictor,
             normalization(job.config, found.input.dtype),
@@ -76,7 +75,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     )
     return Measured(
         call_seconds=computing / -(-work.patch_count // batch_size),
-        read_seconds=reading / cutout.nbytes,
+        read_seconds=reading / (patches.size * found.input.dtype.itemsize),
         write_seconds=_writing(found, content) / len(content),
     )
 
@@ -85,7 +84,7 @@ def totals(found: Survey) -> Totals:
     """What the plan says of the whole job."""
     job, plan = found.job, found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
-    seams = plan.seam_voxels * found.output.channels * 4
+    seams = plan.seam_voxels * found.job.config.model.output_channels * 4
     stored = plan.chunks.roi.size * found.output.channels * itemsize
     receipts, seam_files = plan.chunks.count + plan.owners, plan.seam_files
     return Totals(

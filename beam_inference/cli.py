@@ -1,4 +1,4 @@
-"""The command line: ``beam-inference plan | run | status | verify | mosaic | clean | convert | demo | schema``.
+"""The command line: ``beam-inference plan | run | status | verify | mosaic | clean | levels | convert | …``.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound, 130 interrupted.
 """

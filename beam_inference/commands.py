@@ -223,6 +223,34 @@ def clean(known: argparse.Namespace) -> int:
     return COMPLETE
 
 
+def levels(known: argparse.Namespace) -> int:
+    """Count a volume's values."""
+    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
+    from beam_inference.volumes import open_volume
+
+    storage = storage_of_environment(LOCAL)
+    path, to = url_of(known.volume), url_of(known.to)
+    check_place(known.beam_flags, [path, to])
+    channel = None if known.channel is None else tuple(known.channel)
+    volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
+    chunks = chunks_to_count(volume)
+    counting = CountValues(path, known.scale, channel, storage, f"{to}.parts/counts", chunks)
+    folder, _, name = to.rpartition("/")
+    job = task_job(
+        "levels",
+        described(path, known.scale, channel, volume.bounds),
+        f"{to}.parts",
+        storage,
+        [counting, SumCounts(counting, (folder, name))],
+    )
+    begin(job)
+    outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
+    print_task_outcome(outcome, to, shlex.join(known.words))
+    return outcome.exit_code
+
+
 def convert(known: argparse.Namespace) -> int:
     """Convert a volume from one format into another."""
     from beam_inference.convert import Request

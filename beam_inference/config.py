@@ -8,30 +8,22 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from beam_inference.normalize_config import Normalize
+from beam_inference.operator_config import Mask, Operator, channels_after, gives_labels, total_halo
 from beam_inference.storage import Count, Model, Natural, Storage, Url, WritableUrl
-from beam_inference.volume_config import INTEGER_DTYPES, Input, Margin, Output, Point, Range, Roi, Shape, VoxelSize
-
-
-class Affine(Model):
-    """The network's input is ``clip(value * scale + offset)``."""
-
-    scale: FiniteFloat
-    offset: FiniteFloat = 0.0
-    clip: Range | None = Field(None, description="lowest and highest value, after scale and offset")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.clip is not None and self.clip[0] >= self.clip[1]:
-            raise ValueError(f"clip {list(self.clip)} must be [low, high] with low < high")
-        return self
-
-
-def _normalize(value: object) -> object:
-    if not isinstance(value, (dict, Affine)) and value not in ("none", "unit"):
-        raise ValueError(f"{value!r} is not one of none, unit, or {{scale: …, offset: …, clip: [low, high]}}")
-    return value
+from beam_inference.volume_config import (
+    INTEGER_DTYPES,
+    LABEL_DTYPES,
+    Input,
+    Margin,
+    Output,
+    Point,
+    Roi,
+    Shape,
+    VoxelSize,
+)
 
 
 class Channel(Model):
@@ -59,11 +51,7 @@ class Network(Model):
         None, description="what each output channel says; inference.augment needs it"
     )
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    normalize: Annotated[
-        Annotated[Literal["none", "unit"], Tag("name")] | Annotated[Affine, Tag("affine")],
-        Discriminator(lambda value: "affine" if isinstance(value, (dict, Affine)) else "name"),
-        BeforeValidator(_normalize),
-    ] = Field("none", description="unit: the stored dtype's maximum becomes 1")
+    normalize: Normalize = Field("none", description="unit: the stored dtype's maximum becomes 1")
     batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
     crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
     dims: Literal[2, 3] = 3
@@ -201,13 +189,37 @@ class JobConfig(Model):
     output: Output
     model: Network
     inference: Inference
+    postprocess: list[Operator] = Field([], description="what is done to the network's values, in this order")
+    mask: Mask | None = Field(None, description="where the output is wanted; default: in the whole ROI")
     roi: Roi | None = Field(None, description="default: the whole input")
     job: Job = Job()
     storage: Storage = Storage()
 
+    @property
+    def output_channels(self) -> int:
+        """Channels of the output, which operators may have made of the network's."""
+        return channels_after(self.postprocess, self.model.output_channels)
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether the output is whole numbers that name something, written as they are."""
+        return gives_labels(self.postprocess)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         inference, model = self.inference, self.model
+        if any(total_halo(self.postprocess)) and inference.seams == "exchange":
+            raise ValueError(
+                "inference.seams: exchange gives a chunk the sums of its own voxels only, but postprocess looks "
+                f"{list(total_halo(self.postprocess))} voxels (z, y, x) further: write seams: recompute"
+            )
+        if self.gives_labels and (self.output.dtype == "float32" or self.output.value_range is not None):
+            raise ValueError(
+                "the last operator of postprocess gives whole numbers, which are written as they are: write an integer "
+                "output.dtype, and no output.value_range"
+            )
+        if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
+            raise ValueError(f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make")
         if model.dims == 2 and inference.patch_shape[0] != 1:
             raise ValueError(
                 f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
@@ -232,12 +244,14 @@ class JobConfig(Model):
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "
                 f"statistics; found {inference.batch_size}"
             )
-        if self.output.encoding != "raw" and model.output_channels != 1:
+        channels = self.output_channels  # raises what the operators cannot do
+        if self.output.encoding != "raw" and channels != 1:
             raise ValueError(
                 f"output.encoding: {self.output.encoding} is for one channel (readers disagree about the order of "
-                f"more), and model.output_channels is {model.output_channels}"
+                f"more), and there are {channels}"
             )
-        if self.output.dtype in INTEGER_DTYPES and self.output.value_range is None and model.activation == "none":
+        scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
+        if scaled and self.output.value_range is None and model.activation == "none":
             raise ValueError(
                 f"output.value_range is needed to write {self.output.dtype} without an activation: "
                 "[low, high] of the network's values"

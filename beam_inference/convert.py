@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 import numpy as np
 
+from beam_inference.beam_flags import beam_options, place_of
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
 from beam_inference.conversion.copying import copy, cut, moved
@@ -30,8 +31,8 @@ from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, check_output, create_output, default_bounds, open_output
 from beam_inference.progress import Progress
 from beam_inference.storage import Storage, refuse_credentials
-from beam_inference.stores import local_folder, open_kvstore, place_of_url, read_key
-from beam_inference.task_runner import begin, place_of_flags, print_task_outcome, run_tasks, task_job
+from beam_inference.stores import local_folder, open_kvstore, place_of_url, read_key, url_of
+from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
 from beam_inference.volume_config import SHARDED_FORMATS, Output
 from beam_inference.volumes import VoxelSizeNm
 
@@ -47,8 +48,8 @@ class Request:
     Attributes:
         source, target: paths or URLs.
         format: of the target; None: as its name says, else precomputed.
-        dataset: in a source with several, or in an HDF5 target.
-        scale: of a precomputed source.
+        dataset: in a source with several.
+        scale: of a source with several, 0 the finest.
         block_shape: ZYX, of a volume of blocks; None: by voxel size and depth.
         shard_shape: ZYX, a multiple of it, for formats that have shards.
         encoding: of precomputed blocks; None: raw.
@@ -140,7 +141,7 @@ def _into_file(request: Request, source: Source, box: BoundingBox, format: str, 
 def _into_blocks(
     request: Request, source: Source, box: BoundingBox, format: str, flags: Sequence[str], again: str
 ) -> int:
-    facts, place = source.facts, place_of_flags(flags)
+    facts = source.facts
     if request.drop:
         raise ConfigError(f"--drop {','.join(request.drop)}: format {format} holds all there is")
     size = request.voxel_size_nm or facts.voxel_size_nm
@@ -150,20 +151,15 @@ def _into_blocks(
         raise ConfigError(
             f"{request.target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
         )
-    url = request.target if "://" in request.target else Path(request.target).absolute().as_uri()
-    local = not (isinstance(source, StoredVolume) and not source.url.startswith("file://"))
-    if (local or url.startswith("file://")) and not place.shares_files:
-        raise ConfigError(
-            f"the runner's workers do not see this machine's files: {request.source if local else url} must be in an "
-            "object store"
-        )
+    url = url_of(request.target)
+    check_place(flags, [source.url if isinstance(source, StoredVolume) else url_of(request.source), url])
     if isinstance(source, StoredVolume) and source.place == place_of_url(url, request.storage):
         raise ConfigError(f"{request.target} is the source: choose another place, so as not to overwrite it")
     spec = _output(request, facts, box, format, url, size)
     task = CopyBlocks(source, spec, box)
     scratch = task.shapes.scratch_bytes(facts)
     folder = tempfile.gettempdir()
-    if place.is_this_machine and scratch > shutil.disk_usage(folder).free:
+    if place_of(beam_options(flags)).is_this_machine and scratch > shutil.disk_usage(folder).free:
         raise ConfigError(
             f"a slab of {spec.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more than {folder} has left. Set "
             "TMPDIR to a folder with more space, or choose a --block_shape that is flatter."
@@ -175,8 +171,10 @@ def _into_blocks(
     job = task_job("convert", description, url, request.storage, [task])
     record = read_key(open_kvstore(job.state_url, request.storage), f"{job.folder}/job.json", job.state_url)
     if exists and record is None and not request.overwrite:
-        begin_words = "holds a volume that this conversion did not begin"
-        raise StateError(f"{request.target} {begin_words}: choose another place, or pass --overwrite to write over it")
+        raise StateError(
+            f"{request.target} holds a volume that this conversion did not begin: choose another place, or pass "
+            "--overwrite to write over it"
+        )
     begin(job, overwrite=request.overwrite)
     if not exists:
         create_output(spec)

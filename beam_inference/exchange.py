@@ -64,7 +64,7 @@ class SeamExchange:
         """
         worker, plan = self._worker, self._job.plan
         summed = self._summed(indices) if worker.launch.honour_receipts else {}
-        needed = set(self.waiting(indices))
+        needed = {index for index in self.waiting(indices) if not worker.is_masked(index)}
         todo = [i for i in indices if i not in summed and needed.intersection(plan.receivers(i))]
         records = run_chunks(
             todo,
@@ -100,6 +100,9 @@ class SeamExchange:
         ready, missing = [], [index for index in indices if index not in receipts]
         summed = self._summed(sorted({*missing, *(c for index in missing for c in plan.contributors(index))}))
         for index in missing:
+            if worker.is_masked(index):
+                yield worker.write_blank(index)
+                continue
             absent = [contributor for contributor in plan.contributors(index) if contributor not in summed]
             if not absent:
                 ready.append(index)
@@ -143,7 +146,8 @@ class SeamExchange:
                 self._files.write(receiver, index, arrays)
         parts, attempts, written = [], 1, 0
         if private is not None:
-            own = self._worker.encoded(core.array[(slice(None), *private.slices_in(work.core_box))].copy())
+            sums = core.array[(slice(None), *private.slices_in(work.core_box))].copy()
+            own = self._worker.finishing.encoded(sums, private, private)
             part, attempts = self._worker.write(index, private, own)
             parts, written = [part], own.nbytes
         seconds = core.seconds | {"write": time.perf_counter() - start}
@@ -172,7 +176,7 @@ class SeamExchange:
             whole = self._worker.whole_core(index, cutout)
             return _Merged([(plan.chunks.core_box(index), whole.array)], None, parts.seconds, whole)
         boxes = merged(plan, index, zip(parts.contributors, parts.arrays, strict=True), self._channels)
-        encoded = [(box, self._worker.encoded(values)) for box, values in boxes]
+        encoded = [(box, self._worker.finishing.encoded(values, box, box)) for box, values in boxes]
         return _Merged(encoded, parts.own, parts.seconds + time.perf_counter() - start)
 
     def _write_merged(self, index: int, result: _Merged) -> Record:

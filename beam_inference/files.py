@@ -24,7 +24,7 @@ from beam_inference.cost import Prices
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job_text
 from beam_inference.storage import Storage, refuse_credentials
-from beam_inference.stores import LOCAL, TRANSFER_SECONDS, read_file, storage_of_environment
+from beam_inference.stores import LOCAL, TRANSFER_SECONDS, read_file, storage_of_environment, url_of
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
@@ -124,7 +124,7 @@ def load_prices(path: str) -> Prices:
         ConfigError: it is absent, or not what it should be.
     """
     try:
-        url = path if "://" in path else Path(path).absolute().as_uri()
+        url = url_of(path)
         return Prices.model_validate(yaml.safe_load(read_file(url, storage_of_environment(LOCAL))) or {})
     except VolumeError as error:
         raise ConfigError(f"cannot read the prices: {error}") from None

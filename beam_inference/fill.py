@@ -49,6 +49,13 @@ def fill_outside(
     return array
 
 
+def source_sections(box: BoundingBox, volume: BoundingBox, fill: str) -> NDArray[np.int64]:
+    """The sections along z that the voxels of ``box`` come from; with a constant, beyond the volume the nearest."""
+    if fill == "constant":
+        return np.clip(np.arange(box.start[0], box.stop[0]), volume.start[0], volume.stop[0] - 1)
+    return _reflected(box, volume, 0)
+
+
 def _reflected(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
     """Volume coordinates, on one axis, that the voxels of ``box`` mirror; the outermost voxel is not repeated."""
     first, length = volume.start[axis], volume.shape[axis]

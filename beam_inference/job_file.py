@@ -9,13 +9,14 @@ import difflib
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from beam_inference.config import Affine, JobConfig, factory_parts
+from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import ConfigError
+from beam_inference.normalize_config import Contrast
 from beam_inference.storage import holds_credentials
 
 
@@ -83,26 +84,38 @@ def _override(values: Any, override: str) -> None:
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
     """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
     parts = list(map(str, location))
-    if parts[:2] in (["model", "normalize"], ["inference", "batch_size"], ["inference", "chunk_shape"]):
+    if ".".join(parts[:2]) in _BRANCHED or parts[:1] == ["postprocess"]:
         del parts[2:3]
     return tuple(parts)
 
 
-def _model_in(annotation: Any) -> Any:
-    """The pydantic model in an annotation such as ``Roi | None``, else None."""
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+_BRANCHED = ("model.normalize", "inference.batch_size", "inference.chunk_shape", "input.scale")
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models in an annotation such as ``Roi | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in _models_in(each)]
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model whose key a pydantic location is; a union's branch has the name of its model."""
+    models: list[type[BaseModel]] = [JobConfig]
+    for part in location[:-1]:
+        named = [model for model in models if model.__name__.lower() == part]
+        fields = [model.model_fields[part] for model in models if isinstance(part, str) and part in model.model_fields]
+        models = named or [each for field in fields for each in _models_in(field.annotation)] or models
+    return models[0]
 
 
 def _explain(error: Any) -> str:
     key = _key(error["loc"])
     name = ".".join(key)
     if error["type"] == "extra_forbidden":
-        model: Any = JobConfig
-        for part in key[:-1]:
-            model = _model_in(model.model_fields[part].annotation) or Affine
-        close = difflib.get_close_matches(key[-1], model.model_fields, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(model.model_fields)}"
+        fields = _model_at(error["loc"]).model_fields
+        close = difflib.get_close_matches(key[-1], fields, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
         return f"{name}: unknown key; {hint}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
@@ -138,12 +151,18 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             return path
         return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
 
-    network = job.model.model_copy(update={"path": model(job.model.path), "weights": absolute(job.model.weights)})
+    normalize = job.model.normalize
+    if isinstance(normalize, Contrast):
+        normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
+    network = job.model.model_copy(
+        update={"path": model(job.model.path), "weights": absolute(job.model.weights), "normalize": normalize}
+    )
     return job.model_copy(
         update={
             "input": job.input.model_copy(update={"path": url(job.input.path)}),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,
+            "mask": job.mask and job.mask.model_copy(update={"path": url(job.mask.path)}),
             "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
         }
     )

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.config import Affine, JobConfig
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.config import JobConfig
 from beam_inference.errors import PermanentReadError, TransientReadError
+from beam_inference.fill import source_sections
+from beam_inference.levels import stretched
+from beam_inference.normalize_config import Affine, Sections
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.outputs import OutputSpec
 from beam_inference.plan import InferencePlan
@@ -27,8 +31,20 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     return open_volume(given.path, given.spec, given.scale, given.channel, given.select, config.storage, cache_bytes)
 
 
+def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
+    """What patches are cut out of: the input's voxels of a box, as stored; float32, 0 to 1, with a contrast by section.
+
+    Raises as :meth:`beam_inference.volumes.Volume.read`.
+    """
+    fill, normalize = config.input.fill, config.model.normalize
+    array = volume.cutout(box, fill, config.input.fill_value)
+    if isinstance(normalize, Sections):
+        return stretched(array, source_sections(box, volume.bounds, fill), normalize)
+    return array
+
+
 def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
-    """What ``model.normalize`` does to stored values of a dtype. Raises ConfigError for unit with floats."""
+    """What the network's input is of a :func:`cutout`; ``dtype`` is the volume's. ConfigError for unit with floats."""
     normalize = config.model.normalize
     if isinstance(normalize, Affine):
         return Normalization(normalize.scale, normalize.offset, normalize.clip)
@@ -42,7 +58,8 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
         url=output.path,
         format=output.format,
         dtype=output.dtype,
-        channels=job.config.model.output_channels,
+        channels=job.config.output_channels,
+        labels=job.config.gives_labels,
         bounds=job.output_bounds.box(),
         block_shape=output.block_shape,
         voxel_size_nm=job.voxel_size_nm,
@@ -57,7 +74,7 @@ def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDAr
     z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
     box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
     try:
-        return volume.cutout(box, config.input.fill, config.input.fill_value)
+        return cutout(config, volume, box)
     except (TransientReadError, PermanentReadError) as error:
         logger.warning("trying the network on zeros, because %s", error)
         return np.zeros((volume.channels, *box.shape), volume.dtype)

@@ -23,6 +23,7 @@ from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFa
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
+from beam_inference.normalize_config import Contrast
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
 from beam_inference.predictors import (
@@ -40,6 +41,7 @@ from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.sample import sampled
 from beam_inference.state import Receipt, State
+from beam_inference.stores import url_of
 from beam_inference.survey import (
     STATE_FOLDER,
     THIS_PROCESS,
@@ -95,7 +97,7 @@ def prepare(
             _check_no_other_state(state, job)
             _check_receipts(state.of(job), job, found)
     if chunks_file is not None:
-        chunks_file = chunks_file if "://" in chunks_file else Path(chunks_file).absolute().as_uri()
+        chunks_file = url_of(chunks_file)
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
     launch_id = uuid.uuid4().hex[:12]
     some = None if sample is None else _sample(job, *sample)
@@ -139,6 +141,9 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
         StateError: ``config`` is another job.
     """
     config = definite(_as_decided(config, before), THIS_PROCESS)
+    if isinstance(config.model.normalize, Contrast):  # of what its file said at the launch
+        normalize = before.config.model.normalize
+        config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
     here, there = config.inference, before.config.inference
     for key in ("device", "engine", "precision", "threads"):  # what the engine, which is not loaded, would tell
         if getattr(here, key) != getattr(there, key):

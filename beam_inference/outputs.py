@@ -86,8 +86,10 @@ def default_bounds(format: str, roi: BoundingBox) -> BoundingBox:
     return BoundingBox((0, 0, 0), roi.stop)
 
 
-def open_output(spec: OutputSpec) -> Volume | None:
+def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     """The existing output, opened for writing; None if nothing is there.
+
+    Without ``keep_blank`` blocks of zeros that are written through it are absent, and those of before are deleted.
 
     Raises:
         VolumeError: something else is there, or a volume that differs from ``spec``.
@@ -100,7 +102,7 @@ def open_output(spec: OutputSpec) -> Volume | None:
             f"the output {spec.url} exists as {found.driver}, the job says format: {spec.format}. "
             "Choose another output.path, or remove what is there."
         )
-    volume = _open(spec, create=False)
+    volume = _open(spec, create=False, keep_blank=keep_blank)
     there = {
         "encoding": _encoding(volume),
         "dtype": volume.dtype.name,
@@ -157,13 +159,13 @@ def _write_json(spec: OutputSpec, key: str, value: dict[str, Any]) -> None:
         raise VolumeError(f"cannot create the output {spec.url}: {one_line(error)}") from None
 
 
-def _open(spec: OutputSpec, *, create: bool) -> Volume:
+def _open(spec: OutputSpec, *, create: bool, keep_blank: bool = True) -> Volume:
     # Zeros are written like any other value: a block is absent only if no chunk was written there.
     url = f"{spec.url.rstrip('/')}/{FINEST}" if spec.format.startswith("ome_zarr") else spec.url
     store = {
         "driver": _DRIVERS[spec.format],
         "kvstore": kvstore_spec(url, spec.storage),
-        "store_data_equal_to_fill_value": True,
+        "store_data_equal_to_fill_value": keep_blank,
         **(_metadata(spec) if create else {}),
     }
     try:

@@ -58,6 +58,7 @@ class InferencePlan:
         seams: "recompute", "exchange" or "crop".
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
         block_shape: of the output's storage, ZYX.
+        halo: voxels beyond its core that are computed for a chunk, for what comes after the network, per side, ZYX.
     """
 
     volume: BoundingBox
@@ -67,15 +68,16 @@ class InferencePlan:
     seams: str
     chunk_crop_margin: Zyx
     block_shape: Zyx
+    halo: Zyx = (0, 0, 0)
 
     def work(self, index: int) -> ChunkWork:
-        """What is to be done for chunk ``index`` without its neighbours: every patch that touches its core.
+        """What is to be done for chunk ``index`` without its neighbours: every patch that touches its core or halo.
 
         Raises:
             IndexError: there is no such chunk.
         """
-        core = self.chunks.core_box(index)
         lattice = self.lattice
+        core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
         if self.seams == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
             lattice = replace(lattice, domain=grown_to(lattice.patch_shape, box, within=lattice.domain))
@@ -240,7 +242,10 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
     Away from the domain's ends, what a chunk does depends only on where the lattice stands to it, which repeats.
     """
     count, chunk = plan.chunks.shape[axis], plan.chunks.chunk_shape[axis]
-    patch, margin = plan.lattice.patch_shape[axis], plan.crop_margin[axis] + plan.chunk_crop_margin[axis]
+    patch, margin = (
+        plan.lattice.patch_shape[axis],
+        plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis],
+    )
     stride = patch - plan.lattice.patch_overlap[axis]
     period = stride // math.gcd(chunk, stride)
     end = -(-(2 * patch + margin) // chunk) + 1
@@ -274,18 +279,8 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         largest_patches = max(largest_patches, len(owned))
         voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
         largest_input, largest_core = max(largest_input, high - low), max(largest_core, core[1] - core[0])
-    return AxisTotals(
-        patches,
-        largest_patches,
-        voxels_read,
-        largest_input,
-        largest_core,
-        reached,
-        private,
-        owners,
-        pairs,
-        patch_counts,
-    )
+    of_work = (patches, largest_patches, voxels_read, largest_input, largest_core)
+    return AxisTotals(*of_work, reached, private, owners, pairs, patch_counts)
 
 
 def make_plan(
@@ -300,6 +295,7 @@ def make_plan(
     seams: str,
     chunk_crop_margin: Zyx,
     block_shape: Zyx,
+    halo: Zyx = (0, 0, 0),
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -323,6 +319,7 @@ def make_plan(
         seams=seams,
         chunk_crop_margin=chunk_crop_margin,
         block_shape=block_shape,
+        halo=halo,
     )
 
 

@@ -87,7 +87,7 @@ def plan_values(survey: Survey) -> dict[str, Any]:
             mode.seams: {
                 "network_calls": mode.patch_count,
                 "patch_voxels_per_voxel": mode.patch_voxels_per_voxel,
-                "seam_bytes": mode.seam_voxels * survey.output.channels * 4,
+                "seam_bytes": mode.seam_voxels * survey.job.config.model.output_channels * 4,
                 "this_job": mode.seams == plan.seams,
             }
             for mode in map(job.plan_in, get_args(SeamMode))
@@ -106,7 +106,7 @@ def _seams_table(survey: Survey) -> Table:
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
         calls, redundancy = f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}"
-        files = _bytes(mode.seam_voxels * survey.output.channels * 4) if mode.seam_voxels else "none"
+        files = _bytes(mode.seam_voxels * survey.job.config.model.output_channels * 4) if mode.seam_voxels else "none"
         table.add_row(mode.seams + chosen, calls, redundancy, files, border)
     fewest = min((mode for mode, _ in modes), key=lambda mode: mode.patch_count)
     table.caption = f"fewest network calls: {fewest.seams}; seam files are written and read once, and then removed"
@@ -152,7 +152,7 @@ def print_suggestions(
             _bytes(memory.device_bytes),
             _bytes(read),
             _bytes(plan.chunks.roi.size * channels * itemsize),
-            _bytes(plan.seam_voxels * channels * 4) if seams == "exchange" else "none",
+            _bytes(plan.seam_voxels * found.job.config.model.output_channels * 4) if seams == "exchange" else "none",
             f"{blocks + plan.chunks.count + plan.owners + plan.seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
@@ -176,7 +176,7 @@ def suggested_values(found: Survey, plans: Mapping[str, InferencePlan | None], w
             "host_bytes_per_worker": found.memory_for(
                 plan, plan.largest_input_shape, plan.largest_core_shape, THIS_PROCESS
             ).host_bytes,
-            "seam_bytes": plan.seam_voxels * found.output.channels * 4,
+            "seam_bytes": plan.seam_voxels * found.job.config.model.output_channels * 4,
             "busiest_worker": busiest_worker(plan, workers),
         }
         for seams, plan in plans.items()

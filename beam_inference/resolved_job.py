@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
 from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
+from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
 
 
@@ -89,6 +90,7 @@ class ResolvedJob(Frozen):
             seams=seams,
             chunk_crop_margin=margin,
             block_shape=output.write_shape,
+            halo=total_halo(self.config.postprocess),
         )
 
     def blocks_bytes(self, input_shape: Zyx) -> int:
@@ -130,6 +132,10 @@ class ResolvedJob(Frozen):
                 "seams": plan.seams,
                 "chunk_crop_margin": list(plan.chunk_crop_margin),
             },
+            "postprocess": {
+                str(number): each.model_dump(mode="json") for number, each in enumerate(config.postprocess)
+            },
+            "mask": {} if config.mask is None else config.mask.model_dump(mode="json"),
             "output": config.output.model_dump(
                 mode="json", include={"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
             ),

@@ -215,6 +215,11 @@ def place_of_store(store: Any) -> str:
     return json.dumps({key: value for key, value in spec.items() if key in named})
 
 
+def url_of(path: str) -> str:
+    """A path, made absolute, as a URL; a URL as it is. Without a slash at its end."""
+    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
+
+
 def local_folder(url: str) -> Path | None:
     """The local folder of a file:// URL, else None."""
     parts = urlsplit(url)

@@ -18,7 +18,11 @@ from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input
+from beam_inference.levels import decided
+from beam_inference.mask import open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
+from beam_inference.normalize_config import Contrast, Sections
+from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
@@ -94,8 +98,8 @@ class Survey:
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
             input_blocks_bytes=job.blocks_bytes(input_shape),
-            input_itemsize=np.dtype(job.input_dtype).itemsize,
-            output_itemsize=4 if plan.seams == "exchange" else np.dtype(config.output.dtype).itemsize,
+            input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
+            output_itemsize=_itemsize_beside_the_device(config, plan.seams),
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
             threads=place.threads_per_process,
@@ -103,6 +107,13 @@ class Survey:
             trailing_writes=TRAILING_WRITES,
             device_is_host=config.inference.device != "cuda",
         )
+
+
+def _itemsize_beside_the_device(config: JobConfig, seams: str) -> int:
+    """Bytes of a value that a chunk holds on the host once it is computed."""
+    if config.postprocess:
+        return 3 * 4  # what an operator takes, what it gives, and what it has on the way
+    return 4 if seams == "exchange" else np.dtype(config.output.dtype).itemsize
 
 
 def default_state_url(config: JobConfig) -> str:
@@ -130,9 +141,13 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         raise ConfigError(
             f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
         )
+    if isinstance(config.model.normalize, Contrast):
+        normalize = decided(config.model.normalize, volume, config.storage)
+        config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
+    _check_sections(config.model.normalize, volume)
     normalization(config, volume.dtype)
     if config.input.fill == "constant":
-        _check_fill_value(config.input.fill_value, volume.dtype)
+        _check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
     _check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
@@ -155,6 +170,10 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         working_set_bytes=0,
         versions={},
     )
+    opened(config.postprocess)
+    if config.mask is not None:
+        open_mask(config.mask, output.voxel_size_nm, config.storage)
+        _check_fill_value("mask.fill_value", config.mask.fill_value, np.dtype(output.dtype))
     found = Survey(job, output, exists, volume)
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)
@@ -219,7 +238,7 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
         inference = inference.model_copy(update={"threads": threads})
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})
-    if output.dtype in INTEGER_DTYPES and output.value_range is None:
+    if output.dtype in INTEGER_DTYPES and output.value_range is None and not config.gives_labels:
         output = output.model_copy(update={"value_range": (0.0, 1.0)})  # sigmoid or softmax: the config saw to it
     return config.model_copy(update={"inference": inference, "output": output})
 
@@ -243,6 +262,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "input.path": config.input.path,
         "output.path": config.output.path,
         "job.state_path": config.job.state_path,
+        "mask.path": config.mask.path if config.mask else None,
         "model.path": None if in_package else config.model.path,
         "model.weights": config.model.weights,
         "--chunks": chunks_file,
@@ -254,17 +274,28 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
             )
 
 
+def _check_sections(normalize: object, volume: Volume) -> None:
+    if not isinstance(normalize, Sections):
+        return
+    first, last = normalize.start, normalize.start + len(normalize.levels)
+    if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
+        raise ConfigError(
+            f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
+            f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+        )
+
+
 def _selected(config: JobConfig) -> str:
     return "" if config.input.channel is None else " selected by input.channel"
 
 
-def _check_fill_value(value: float, dtype: np.dtype[Any]) -> None:
+def _check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
     if dtype.kind in "iu":
         info = np.iinfo(dtype)
         if value != int(value) or not info.min <= value <= info.max:
             raise ConfigError(
-                f"input.fill_value {value} is not a value of the input's dtype {dtype} ({info.min} … {info.max}); "
-                "it is in stored units, before model.normalize"
+                f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
+                "stored units"
             )
 
 
@@ -311,7 +342,8 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         url=output.path,
         format=output.format,
         dtype=output.dtype,
-        channels=config.model.output_channels,
+        channels=config.output_channels,
+        labels=config.gives_labels,
         bounds=bounds,
         block_shape=output.block_shape,
         voxel_size_nm=voxel_size,

@@ -13,13 +13,13 @@ import tensorstore as ts
 
 from beam_inference.beam_flags import beam_options, check_options, place_of, workers_of
 from beam_inference.chunk_tasks import ChunkTask, DoStages, TaskJob
-from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, StateError, WorkerFault
+from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, ConfigError, StateError, WorkerFault
 from beam_inference.execution import execute, explain
 from beam_inference.plan import index_ranges
 from beam_inference.progress import Progress
 from beam_inference.storage import Storage
 from beam_inference.stores import PATIENCE_SECONDS, delete_folder, open_kvstore, persistently
-from beam_inference.survey import STATE_FOLDER, Place
+from beam_inference.survey import STATE_FOLDER
 
 _NAMED_FAILURES = 10
 
@@ -52,15 +52,17 @@ def task_job(
     return TaskJob(kind, description, state_url, storage, tuple(tasks), uuid.uuid4().hex[:12])
 
 
-def place_of_flags(flags: Sequence[str]) -> Place:
-    """Where a pipeline with these flags of Beam would run.
+def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
+    """Refuse what a pipeline with these flags of Beam could not reach where it would run.
 
     Raises:
-        ConfigError: a flag is unknown, or its runner cannot be used.
+        ConfigError: a flag is unknown, its runner cannot be used, or its workers do not see this machine's files.
     """
     options = beam_options(flags)
     check_options(options)
-    return place_of(options)
+    for url in urls:
+        if url.startswith("file://") and not place_of(options).shares_files:
+            raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
 
 
 def begin(job: TaskJob, *, overwrite: bool = False) -> None:

@@ -18,7 +18,9 @@ from pydantic import (
 from beam_inference.storage import Count, Integer, Model, Natural, Url, WritableUrl, holds_credentials
 
 INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
-"""Integer dtypes that an output can have; float32 holds each of their values exactly."""
+"""Integer dtypes that values of the network are scaled to; float32 holds each of their values exactly."""
+LABEL_DTYPES = ("uint32", "uint64")
+"""Integer dtypes for labels alone."""
 
 
 def _three(value: object) -> object:
@@ -119,12 +121,12 @@ class Output(Model):
     format: Literal["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"] = Field(
         "precomputed", description="ome_zarr is version 0.5, a group of zarr v3 arrays; ome_zarr_0.4 one of zarr v2"
     )
-    dtype: Literal["float32", "uint8", "uint16", "int8", "int16"] = "float32"
+    dtype: Literal["float32", "uint8", "uint16", "int8", "int16", "uint32", "uint64"] = "float32"
     block_shape: Shape = Field((64, 64, 64), description="voxels of a storage block, ZYX: what a reader fetches")
     shard_shape: Shape | None = Field(
         None, description="voxels of a shard, ZYX: a file of many blocks, written whole; precomputed, zarr3, ome_zarr"
     )
-    encoding: Literal["raw", "jpeg", "png"] = Field(
+    encoding: Literal["raw", "jpeg", "png", "compressed_segmentation"] = Field(
         "raw", description="of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back"
     )
     value_range: Range | None = Field(
@@ -139,8 +141,9 @@ class Output(Model):
                 raise ValueError("value_range has no effect with dtype: float32, which is written as it is; remove it")
             if self.value_range[0] >= self.value_range[1]:
                 raise ValueError(f"value_range {list(self.value_range)} must be [low, high] with low < high")
-        if self.encoding != "raw" and (self.format != "precomputed" or self.dtype != "uint8"):
-            raise ValueError(f"encoding: {self.encoding} is for precomputed volumes of uint8")
+        dtypes = LABEL_DTYPES if self.encoding == "compressed_segmentation" else ("uint8",)
+        if self.encoding != "raw" and (self.format != "precomputed" or self.dtype not in dtypes):
+            raise ValueError(f"encoding: {self.encoding} is for precomputed volumes of {' or '.join(dtypes)}")
         if self.shard_shape is not None and self.format not in SHARDED_FORMATS:
             raise ValueError(f"{self.format} has no shards: remove shard_shape, or write one of {SHARDED_FORMATS}")
         if self.shard_shape is not None and any(s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)):

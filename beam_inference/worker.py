@@ -35,15 +35,15 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.files import local_model
-from beam_inference.job_parts import normalization, open_input, output_spec, try_network
-from beam_inference.operators.quantize import quantize
+from beam_inference.finishing import Finishing
+from beam_inference.job_parts import cutout, normalization, open_input, output_spec, try_network
 from beam_inference.outputs import LOSSY, open_output
 from beam_inference.plan import ChunkWork
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
 from beam_inference.resolved_job import Box
 from beam_inference.seams import added
 from beam_inference.state import Part, QuarantineRecord, Receipt
-from beam_inference.volumes import TransientWriteError
+from beam_inference.volumes import TransientWriteError, Volume
 
 logger = logging.getLogger(__name__)
 
@@ -82,10 +82,11 @@ class Worker:
         self.job = launch.resolved()
         self.state = launch.state()
         self._input = open_input(self.job.config, self.job.cached_input_bytes)
-        output = open_output(output_spec(self.job))
-        if output is None:
+        output, blank = (open_output(output_spec(self.job), keep_blank=keep) for keep in (True, False))
+        if output is None or blank is None:
             raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")
-        self._output = output
+        self._output, self._blank_output = output, blank
+        self.finishing = Finishing(self.job)
         self._normalize = normalization(self.job.config, self._input.dtype)
         model = self._model()
         self._predictor = load_predictor(model, self.job.config.inference, allow_pickle=launch.allow_pickle)
@@ -102,7 +103,6 @@ class Worker:
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.patches_per_call
-        self.encoding = Encoding(np.dtype(self.job.config.output.dtype), self.job.config.output.value_range)
         self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
 
@@ -142,8 +142,10 @@ class Worker:
     def _do(self, indices: Sequence[int]) -> Iterator[Record]:
         receipts = self.receipts(indices)
         yield from map(self.done_before, receipts.values())
+        masked = [index for index in indices if index not in receipts and self.is_masked(index)]
+        yield from (self.write_blank(index) for index in masked if not self.should_stop())
         yield from run_chunks(
-            [index for index in indices if index not in receipts],
+            [index for index in indices if index not in receipts and index not in masked],
             lambda index: self.read(index, self.job.plan.work(index).input_box),
             self.whole_core,
             self._write,
@@ -190,12 +192,13 @@ class Worker:
 
     def read(self, index: int, box: BoundingBox) -> Cutout:
         """Cut out what a chunk reads. Raises ChunkFault if it cannot be read."""
-        config, start = self.job.config.input, time.perf_counter()
-
-        def cutout() -> NDArray[Any]:
-            return self._input.cutout(box, config.fill, config.fill_value)
-
-        array, attempts = self._attempt(cutout, index, "read", lambda e: isinstance(e, TransientReadError))
+        start = time.perf_counter()
+        array, attempts = self._attempt(
+            lambda: cutout(self.job.config, self._input, box),
+            index,
+            "read",
+            lambda e: isinstance(e, TransientReadError),
+        )
         return Cutout(array, box, time.perf_counter() - start, attempts)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:
@@ -205,17 +208,27 @@ class Worker:
         bits that the exchange would have given.
         """
         plan = self.job.plan
-        if plan.seams != "exchange":
-            return self.infer(index, cutout, [plan.work(index)], self.encoding, next)
-        works, channels = plan.contributions(index), self.job.config.model.output_channels
         core_box = plan.chunks.core_box(index)
-        return self.infer(
-            index, cutout, works, AS_COMPUTED, lambda sums: self.encoded(added(core_box, works, sums, channels))
-        )
+        if plan.seams == "exchange":
+            works, channels = plan.contributions(index), self.job.config.model.output_channels
+            core = self.infer(index, cutout, works, AS_COMPUTED, lambda sums: added(core_box, works, sums, channels))
+            return core._replace(array=self.finishing.encoded(core.array, core_box, core_box))
+        work = plan.work(index)
+        core = self.infer(index, cutout, [work], self.finishing.on_device, next)
+        return core._replace(array=self.finishing.finished(core.array, work.core_box, core_box))
 
-    def encoded(self, values: NDArray[np.float32]) -> NDArray[Any]:
-        """Float32 values as they are written."""
-        return quantize(values, self.encoding.dtype, self.encoding.value_range)
+    def is_masked(self, index: int) -> bool:
+        """Whether the output is wanted nowhere in a chunk."""
+        return self.finishing.is_masked(self.job.plan.chunks.core_box(index))
+
+    def write_blank(self, index: int) -> Record:
+        """Write a chunk in which the output is wanted nowhere."""
+        box = self.job.plan.chunks.core_box(index)
+        array = self.finishing.blank(box)
+        part, attempts = self.write(index, box, array, self._blank_output)
+        batch_size = self.job.config.inference.patches_per_call
+        self.state.write_receipt(self.receipt(index, [part], batch_size, 0, {}, {"write": attempts}))
+        return Record(index, "done", 0, array.nbytes)
 
     def infer(
         self,
@@ -278,12 +291,15 @@ class Worker:
         self.state.write_receipt(self.receipt(index, [part], core.batch_size, core.uniform_patches, seconds, tried))
         return Record(index, "done", core.read_bytes, core.array.nbytes, seconds, core.uniform_patches)
 
-    def write(self, index: int, box: BoundingBox, array: NDArray[Any]) -> tuple[Part, int]:
+    def write(
+        self, index: int, box: BoundingBox, array: NDArray[Any], output: Volume | None = None
+    ) -> tuple[Part, int]:
         """Write whole blocks of a chunk, durably; what was written, and the number of attempts."""
+        to = output or self._output
 
         def written() -> NDArray[Any]:
-            self._output.write(box, array)
-            return self._output.read(box) if self.job.config.output.encoding in LOSSY else array
+            to.write(box, array)
+            return to.read(box) if self.job.config.output.encoding in LOSSY else array
 
         stored, attempts = self._attempt(
             written, index, "write", lambda e: isinstance(e, (TransientWriteError, TransientReadError))
@@ -315,13 +331,13 @@ class Worker:
 
     def quarantine(self, index: int, fault: ChunkFault) -> Record:
         """Record that a chunk cannot be done."""
-        work = self.job.plan.work(index)
+        work, core_box = self.job.plan.work(index), self.job.plan.chunks.core_box(index)
         extra = {**self._about(index), "stage": fault.stage, "attempt": fault.attempts}
-        logger.warning("chunk %d %s quarantined: %s", index, work.core_box, fault, extra=extra)
+        logger.warning("chunk %d %s quarantined: %s", index, core_box, fault, extra=extra)
         self.state.write_quarantine(
             QuarantineRecord(
                 chunk=index,
-                box=Box.of(work.core_box),
+                box=Box.of(core_box),
                 input_box=Box.of(work.input_box),
                 stage=fault.stage,
                 cause=str(fault),

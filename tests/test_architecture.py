@@ -27,6 +27,8 @@ FLOORS = [
     [
         "storage",
         "volume_config",
+        "operator_config",
+        "normalize_config",
         "config",
         "job_file",
         "plan",
@@ -45,6 +47,7 @@ FLOORS = [
             "detection",
             "volumes",
             "outputs",
+            "mask",
             "predictors",
             "operators",
             "resolved_job",
@@ -52,6 +55,7 @@ FLOORS = [
             "state",
         ),
         *(
+            "levels",
             "verification",
             "status",
             "runs",
@@ -60,6 +64,7 @@ FLOORS = [
             "elements",
             "seam_files",
             "attempts",
+            "finishing",
             "worker",
             "exchange",
             "survey",

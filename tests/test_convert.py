@@ -242,9 +242,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
 
 def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, capsys):
     folder, _ = slices
-    monkeypatch.setattr("beam_inference.convert.place_of_flags", lambda _: Place(shares_files=False))
+    monkeypatch.setattr("beam_inference.task_runner.place_of", lambda _: Place(shares_files=False))
     assert convert(folder, "memory://em", *SIZE) == 2
-    assert "the runner's workers do not see this machine's files" in capsys.readouterr().err
+    assert "lies on this machine, which remote workers do not see" in capsys.readouterr().err
 
 
 def test_a_source_that_breaks_on_the_way_to_a_file_leaves_none(volume_in, tmp_path, capsys):

@@ -31,7 +31,7 @@ MISTAKES = {
         {"input": {"fill": "constant", "fill_value": 300}},
         None,
         [],
-        "not a value of the input",
+        "not a value of the volume",
     ),
     "roi outside": ({"roi": {"start": [0, 0, 0], "stop": [4, 4, 4]}}, None, [], "The part inside is"),
     "roi empty": ({"roi": {"start": [4, 4, 4], "stop": [4, 5, 5]}}, None, [], "must lie beyond start"),

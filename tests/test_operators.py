@@ -60,6 +60,7 @@ def test_float32_is_written_as_it_is():
     assert quantize(values, np.dtype("float32"), None) is values
 
 
-def test_an_integer_dtype_without_a_range_is_refused():
-    with pytest.raises(ValueError, match="value range"):
-        quantize(np.zeros(1, np.float32), np.dtype("uint8"), None)
+@pytest.mark.parametrize("dtype", ["uint8", "uint32", "int16"])
+def test_whole_numbers_are_written_as_they_are_without_a_range(dtype):
+    written = quantize(np.array([0, 7, 100], np.float32), np.dtype(dtype), None)
+    assert (written.dtype, written.tolist()) == (np.dtype(dtype), [0, 7, 100])

@@ -12,12 +12,13 @@ def quantize(core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple
     """``core`` in the output's dtype; float32 is returned as it is.
 
     For an integer dtype, ``value_range`` (low, high) maps onto the dtype's full range; values beyond are clipped, the
-    rest rounded to the nearest integer, halves to even. ``core`` may be overwritten.
+    rest rounded to the nearest integer, halves to even. Without one the values are whole numbers of the dtype, and are
+    written as they are. ``core`` may be overwritten.
     """
     if dtype == np.float32:
         return core
     if value_range is None:
-        raise ValueError(f"a value range is needed to write {dtype}")
+        return core.astype(dtype)
     low, high = value_range
     info = np.iinfo(dtype)
     step = (float(info.max) - float(info.min)) / (high - low)

@@ -1,0 +1,84 @@
+"""From a chunk's blended values to what is written: operators, the output's dtype, and the mask."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.attempts import attempt
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding
+from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
+from beam_inference.mask import open_mask
+from beam_inference.operators.postprocess import applied, opened
+from beam_inference.operators.quantize import quantize
+from beam_inference.resolved_job import ResolvedJob
+
+logger = logging.getLogger(__name__)
+
+
+class Finishing:
+    """What a job does to values after its network; opened once per process."""
+
+    def __init__(self, job: ResolvedJob) -> None:
+        config = job.config
+        self._operators = opened(config.postprocess)
+        self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
+        self._channels, self._attempts = config.output_channels, config.job.attempts
+        self._fill_value = 0.0 if config.mask is None else config.mask.fill_value
+        self._mask = None if config.mask is None else open_mask(config.mask, job.voxel_size_nm, config.storage)
+
+    @property
+    def on_device(self) -> Encoding:
+        """How values leave the device: as they are written, unless operators want them first."""
+        return AS_COMPUTED if self._operators else self._encoding
+
+    def finished(self, values: NDArray[Any], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
+        """What is written at ``core``, of values of ``box`` around it, (C, Z, Y, X), that left the device so.
+
+        Raises:
+            WorkerFault: the mask cannot be read.
+        """
+        if self._operators:
+            return self.encoded(values, box, core)
+        self._fill_masked(values, core)
+        return values
+
+    def encoded(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
+        """The same of float32 values."""
+        values = applied(self._operators, values)[(slice(None), *core.slices_in(box))]
+        array = quantize(values, self._encoding.dtype, self._encoding.value_range)
+        self._fill_masked(array, core)
+        return array
+
+    def is_masked(self, box: BoundingBox) -> bool:
+        """Whether the output is wanted nowhere in a box."""
+        return self._mask is not None and not self._wanted(box).any()
+
+    def blank(self, box: BoundingBox) -> NDArray[Any]:
+        """What is written where the output is not wanted."""
+        return np.full((self._channels, *box.shape), self._fill_value, self._encoding.dtype)
+
+    def _fill_masked(self, array: NDArray[Any], box: BoundingBox) -> None:
+        if self._mask is not None:
+            array[:, ~self._wanted(box)] = self._fill_value
+
+    def _wanted(self, box: BoundingBox) -> NDArray[np.bool_]:
+        mask = self._mask
+        assert mask is not None
+
+        def tell(number: int, cause: str) -> None:
+            logger.warning("the mask at %s cannot be read, attempt %d: %s", box, number, cause)
+
+        try:
+            wanted, _ = attempt(lambda: mask.wanted(box), self._attempts, "read", _may_pass, tell)
+        except ChunkFault as error:  # a chunk must not be left out because of a mask
+            raise WorkerFault(f"the mask cannot be read: {error}") from error
+        return wanted
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, TransientReadError)

@@ -1,0 +1,276 @@
+"""What is done after the network: each operator against NumPy on the whole volume, for more than one chunk shape."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import job_values, read_volume, toy, write_job, write_volume
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from beam_inference import prepare
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.cli import main
+from beam_inference.errors import ConfigError, ModelContractError, VolumeError
+from beam_inference.job_file import parse_job
+from beam_inference.mask import Mask
+from beam_inference.operator_config import channels_after
+from beam_inference.operators.postprocess import applied, opened
+from beam_inference.volumes import open_volume
+from beam_inference.worker import Worker
+
+CHANNELS = 3
+INPUT = np.random.default_rng(1).integers(0, 256, (CHANNELS, 40, 48, 50), dtype=np.uint8)
+INPUT[:, 8:24, :20] = 0
+MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
+
+
+def parsed(operators, tmp_path):
+    config = parse_job(
+        job_values("in", "out", model=MODEL, output={"dtype": "float32"}) | {"postprocess": operators}, tmp_path
+    )
+    return config.postprocess
+
+
+def result(tmp_path, name, chunk_shape=(16, 32, 32), output=None, inference=None, **keys):
+    """The output of a job on the identity, without Beam."""
+    write_volume(tmp_path / "in", INPUT)
+    values = job_values(
+        tmp_path / "in",
+        tmp_path / name,
+        output=output or {},
+        model=MODEL,
+        inference={"chunk_shape": list(chunk_shape), **(inference or {})},
+    )
+    launch = prepare(parse_job(values | keys, tmp_path))
+    worker = Worker(launch)
+    outcomes = {record.outcome for record in worker.do(range(launch.resolved().plan.chunks.count))}
+    assert outcomes == {"done"}
+    return read_volume(tmp_path / name)
+
+
+def smoothed(array, sigma):
+    """A Gaussian cut off at four standard deviations, written out."""
+    array = array.astype(np.float64)
+    for axis, s in enumerate(sigma, 1):
+        radius = int(np.ceil(4 * s))
+        if radius:
+            weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / s) ** 2)
+            padded = np.pad(array, [(radius, radius) if a == axis else (0, 0) for a in range(4)], mode="edge")
+            pieces = [
+                w * np.take(padded, range(k, k + array.shape[axis]), axis)
+                for k, w in enumerate(weights / weights.sum())
+            ]
+            array = sum(pieces)
+    return array
+
+
+def test_smoothing_against_a_gaussian_written_out_and_without_seams(tmp_path):
+    sigma = (0.6, 1.5, 2.0)
+    operators = [{"operator": "smooth", "sigma": list(sigma)}]
+    whole = result(tmp_path, "whole", (48, 64, 64), postprocess=operators)
+    np.testing.assert_allclose(whole, smoothed(INPUT, sigma), atol=1e-3)
+    for number, chunk_shape in enumerate([(16, 16, 16), (32, 16, 48)]):
+        np.testing.assert_array_equal(result(tmp_path, f"o{number}", chunk_shape, postprocess=operators), whole)
+
+
+def test_a_roi_is_smoothed_with_what_lies_around_it_in_the_domain(tmp_path):
+    roi = {"start": [0, 16, 16], "stop": [16, 32, 32], "context": [0, 12, 12]}
+    values = result(
+        tmp_path, "out", (16, 16, 16), roi=roi, postprocess=[{"operator": "smooth", "sigma": [0, 1.5, 1.5]}]
+    )
+    np.testing.assert_allclose(values, smoothed(INPUT, (0, 1.5, 1.5))[:, :16, 16:32, 16:32], atol=1e-3)
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
+def test_classes_and_channels(tmp_path, seams):
+    for name, operators, expected, output in [
+        ("argmax", [{"operator": "argmax"}], INPUT.argmax(0)[None], {"dtype": "uint8"}),
+        (
+            "threshold",
+            [{"operator": "select", "channels": [2, 0]}, {"operator": "threshold", "at": 100}],
+            INPUT[[2, 0]] >= 100,
+            {"dtype": "uint16", "format": "zarr3"},
+        ),
+        (
+            "labels",
+            [{"operator": "argmax"}],
+            INPUT.argmax(0)[None],
+            {"dtype": "uint32", "encoding": "compressed_segmentation"},
+        ),
+        ("select", [{"operator": "select", "channels": [1]}], INPUT[[1]], {"dtype": "uint8", "value_range": [0, 255]}),
+    ]:
+        # Without an overlap the blend weights are 1, and the identity is exact.
+        inference = {"seams": seams, "patch_overlap": [0, 0, 0]}
+        for chunk_shape in ((16, 16, 32), (32, 48, 64)):
+            found = result(tmp_path, f"{name}{chunk_shape[0]}", chunk_shape, output, inference, postprocess=operators)
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_function_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_a_test.py").write_text(
+        "def ratio(values):\n    return values[:1] / (1 + values.sum(axis=0, keepdims=True))\n"
+        "def wrong(values):\n    return values[0]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"operator": "own", "function": "mine_for_a_test:ratio", "output_channels": 1}
+    expected = INPUT[:1] / (1 + INPUT.sum(axis=0, keepdims=True, dtype=np.float32))
+    found = result(tmp_path, "out", inference={"patch_overlap": [0, 0, 0]}, postprocess=[own])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    wrong, absent = (
+        opened(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1]) if name == "wrong" else name
+        for name in ("wrong", "absent")
+    )
+    with pytest.raises(ModelContractError, match=r"returned an array of shape \[40, 48, 50\]"):
+        applied(wrong, INPUT.astype(np.float32))
+    with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
+        opened(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"postprocess": [{"operator": "select", "channels": [3]}]}, "select .3., but there are the channels 0 … 2"),
+        ({"postprocess": [{"operator": "argmax"}]}, "gives whole numbers, .* write an integer output.dtype"),
+        ({"postprocess": [{"operator": "blur"}]}, "'smooth', 'select', 'threshold', 'argmax', 'own'"),
+        (
+            {
+                "postprocess": [{"operator": "select", "channels": [0]}, {"operator": "argmax"}],
+                "output": {"path": "out", "dtype": "uint8"},
+            },
+            "argmax of one channel",
+        ),
+        ({"output": {"path": "out", "dtype": "uint32"}}, "is for labels, which argmax or threshold make"),
+        (
+            {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},
+            "not of the form package.module:function",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(tmp_path, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_job(job_values("in", "out", model=MODEL) | keys, tmp_path)
+
+
+def test_a_halo_is_refused_where_chunks_have_only_sums_of_their_own(tmp_path):
+    values = job_values("in", "out", model=MODEL, inference={"seams": "exchange"})
+    with pytest.raises(ConfigError, match=r"postprocess looks \[0, 4, 8\] voxels"):
+        parse_job(values | {"postprocess": [{"operator": "smooth", "sigma": [0, 1, 2]}]}, tmp_path)
+
+
+def test_operators_are_part_of_the_fingerprint(tmp_path):
+    prints = set()
+    for number, sigma in enumerate([1, 2]):
+        write_volume(tmp_path / "in", INPUT)
+        values = job_values(tmp_path / "in", tmp_path / f"o{number}", model=MODEL)
+        job = values | {"postprocess": [{"operator": "smooth", "sigma": [0, 0, sigma]}]}
+        prints.add(prepare(parse_job(job, tmp_path)).resolved().fingerprint)
+    assert len(prints) == 2
+
+
+def test_channels_of_the_result_are_those_of_the_last_operator(tmp_path):
+    operators = parsed([{"operator": "select", "channels": [0, 0, 1, 2]}], tmp_path)
+    assert channels_after(operators, 3) == 4
+
+
+WANTED = np.zeros((20, 12, 25), np.uint8)
+WANTED[3:9, 2:7, 4:8] = 7
+
+
+def mask_volume(tmp_path):
+    """Half the resolution along z and x, a quarter along y."""
+    return write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), block_shape=(8, 8, 8))
+
+
+def at_full_resolution(inverse=False):
+    wanted = WANTED.repeat(2, 0).repeat(4, 1).repeat(2, 2) != 0
+    return ~wanted if inverse else wanted
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("inverse", [False, True])
+def test_outside_a_mask_stands_its_fill_value(tmp_path, seams, inverse):
+    mask = {"path": mask_volume(tmp_path), "inverse": inverse, "fill_value": 9}
+    output = {"dtype": "uint8", "value_range": [0, 255]}
+    inference = {"seams": seams, "patch_overlap": [0, 0, 0]}
+    expected = np.where(at_full_resolution(inverse), INPUT, 9)
+    for chunk_shape in ((16, 16, 16), (48, 48, 64)):
+        found = result(tmp_path, f"out{chunk_shape[0]}", chunk_shape, output, inference, mask=mask)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams, monkeypatch):
+    monkeypatch.setenv("TOY_NETWORK_LOG", str(tmp_path / "calls"))
+    write_volume(tmp_path / "in", np.random.default_rng(2).integers(1, 255, INPUT.shape[1:], dtype=np.uint8))
+    inference = {"seams": seams, "chunk_shape": [16, 16, 16]}
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", model=toy("counted"), inference=inference, output={"dtype": "uint8"}
+    )
+    values["output"]["value_range"] = [0, 255]
+    values |= {"mask": {"path": mask_volume(tmp_path)}}
+    job = str(write_job(tmp_path / "job.yaml", values))
+    for block in (tmp_path / "in").rglob("32-50_*"):  # no patch that touches what is wanted reaches so far along x
+        block.write_bytes(b"damaged")
+    assert main(["run", job]) == 0
+    assert main(["verify", job, "--deep"]) == 0
+    calls = len((tmp_path / "calls").read_text().splitlines())
+    plan = prepare(parse_job(values, tmp_path)).resolved().plan  # which tries the network as the run did
+    tried, grid = len((tmp_path / "calls").read_text().splitlines()) - calls, plan.chunks
+    wanted = [i for i in range(grid.count) if at_full_resolution()[grid.core_box(i).slices_in(grid.roi)].any()]
+    blocks = [p for p in (tmp_path / "out").rglob("*_*") if p.is_file() and "_beam_inference" not in p.parts]
+    assert len(blocks) == len(wanted) < grid.count
+    works = [
+        plan.work(i) if seams == "recompute" else plan.owned_work(i)
+        for i in range(grid.count)
+        if (i in wanted if seams == "recompute" else set(plan.receivers(i)) & set(wanted))
+    ]
+    assert calls - tried == sum(-(-work.patch_count // 2) for work in works)
+    assert not read_volume(tmp_path / "out")[0][~at_full_resolution()].any()
+
+
+def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
+    write_volume(tmp_path / "in", INPUT)
+
+    def launch(**mask):
+        values = job_values(
+            tmp_path / "in", tmp_path / "out", model=MODEL, output={"dtype": "uint8", "value_range": [0, 255]}
+        )
+        prepare(parse_job(values | {"mask": mask}, tmp_path))
+
+    several = write_volume(tmp_path / "several", INPUT)
+    with pytest.raises(ConfigError, match="has 3 channels; a mask has one"):
+        launch(path=several)
+    with pytest.raises(VolumeError, match="no volume at"):
+        launch(path=str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="mask.fill_value 300"):
+        launch(path=mask_volume(tmp_path), fill_value=300)
+    url = write_volume(tmp_path / "z", WANTED, format="zarr2")
+    (tmp_path / "z" / ".zattrs").write_text(json.dumps({"_ARRAY_DIMENSIONS": list("czyx")}))
+    with pytest.raises(ConfigError, match="does not say its voxel size"):
+        launch(path=url)
+    assert not (tmp_path / "out").exists()
+
+
+@given(
+    st.tuples(*[st.integers(-6, 40)] * 3),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 1.7, 3.0])] * 3),
+    st.booleans(),
+)
+def test_a_voxel_is_looked_up_where_its_centre_lies(tmp_path_factory, start, shape, per_voxel, inverse):
+    url = mask_volume(tmp_path_factory.mktemp("mask"))
+    box = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+    found = Mask(open_volume(url), per_voxel, inverse).wanted(box)
+    for position in np.ndindex(*shape):
+        place = [int(np.floor((s + p + 0.5) * r)) for s, p, r in zip(start, position, per_voxel, strict=True)]
+        inside = all(0 <= p < n for p, n in zip(place, WANTED.shape, strict=True)) and WANTED[tuple(place)] != 0
+        assert found[position] == (inside != inverse)
+
+
+def test_smoothing_is_that_of_scipy(tmp_path):
+    (smooth,) = opened(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
+    values = INPUT.astype(np.float32)
+    expected = ndimage.gaussian_filter(values, (0, 1, 0, 2), mode="nearest", truncate=4)
+    np.testing.assert_array_equal(smooth(values), expected)
