@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shlex
 import sys
 import time
 from contextlib import suppress
@@ -186,7 +185,7 @@ def mosaic(known: argparse.Namespace) -> int:
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
 
-    _check_picture(known.to)
+    check_picture(known.to)
     config, state, job = _launched(known, "nothing to draw")
     job = as_launched(config, job, state.url)  # its output may have moved
     indices = list(state.of(job).receipt_indices(0, job.plan.chunks.count))
@@ -201,40 +200,8 @@ def mosaic(known: argparse.Namespace) -> int:
     return COMPLETE
 
 
-def pyramid(known: argparse.Namespace) -> int:
-    """Make coarser levels of a volume."""
-    from beam_inference.printing import print_pyramid
-    from beam_inference.pyramid import make_pyramid, plan_pyramid
-    from beam_inference.scales import multiscale_volume
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
-    from beam_inference.task_runner import check_place, print_task_outcome
-
-    url = url_of(known.volume)
-    check_place(known.beam_flags, [url])
-    if url.startswith("http"):
-        raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
-    volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
-    planned = plan_pyramid(volume, known.method, known.factor, known.levels)
-    print_pyramid(planned)
-    if known.dry_run:
-        return COMPLETE
-    sys.stdout.flush()
-    outcome = make_pyramid(planned, known.beam_flags, overwrite=known.overwrite)
-    print_task_outcome(outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words))
-    return outcome.exit_code
-
-
-def thumbnail(known: argparse.Namespace) -> int:
-    """Draw planes of a coarse level."""
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
-    from beam_inference.thumbnail import thumbnail as drawn
-
-    _check_picture(known.to)
-    print(drawn(url_of(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
-    return COMPLETE
-
-
-def _check_picture(path: str) -> None:
+def check_picture(path: str) -> None:
+    """Refuse a path that no picture can be written to, and a machine that cannot draw."""
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
@@ -243,35 +210,6 @@ def _check_picture(path: str) -> None:
         raise ConfigError(f"--to {path}: write a name that ends with {', '.join(_PICTURES)}")
     if not Path(path).absolute().parent.is_dir():
         raise ConfigError(f"--to {path}: there is no folder {Path(path).absolute().parent}")
-
-
-def components(known: argparse.Namespace) -> int:
-    """Label the connected components of a volume."""
-    from beam_inference.components import make_components
-    from beam_inference.segmentation.job import planned
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
-    from beam_inference.task_runner import check_place
-
-    source, target = url_of(known.source), url_of(known.target)
-    check_place(known.beam_flags, [source, target])
-    if target.startswith("http"):
-        raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
-    work = planned(
-        source,
-        target,
-        threshold=known.threshold,
-        channel=known.channel,
-        scale=known.scale,
-        connectivity=known.connectivity,
-        min_size=known.min_size,
-        format=known.format,
-        chunk_shape=known.chunk_shape,
-        block_shape=known.block_shape,
-        shard_shape=known.shard_shape,
-        storage=storage_of_environment(LOCAL),
-    )
-    again = shlex.join(word for word in known.words if word != "--overwrite")
-    return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
 
 
 def report(known: argparse.Namespace) -> int:
@@ -329,34 +267,6 @@ def clean(known: argparse.Namespace) -> int:
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")
     return COMPLETE
-
-
-def levels(known: argparse.Namespace) -> int:
-    """Count a volume's values."""
-    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
-    from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
-    from beam_inference.volumes import open_volume
-
-    storage = storage_of_environment(LOCAL)
-    path, to = url_of(known.volume), url_of(known.to)
-    check_place(known.beam_flags, [path, to])
-    channel = None if known.channel is None else tuple(known.channel)
-    volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
-    chunks = chunks_to_count(volume)
-    counting = CountValues(path, known.scale, channel, storage, f"{to}.parts/counts", chunks)
-    folder, _, name = to.rpartition("/")
-    job = task_job(
-        "levels",
-        described(path, known.scale, channel, volume.bounds),
-        f"{to}.parts",
-        storage,
-        [counting, SumCounts(counting, (folder, name))],
-    )
-    begin(job)
-    outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
-    print_task_outcome(outcome, to, shlex.join(known.words))
-    return outcome.exit_code
 
 
 def demo(known: argparse.Namespace) -> int:

@@ -305,6 +305,11 @@ def _axis_order(url: str, driver: str, labels: list[str]) -> list[int]:
     return [names.index(name) for name in wanted]
 
 
+def length_nm(unit: str) -> float | None:
+    """A unit of length, by one of its names, in nm; None if it is not known here."""
+    return NM_PER_UNIT.get(unit.strip())
+
+
 def _voxel_sizes(url: str, attributes: dict[str, Any], store: ts.TensorStore) -> list[float | None]:
     """Voxel size of each of the store's own axes in nm, None where it is not known."""
     units: list[ts.Unit | None] = list(store.dimension_units)

@@ -1,0 +1,1 @@
+"""Volumes of any common format in, volumes out: sources, targets, and the chunks between them."""

@@ -1,0 +1,79 @@
+"""MRC, the format of electron tomography: one channel, voxel sizes in ångström."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.conversion.file_spec import FileSpec, xyz
+from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, open_packed
+from beam_inference.conversion.source import FREE, Facts, library, number_dtype
+from beam_inference.errors import VolumeError
+
+_HEADER_BYTES = 1024
+_NM_PER_ANGSTROM = 0.1
+_VOLUME_STACKS = range(401, 631)
+_IMOD_STAMP, _IMOD_AT, _IMOD_SIGNED = 1146047817, 152, 1
+
+
+def mrc_source(path: str) -> RawSource:
+    """An ``.mrc``, ``.rec``, ``.map`` or ``.st`` file, or one compressed with gzip or bzip2.
+
+    Raises:
+        VolumeError: it cannot be read as one volume of numbers.
+        ConfigError: mrcfile is not installed.
+    """
+    mrcfile = library("mrcfile", "MRC")
+    packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is unusual in a header, and does not concern the voxels
+            with mrcfile.open(path, permissive=True, header_only=True) as mrc:
+                header, size, start = mrc.header.copy(), mrc.voxel_size, mrc.nstart
+        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(header.dtype["nx"].byteorder)
+    except (ValueError, OSError, EOFError, AttributeError) as error:
+        raise VolumeError(f"{path} is no MRC file: {error}") from None
+    if dtype == np.int8 and _unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
+        dtype = np.dtype(np.uint8)
+    number_dtype(dtype, path)
+    order = (int(header.mapc), int(header.mapr), int(header.maps))
+    stack = int(header.ispg) in _VOLUME_STACKS
+    if order not in ((1, 2, 3), (0, 0, 0)) or stack:
+        raise VolumeError(
+            f"{path} is {'a stack of volumes' if stack else f'stored in the axis order {order}'}; expected one volume "
+            "with the axis order (1, 2, 3). Save it as such first."
+        )
+    shape = (int(header.nz), int(header.ny), int(header.nx))
+    layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + int(header.nsymbt))
+    if packing is None:
+        check_length(path, layout)
+    z, y, x = (float(f"{float(each) * _NM_PER_ANGSTROM:.6g}") for each in (size.z, size.y, size.x))
+    z0, y0, x0 = (int(start.z), int(start.y), int(start.x))
+    bounds = BoundingBox((z0, y0, x0), (z0 + shape[0], y0 + shape[1], x0 + shape[2]))
+    known = (z, y, x) if min(z, y, x) > 0 else None
+    return RawSource(path, layout, Facts(bounds, 1, number_dtype(dtype, path), known, FREE), packing)
+
+
+def _unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:
+    """Whether IMOD wrote the file, and does not say that its bytes are signed; MRC2014 has signed ones only."""
+    with Path(path).open("rb") if packing is None else open_packed(path, packing) as file:
+        header = file.read(_HEADER_BYTES)
+    stamp, flags = struct.unpack_from(f"{'>' if byteorder == '>' else '<'}2i", header, _IMOD_AT)
+    return stamp == _IMOD_STAMP and not flags & _IMOD_SIGNED
+
+
+def create_mrc(path: str, spec: FileSpec) -> RawLayout:
+    """A new file's header; the array follows at the layout's offset."""
+    mrcfile = library("mrcfile", "MRC")
+    mode = mrcfile.utils.mode_from_dtype(np.dtype(spec.dtype))
+    with mrcfile.new_mmap(path, spec.bounds.shape, mrc_mode=mode, overwrite=True) as mrc:
+        mrc.set_volume()
+        mrc.header.mx, mrc.header.my, mrc.header.mz = spec.bounds.shape[::-1]
+        if spec.voxel_size_nm is not None:
+            mrc.voxel_size = tuple(each / _NM_PER_ANGSTROM for each in xyz(spec.voxel_size_nm))
+        mrc.nstart = tuple(int(each) for each in xyz(spec.bounds.start))
+    return spec.layout(_HEADER_BYTES)

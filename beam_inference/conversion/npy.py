@@ -1,0 +1,80 @@
+"""NumPy's own files: ``.npy``, and ``.npz`` with one array or a named one."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
+from beam_inference.conversion.source import FREE, Facts, number_dtype
+from beam_inference.errors import VolumeError
+
+_AXES = {2: "YX", 3: "ZYX", 4: "CZYX"}
+
+
+def npy_source(path: str) -> RawSource:
+    """An array with the axes z, y, x, or those after its channels.
+
+    Raises:
+        VolumeError: it is no such array.
+    """
+    with Path(path).open("rb") as file:
+        layout = _layout(file, path)
+    check_length(path, layout)
+    return _source(path, layout, None)
+
+
+def npz_source(path: str, name: str | None) -> RawSource:
+    """An array of an archive: ``name``, or the only one.
+
+    Raises:
+        VolumeError: it is not there, or no such array.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [each.removesuffix(".npy") for each in archive.namelist()]
+            if len(names) != 1 if name is None else name not in names:
+                raise VolumeError(
+                    f"{path} holds {', '.join(names)}{f', not {name}' if name else ''}: name one with --dataset"
+                )
+            member = f"{name or names[0]}.npy"
+            with archive.open(member) as file:
+                layout = _layout(file, f"{path}:{member}")
+    except zipfile.BadZipFile as error:
+        raise VolumeError(f"{path} is no .npz archive: {error}") from None
+    return _source(path, layout, member)
+
+
+def _layout(file: IO[bytes], name: str) -> RawLayout:
+    try:
+        version = np.lib.format.read_magic(file)
+        reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        shape, fortran, dtype = reads[version](file)
+    except (ValueError, KeyError, EOFError) as error:
+        raise VolumeError(f"{name} is no array of numbers as NumPy saves it: {error}") from None
+    number_dtype(dtype, name)
+    if len(shape) not in _AXES:
+        raise VolumeError(f"{name} has the shape {shape}; expected z, y, x, or channels, z, y, x")
+    axes = _AXES[len(shape)]
+    shape, axes = (shape[::-1], axes[::-1]) if fortran else (shape, axes)
+    return RawLayout(dtype.str, shape, axes, file.tell())
+
+
+def _source(path: str, layout: RawLayout, packing: str | None) -> RawSource:
+    extent = dict(zip(layout.axes, layout.shape, strict=True))
+    bounds = BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"]))
+    dtype = number_dtype(np.dtype(layout.dtype), path)
+    return RawSource(path, layout, Facts(bounds, extent.get("C", 1), dtype, None, FREE), packing)
+
+
+def create_npy(path: str, spec: FileSpec) -> RawLayout:
+    """A new file's header; the array follows at the layout's offset."""
+    header = {"descr": spec.layout(0).dtype, "fortran_order": False, "shape": spec.shape}
+    with Path(path).open("wb") as file:
+        np.lib.format.write_array_header_2_0(file, header)
+        return spec.layout(file.tell())

@@ -1,0 +1,175 @@
+"""Arrays that lie in a file as they are in memory: read and written in any window, through memory maps.
+
+Each access maps the file anew, so that what was touched is not held: the process stays small, the system keeps pages as
+it sees fit.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import math
+import shutil
+import tempfile
+import weakref
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.conversion.source import Facts, Read, as_czyx
+from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
+
+_COPY_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class RawLayout:
+    """How an array lies in a file.
+
+    Attributes:
+        dtype: with its byte order, as ">u2".
+        shape: of the array, slowest axis first.
+        axes: a letter for each axis of the shape, of C, Z, Y and X, such as "ZYX".
+        offset: where in the file its first byte is.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    axes: str
+    offset: int
+
+    @property
+    def stop(self) -> int:
+        """One past the array's last byte in the file."""
+        return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def _mapped(self, file: str | IO[bytes], mode: str) -> NDArray[Any]:
+        view: NDArray[Any] = np.memmap(file, dtype=self.dtype, mode=mode, offset=self.offset, shape=self.shape)  # type: ignore[call-overload]
+        return as_czyx(view, self.axes)
+
+    def read(self, file: str | IO[bytes], box: BoundingBox) -> NDArray[Any]:
+        """The voxels of a box, counted from the array's first: (channels, *box.shape), in native byte order."""
+        window = self._mapped(file, "r")[(slice(None), *_slices(box))]
+        return np.array(window, dtype=window.dtype.newbyteorder("="), order="C", subok=False)
+
+    def write(self, file: str | IO[bytes], box: BoundingBox, array: NDArray[Any]) -> None:
+        """Write (channels, *box.shape) voxels to a box, counted from the array's first."""
+        self._mapped(file, "r+")[(slice(None), *_slices(box))] = array
+
+
+@dataclass(frozen=True, slots=True)
+class RawSource:
+    """A file that holds a raw array, perhaps compressed as a whole.
+
+    Attributes:
+        path: of the file.
+        layout: of the array, in the file or in what it unpacks to.
+        facts: what is known of it.
+        packing: None, "gzip", "bzip2", or the name of a member of a zip archive.
+        packed_from: where in the file the compressed bytes begin.
+        scaling: a slope and an intercept that make float32 values of what is stored, or None where that is the same.
+    """
+
+    path: str
+    layout: RawLayout
+    facts: Facts
+    packing: str | None = None
+    packed_from: int = 0
+    scaling: tuple[float, float] | None = None
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The file as it is."""
+        return file_identity(self.path) | {"layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]}
+
+    def opened(self) -> Read:
+        """A file that is compressed is unpacked once, to a temporary one that goes with the process."""
+        file: str | IO[bytes] = self.path
+        if self.packing is not None:
+            file = unpacked(self.path, self.packing, self.packed_from, self.layout.stop)
+        layout, facts, scaling = self.layout, self.facts, self.scaling
+
+        def read(box: BoundingBox) -> NDArray[Any]:
+            start, stop = (
+                tuple(a - o for a, o in zip(p, facts.bounds.start, strict=True)) for p in (box.start, box.stop)
+            )
+            try:
+                array = layout.read(file, BoundingBox(start, stop))  # type: ignore[arg-type]
+            except (OSError, ValueError) as error:
+                raise PermanentReadError(f"cannot read {box} of {self.path}: {error}") from error
+            if scaling is None:
+                return array
+            slope, intercept = scaling
+            values: NDArray[Any] = array.astype(np.float32) * np.float32(slope) + np.float32(intercept)
+            return values
+
+        if not isinstance(file, str):
+            weakref.finalize(read, file.close)
+        return read
+
+
+def file_identity(path: str) -> dict[str, Any]:
+    """What changes when a file does, as JSON values."""
+    status = Path(path).stat()
+    return {"path": str(Path(path).absolute()), "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+
+
+def check_length(path: str, layout: RawLayout) -> None:
+    """Refuse a file that ends before its array does. Raises VolumeError."""
+    size = Path(path).stat().st_size
+    if size < layout.stop:
+        raise VolumeError(
+            f"{path} has {size} bytes, and its header speaks of {layout.stop}: it was cut off. Copy it again."
+        )
+
+
+def unpacked(path: str, packing: str, start: int, size: int) -> IO[bytes]:
+    """The decompressed bytes of a file, in a file without a name.
+
+    Raises:
+        WorkerFault: the temporary folder is full.
+        PermanentReadError: the compressed bytes are damaged, or too few.
+    """
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    if size > free:
+        raise WorkerFault(
+            f"{path} unpacks to {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left. Set TMPDIR to a "
+            "folder with more space."
+        )
+    target = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
+    try:
+        with open_packed(path, packing, start) as packed:
+            shutil.copyfileobj(packed, target, _COPY_BYTES)
+        if target.tell() < size:
+            raise EOFError(f"it unpacks to {target.tell()} bytes, and its header speaks of {size}")
+        target.flush()
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+        target.close()
+        raise PermanentReadError(f"cannot unpack {path}: {error}. Was it copied completely?") from error
+    return target
+
+
+@contextmanager
+def open_packed(path: str, packing: str, start: int = 0) -> Iterator[IO[bytes]]:
+    """The decompressed bytes of a file, as a stream."""
+    if packing not in ("gzip", "bzip2"):
+        with zipfile.ZipFile(path) as archive, archive.open(packing) as member:
+            yield member
+        return
+    with Path(path).open("rb") as file:
+        file.seek(start)
+        with gzip.GzipFile(fileobj=file) if packing == "gzip" else bz2.BZ2File(file) as stream:
+            yield stream  # type: ignore[misc]
+
+
+def _slices(box: BoundingBox) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))

@@ -1,0 +1,182 @@
+"""What the commands on volumes take, those that need no job."""
+
+from __future__ import annotations
+
+import argparse
+
+from beam_inference import volume_commands as commands
+from beam_inference.shared_arguments import EXIT_CODES, Subparsers, add_logging, natural, offset, positive, shape, sizes
+
+
+def add_volume_commands(subparsers: Subparsers) -> None:
+    """Each with its flags."""
+    _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
+    _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
+    _add_components(subparsers)
+    _add_levels(subparsers.add_parser("levels", help="count a volume's values, for a contrast", allow_abbrev=False))
+
+    _add_convert(
+        subparsers.add_parser(
+            "convert",
+            help="convert a volume from one format into another",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+    )
+
+
+_COMPONENTS_EPILOG = """\
+examples:
+  beam-inference components boundaries objects --threshold 0.5 --min-size 100
+  beam-inference components gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner …
+"""
+
+
+def _add_pyramid(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = (
+        "examples: beam-inference pyramid gs://bucket/em --dry-run\n"
+        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
+    parser.add_argument(
+        "--method",
+        choices=("mean", "mode"),
+        help="mean for images and maps, mode for labels (default: mode if the volume says it is a segmentation)",
+    )
+    parser.add_argument(
+        "--factor",
+        type=shape,
+        metavar="ZxYxX",
+        help="from level to level (default: until isotropic 1x2x2, say, then 2x2x2)",
+    )
+    parser.add_argument(
+        "--levels", type=positive, metavar="N", help="how many (default: until one block holds the volume)"
+    )
+    parser.add_argument(
+        "--scale", type=natural, default=0, metavar="N", help="made from this one (default: 0, the finest)"
+    )
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
+    add_logging(parser)
+    parser.set_defaults(command=commands.pyramid, takes_beam_flags=True)
+
+
+def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "example: beam-inference thumbnail gs://bucket/affinities --to affinities.png"
+    parser.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
+    parser.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
+    parser.add_argument("--planes", type=positive, default=16, metavar="N", help="at most (default: 16)")
+    add_logging(parser)
+    parser.set_defaults(command=commands.thumbnail)
+
+
+def _add_components(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "components",
+        help="connected components of a map or a segmentation, exact across chunks",
+        description="Label the connected components of a volume, as if all of it were in memory. Any flag of Apache "
+        "Beam may follow.",
+        epilog=_COMPONENTS_EPILOG + "\n" + EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--threshold", type=float, metavar="T", help="voxels of T or more, in stored units, are foreground"
+    )
+    what.add_argument(
+        "--multilabel",
+        action="store_true",
+        help="IN is a segmentation: touching voxels of equal label are one; 0 is none",
+    )
+    parser.add_argument("--channel", type=natural, metavar="C", help="of IN; needed where it has several")
+    parser.add_argument("--scale", type=natural, default=0, metavar="S", help="of a precomputed IN (default: 0)")
+    parser.add_argument(
+        "--connectivity",
+        type=int,
+        choices=(6, 18, 26),
+        default=6,
+        help="voxels touch by faces, edges, corners (default: 6)",
+    )
+    parser.add_argument(
+        "--min-size",
+        "--min_size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="components of fewer voxels are removed",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("precomputed", "zarr3", "zarr2", "ome_zarr", "n5"),
+        default="precomputed",
+        help="of OUT (default: precomputed, compressed as a segmentation)",
+    )
+    parser.add_argument(
+        "--chunk_shape",
+        "--chunk-shape",
+        type=shape,
+        metavar="ZxYxX",
+        help="done at once (default: some 256 on a side)",
+    )
+    parser.add_argument("--block_shape", "--block-shape", type=shape, metavar="ZxYxX", help="of OUT (default: as IN's)")
+    parser.add_argument(
+        "--shard_shape",
+        "--shard-shape",
+        type=shape,
+        metavar="ZxYxX",
+        help="of OUT: many blocks in a file (default: none)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="forget what was done for OUT; make everything anew")
+    add_logging(parser)
+    parser.set_defaults(command=commands.components, takes_beam_flags=True)
+
+
+def _add_levels(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
+        "model.normalize: {levels: FILE} of a job makes a contrast of. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = "example: beam-inference levels gs://bucket/em --to levels.json"
+    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
+    parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
+    parser.add_argument("--channel", type=int, action="append", metavar="C", help="only this one; repeatable")
+    add_logging(parser)
+    parser.set_defaults(command=commands.levels, takes_beam_flags=True)
+
+
+def _add_convert(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5. Into volumes\n"
+        "of blocks as a Beam job, whose flags may follow, such as --runner=…"
+    )
+    parser.epilog = (
+        "examples:\n"
+        "  beam-inference convert 'slices/*.png' em --voxel-size 40,4,4\n"
+        "  beam-inference convert gs://bucket/em em.h5:raw --scale 2\n"
+        "Given again, a conversion into blocks that was killed goes on."
+    )
+    parser.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
+    parser.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
+    parser.add_argument("--format", metavar="NAME", help="of OUT; default by its name, else precomputed")
+    parser.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
+    parser.add_argument("--scale", type=natural, default=0, metavar="N", help="of an IN with several (default: 0)")
+    parser.add_argument("--block_shape", type=shape, metavar="Z,Y,X", help="of a volume of blocks (default: some 64³)")
+    parser.add_argument("--shard_shape", type=shape, metavar="Z,Y,X", help="a file of many blocks")
+    parser.add_argument("--encoding", metavar="NAME", help="of precomputed blocks: raw, png, jpeg, …")
+    parser.add_argument("--labels", action="store_true", help="values are names of objects, for precomputed's readers")
+    parser.add_argument(
+        "--voxel-size", type=sizes, metavar="Z,Y,X", help="in nm, where IN does not say, or says it wrong"
+    )
+    parser.add_argument("--offset", type=offset, metavar="Z,Y,X", help="of the first voxel; write --offset=-1,0,0")
+    parser.add_argument("--drop", default="", metavar="WHAT", help="what may be lost: offset, voxel-size, or both")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at OUT; do every chunk anew")
+    add_logging(parser)
+    parser.set_defaults(command=commands.convert, takes_beam_flags=True)

@@ -1,0 +1,126 @@
+"""What the commands on volumes do, once their words are parsed."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from beam_inference.commands import check_picture
+from beam_inference.errors import COMPLETE, ConfigError
+
+
+def convert(known: argparse.Namespace) -> int:
+    """Convert a volume from one format into another."""
+    from beam_inference.convert import Request
+    from beam_inference.convert import convert as converted
+    from beam_inference.stores import LOCAL, storage_of_environment
+
+    request = Request(
+        source=known.source,
+        target=known.target,
+        format=known.format,
+        dataset=known.dataset,
+        scale=known.scale,
+        block_shape=known.block_shape,
+        shard_shape=known.shard_shape,
+        encoding=known.encoding,
+        labels=known.labels,
+        voxel_size_nm=known.voxel_size,
+        offset=known.offset,
+        drop=tuple(filter(None, known.drop.split(","))),
+        overwrite=known.overwrite,
+        storage=storage_of_environment(LOCAL),
+    )
+    return converted(request, known.beam_flags, shlex.join(known.words))
+
+
+def pyramid(known: argparse.Namespace) -> int:
+    """Make coarser levels of a volume."""
+    from beam_inference.printing import print_pyramid
+    from beam_inference.pyramid import make_pyramid, plan_pyramid
+    from beam_inference.scales import multiscale_volume
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place, print_task_outcome
+
+    url = url_of(known.volume)
+    check_place(known.beam_flags, [url])
+    if url.startswith("http"):
+        raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
+    volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
+    planned = plan_pyramid(volume, known.method, known.factor, known.levels)
+    print_pyramid(planned)
+    if known.dry_run:
+        return COMPLETE
+    sys.stdout.flush()
+    outcome = make_pyramid(planned, known.beam_flags, overwrite=known.overwrite)
+    print_task_outcome(outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words))
+    return outcome.exit_code
+
+
+def thumbnail(known: argparse.Namespace) -> int:
+    """Draw planes of a coarse level."""
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.thumbnail import thumbnail as drawn
+
+    check_picture(known.to)
+    print(drawn(url_of(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
+    return COMPLETE
+
+
+def components(known: argparse.Namespace) -> int:
+    """Label the connected components of a volume."""
+    from beam_inference.components import make_components
+    from beam_inference.segmentation.job import planned
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place
+
+    source, target = url_of(known.source), url_of(known.target)
+    check_place(known.beam_flags, [source, target])
+    if target.startswith("http"):
+        raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
+    work = planned(
+        source,
+        target,
+        threshold=known.threshold,
+        channel=known.channel,
+        scale=known.scale,
+        connectivity=known.connectivity,
+        min_size=known.min_size,
+        format=known.format,
+        chunk_shape=known.chunk_shape,
+        block_shape=known.block_shape,
+        shard_shape=known.shard_shape,
+        storage=storage_of_environment(LOCAL),
+    )
+    again = shlex.join(word for word in known.words if word != "--overwrite")
+    return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
+
+
+def levels(known: argparse.Namespace) -> int:
+    """Count a volume's values."""
+    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
+    from beam_inference.volumes import open_volume
+
+    storage = storage_of_environment(LOCAL)
+    path, to = url_of(known.volume), url_of(known.to)
+    check_place(known.beam_flags, [path, to])
+    channel = None if known.channel is None else tuple(known.channel)
+    volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
+    chunks = chunks_to_count(volume)
+    counting = CountValues(path, known.scale, channel, storage, f"{to}.parts/counts", chunks)
+    folder, _, name = to.rpartition("/")
+    job = task_job(
+        "levels",
+        described(path, known.scale, channel, volume.bounds),
+        f"{to}.parts",
+        storage,
+        [counting, SumCounts(counting, (folder, name))],
+    )
+    begin(job)
+    outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
+    print_task_outcome(outcome, to, shlex.join(known.words))
+    return outcome.exit_code
