@@ -211,14 +211,11 @@ def components(known: argparse.Namespace) -> int:
     """Label the connected components of a volume."""
     from beam_inference.components import make_components
     from beam_inference.segmentation.job import planned
-    from beam_inference.stores import LOCAL, storage_of_environment
-    from beam_inference.task_runner import place_of_flags
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place
 
-    source, target = _volume_url(known.source), _volume_url(known.target)
-    shares_files = place_of_flags(known.beam_flags).shares_files
-    for url in (source, target):
-        if url.startswith("file://") and not shares_files:
-            raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
+    source, target = url_of(known.source), url_of(known.target)
+    check_place(known.beam_flags, [source, target])
     if target.startswith("http"):
         raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
     work = planned(
@@ -237,16 +234,6 @@ def components(known: argparse.Namespace) -> int:
     )
     again = shlex.join(word for word in known.words if word != "--overwrite")
     return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
-
-
-def _volume_url(path: str) -> str:
-    from beam_inference.storage import refuse_credentials
-
-    try:
-        refuse_credentials(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 
 def clean(known: argparse.Namespace) -> int:
