@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 PEERS := .venv-peers
+IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench bench-peers load airflow-test airflow-parse clean
+.PHONY: setup demo test test-all lint type format bench bench-peers igneous-test load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -49,6 +50,14 @@ $(PEERS)/.ready: benchmarks/peers-requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
 	touch $@
 
+igneous-test: $(READY) $(IGNEOUS)/.ready  ## pyramids against igneous's, which is in an environment of its own; some minutes
+	IGNEOUS_PYTHON=$(CURDIR)/$(IGNEOUS)/bin/python $(BIN)/python -m pytest tests/igneous -m slow -s
+
+$(IGNEOUS)/.ready: tests/igneous/requirements.txt
+	$(PYTHON) -m venv $(IGNEOUS)
+	$(IGNEOUS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/igneous/requirements.txt
+	touch $@
+
 load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
 	$(BIN)/python -m benchmarks.load
 
@@ -64,7 +73,7 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(AIRFLOW) $(PEERS) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may stand in the environment: make image PROJECT=… REGION=…

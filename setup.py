@@ -17,7 +17,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["beam_inference", "beam_inference.*"]),
-    package_data={"beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml"]},
+    package_data={"beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml", "report/page.html"]},
     python_requires=">=3.11",
     install_requires=[
         "apache-beam[gcp]>=2.77,<3",
@@ -39,6 +39,8 @@ setup(
         "openvino": ["openvino>=2025.0"],
         "segmentation": ["connected-components-3d>=4.1"],
         "demo": ["matplotlib>=3.9", "nilearn>=0.11"],
+        "report": ["jinja2>=3.1", "matplotlib>=3.9"],
+        "view": ["neuroglancer>=2.40"],
         "dev": [
             "cloud-volume>=12.0",
             "flask>=3.0",  # with flask-cors, what moto's server runs on
@@ -53,6 +55,7 @@ setup(
             "pytest>=8.3",
             "pytest-timeout>=2.3",
             "ruff>=0.8",
+            "selenium>=4.25",
             "types-PyYAML>=6.0",
             "zarr>=3.0",
         ],

@@ -23,6 +23,13 @@ exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 130 interrupted
 """
 
+_VIEW_EPILOG = """\
+examples:
+  beam-inference view job.yaml
+  beam-inference view job.yaml segments --no-open --port=9000
+  beam-inference view gs://bucket/em gs://bucket/affinities
+"""
+
 
 def command_parser() -> argparse.ArgumentParser:
     """All commands, each with its flags; ``known.command`` is the function in ``commands``."""
@@ -87,7 +94,11 @@ def command_parser() -> argparse.ArgumentParser:
     mosaic.add_argument("--count", type=_positive, default=16, metavar="N", help="chunks at most (default: 16)")
     mosaic.set_defaults(command=commands.mosaic)
 
+    _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
+    _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
     _add_components(subparsers)
+    _add_report(subparsers)
+    _add_view(subparsers)
 
     clean = subparsers.add_parser(
         "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
@@ -105,6 +116,48 @@ def command_parser() -> argparse.ArgumentParser:
     schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
     schema.set_defaults(command=commands.schema)
     return parser
+
+
+def _add_pyramid(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow."
+    )
+    parser.epilog = (
+        "examples: beam-inference pyramid gs://bucket/em --dry-run\n"
+        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3"
+    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
+    parser.add_argument(
+        "--method",
+        choices=("mean", "mode"),
+        help="mean for images and maps, mode for labels (default: mode if the volume says it is a segmentation)",
+    )
+    parser.add_argument(
+        "--factor",
+        type=_shape,
+        metavar="ZxYxX",
+        help="from level to level (default: until isotropic 1x2x2, say, then 2x2x2)",
+    )
+    parser.add_argument(
+        "--levels", type=_positive, metavar="N", help="how many (default: until one block holds the volume)"
+    )
+    parser.add_argument(
+        "--scale", type=_natural, default=0, metavar="N", help="made from this one (default: 0, the finest)"
+    )
+    parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.pyramid, takes_beam_flags=True)
+
+
+def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "example: beam-inference thumbnail gs://bucket/affinities --to affinities.png"
+    parser.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
+    parser.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
+    parser.add_argument("--planes", type=_positive, default=16, metavar="N", help="at most (default: 16)")
+    _add_logging(parser)
+    parser.set_defaults(command=commands.thumbnail)
 
 
 _COMPONENTS_EPILOG = """\
@@ -187,6 +240,29 @@ def _shape(text: str) -> tuple[int, int, int]:
     return (z, y, x)
 
 
+def _add_view(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    view = subparsers.add_parser(
+        "view",
+        help="look at a job and at volumes in Neuroglancer, in the browser; also while the job runs",
+        epilog=_VIEW_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    view.add_argument("things", nargs="+", metavar="JOB_OR_VOLUME", help="a job file, and volumes: paths or URLs")
+    view.add_argument("--patches", action="store_true", help="show the patch lattice, too, around the middle")
+    view.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="to serve at (default: 127.0.0.1)")
+    view.add_argument("--port", type=_port, default=0, metavar="N", help="to serve at (default: any that is free)")
+    view.add_argument("--no-open", action="store_true", help="start no browser")
+    view.add_argument(
+        "--link",
+        action="store_true",
+        help="serve nothing; print a link to the hosted viewer, or, of local volumes, Neuroglancer's state as JSON",
+    )
+    _add_overrides(view)
+    _add_logging(view)
+    view.set_defaults(command=commands.view)
+
+
 def _add_levels(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
@@ -201,6 +277,20 @@ def _add_levels(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 
 
+def _add_report(subparsers: Subparsers) -> None:
+    report = subparsers.add_parser(
+        "report",
+        help="write a page about a job: result, seams, speed, quarantine, hours",
+        description="Write a page (HTML, one file) about a job that has run or runs: what it made, how it went.",
+        epilog="beam-inference report job.yaml --to report.html --worker-price 0.40",
+        allow_abbrev=False,
+    )
+    _add_job(report)
+    report.add_argument("--to", default="report.html", metavar="FILE.HTML", help="(default: report.html)")
+    report.add_argument("--worker-price", type=_price, metavar="P", help="of an hour of a worker, to tell what it cost")
+    report.set_defaults(command=commands.report)
+
+
 def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
     """The type of an option that takes a number of which ``fits`` holds."""
 
@@ -213,10 +303,12 @@ def _number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what
     return parsed
 
 
-_natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _positive = _number(int, lambda number: number >= 1, "a whole number above 0")
+_natural = _number(int, lambda number: number >= 0, "a whole number from 0 on")
 _gib = _number(float, lambda number: 0 < number < float("inf"), "a number of GiB")
+_price = _number(float, lambda number: 0 <= number < float("inf"), "a price")
 _seed = _number(int, lambda number: 0 <= number < 2**64, "a whole number from 0 to 2^64 - 1")
+_port = _number(int, lambda number: 0 <= number < 2**16, "a port, 0 to 65535")
 _share = _number(float, lambda share: 0 < share <= 1, "a share above 0 and at most 1")
 
 

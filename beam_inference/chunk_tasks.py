@@ -165,7 +165,7 @@ def _retrying() -> tenacity.Retrying:
 
 
 class DoStages(beam.PTransform):
-    """From the pipeline's begin to one number: how many chunks of the last stage begun are not done.
+    """From the pipeline's begin to one number: how many chunks of the last stage begun are not done, 0 if all is done.
 
     Between two stages stands a sum over the whole of the first, which no runner has before all of it is through. A
     stage after an unfinished one does nothing.
@@ -198,11 +198,17 @@ class DoStages(beam.PTransform):
         return unfinished
 
 
+_UNFINISHED = -1
+"""Instead of a first chunk: what follows is how many chunks an earlier stage left. It passes through all later ones."""
+
+
 def _ranges_if_complete(unfinished: int, ranges: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
-    return [] if unfinished else ranges
+    return [(_UNFINISHED, unfinished)] if unfinished else ranges
 
 
 def _missing_runs(index_range: tuple[int, int], job: TaskJob, number: int, length: int) -> Iterator[tuple[int, ...]]:
+    if index_range[0] == _UNFINISHED:
+        return iter([index_range])
     return job.missing_runs(job.tasks[number], index_range, length)
 
 
@@ -222,4 +228,4 @@ class _DoRun(beam.DoFn):
 
     def process(self, run: tuple[int, ...]) -> Iterator[int]:
         """Do the chunks of a run."""
-        yield self._worker.do(run)
+        yield run[1] if run[0] == _UNFINISHED else self._worker.do(run)

@@ -1,4 +1,4 @@
-"""The command line: ``beam-inference plan | run | status | verify | mosaic | clean | demo | schema``.
+"""The command line, from its words to an exit code.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound, 130 interrupted.
 """

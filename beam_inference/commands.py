@@ -35,7 +35,7 @@ def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
     from beam_inference.config import SeamMode
     from beam_inference.files import load_job, set_chunk_shape
-    from beam_inference.report import print_plan, print_suggestions
+    from beam_inference.printing import print_plan, print_suggestions
     from beam_inference.survey import THIS_PROCESS, suggested, survey
 
     if known.write and not known.suggest:
@@ -68,7 +68,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     from beam_inference.cost import Prices, estimates
     from beam_inference.files import load_prices
     from beam_inference.launch import tried
-    from beam_inference.report import print_estimates
+    from beam_inference.printing import print_estimates
     from beam_inference.survey import THIS_PROCESS
 
     prices = Prices() if known.prices is None else load_prices(known.prices)
@@ -85,7 +85,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
 def run(known: argparse.Namespace) -> int:
     """Run a job, or what is missing of it."""
     from beam_inference.files import load_job
-    from beam_inference.report import print_outcome
+    from beam_inference.printing import print_outcome
     from beam_inference.runner import run_job
 
     if (
@@ -116,7 +116,8 @@ def run(known: argparse.Namespace) -> int:
         allow_pickle=known.allow_pickle,
     )
     with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
-        print_outcome(outcome, config, known.words)
+        view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
+        print_outcome(outcome, config, known.words, view)
         sys.stdout.flush()
     return outcome.exit_code
 
@@ -141,7 +142,7 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
 
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
-    from beam_inference.report import print_status
+    from beam_inference.printing import print_status
     from beam_inference.status import job_status
 
     while True:
@@ -162,7 +163,7 @@ def verify(known: argparse.Namespace) -> int:
     from beam_inference.job_parts import output_spec
     from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
-    from beam_inference.report import print_verification
+    from beam_inference.printing import print_verification
     from beam_inference.verification import verify as verified
 
     config, state, job = _launched(known, "nothing to verify")
@@ -180,19 +181,12 @@ def verify(known: argparse.Namespace) -> int:
 
 def mosaic(known: argparse.Namespace) -> int:
     """Draw some finished chunks."""
-    from importlib.util import find_spec
-
     from beam_inference.job_parts import open_input, output_spec
     from beam_inference.launch import as_launched
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
 
-    if find_spec("matplotlib") is None:
-        raise ConfigError("mosaic needs matplotlib: pip install 'beam-inference[demo]'")
-    if not known.to.endswith(_PICTURES):
-        raise ConfigError(f"--to {known.to}: write a name that ends with {', '.join(_PICTURES)}")
-    if not Path(known.to).absolute().parent.is_dir():
-        raise ConfigError(f"--to {known.to}: there is no folder {Path(known.to).absolute().parent}")
+    _check_picture(known.to)
     config, state, job = _launched(known, "nothing to draw")
     job = as_launched(config, job, state.url)  # its output may have moved
     indices = list(state.of(job).receipt_indices(0, job.plan.chunks.count))
@@ -205,6 +199,50 @@ def mosaic(known: argparse.Namespace) -> int:
     draw(job, receipts, open_input(job.config), output, Path(known.to))
     print(f"{known.to}: {len(receipts)} of {len(indices)} finished chunks")
     return COMPLETE
+
+
+def pyramid(known: argparse.Namespace) -> int:
+    """Make coarser levels of a volume."""
+    from beam_inference.printing import print_pyramid
+    from beam_inference.pyramid import make_pyramid, plan_pyramid
+    from beam_inference.scales import multiscale_volume
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.task_runner import check_place, print_task_outcome
+
+    url = url_of(known.volume)
+    check_place(known.beam_flags, [url])
+    if url.startswith("http"):
+        raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
+    volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
+    planned = plan_pyramid(volume, known.method, known.factor, known.levels)
+    print_pyramid(planned)
+    if known.dry_run:
+        return COMPLETE
+    sys.stdout.flush()
+    outcome = make_pyramid(planned, known.beam_flags, overwrite=known.overwrite)
+    print_task_outcome(outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words))
+    return outcome.exit_code
+
+
+def thumbnail(known: argparse.Namespace) -> int:
+    """Draw planes of a coarse level."""
+    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.thumbnail import thumbnail as drawn
+
+    _check_picture(known.to)
+    print(drawn(url_of(known.volume), storage_of_environment(LOCAL), Path(known.to), known.planes))
+    return COMPLETE
+
+
+def _check_picture(path: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs matplotlib: pip install 'beam-inference[demo]'")
+    if not path.endswith(_PICTURES):
+        raise ConfigError(f"--to {path}: write a name that ends with {', '.join(_PICTURES)}")
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--to {path}: there is no folder {Path(path).absolute().parent}")
 
 
 def components(known: argparse.Namespace) -> int:
@@ -234,6 +272,47 @@ def components(known: argparse.Namespace) -> int:
     )
     again = shlex.join(word for word in known.words if word != "--overwrite")
     return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
+
+
+def report(known: argparse.Namespace) -> int:
+    """Write a page about a job."""
+    from importlib.util import find_spec
+
+    from beam_inference.launch import as_launched
+
+    absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    if absent:
+        raise ConfigError(f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'")
+    path = Path(known.to)
+    if path.suffix not in (".html", ".htm"):
+        raise ConfigError(f"--to {known.to}: write a name that ends with .html")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--to {known.to}: there is no folder {path.absolute().parent}")
+    from beam_inference.report.facts import gather
+    from beam_inference.report.page import make_report, render
+
+    config, state, job = _launched(known, "nothing to report")
+    job = as_launched(config, job, state.url)  # its output may have moved
+    facts = gather(job, state)
+    page = render(make_report(job, state, facts, datetime.now(UTC), known.worker_price))
+    path.write_text(page, encoding="utf-8")
+    print(f"{known.to}: {facts.done:,} of {facts.chunks:,} chunks done")
+    return COMPLETE
+
+
+def view(known: argparse.Namespace) -> int:
+    """Look at a job and at volumes in Neuroglancer."""
+    from beam_inference.view.command import look
+
+    return look(
+        known.things,
+        known.overrides,
+        patches=known.patches,
+        bind=known.bind,
+        port=known.port,
+        browser=not known.no_open,
+        link=known.link,
+    )
 
 
 def clean(known: argparse.Namespace) -> int:

@@ -1,8 +1,9 @@
-"""Which chunks a sample is: by a hash of where they start, so that it stays in its places when the volume grows."""
+"""Samples of chunks: by a hash of where they start, so that one keeps its places when the volume grows; or by lot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from random import Random
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,3 +36,18 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return values ^ (values >> np.uint64(31))
+
+
+def counted_and_sampled(indices: Iterable[int], size: int) -> tuple[int, list[int]]:
+    """How many there are, and ``size`` of them, each as likely as any other, all if they are fewer; in no order.
+
+    Reservoir sampling (Vitter 1985, algorithm R): one pass, in the memory of the sample. Workers begin all over a job,
+    so no part of it is the latest.
+    """
+    random, sample, count = Random(0), list[int](), 0
+    for count, index in enumerate(indices, 1):  # its last value is meant
+        if count <= size:
+            sample.append(index)
+        elif (place := random.randrange(count)) < size:
+            sample[place] = index
+    return count, sample

@@ -22,10 +22,12 @@ from __future__ import annotations
 import platform
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import numpy as np
+import tensorstore as ts
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -148,6 +150,22 @@ class LaunchSummary(Frozen):
     done: int
     skipped: int
     quarantined: int
+
+
+class LaunchNote(Frozen):
+    """What a launch has left behind.
+
+    Attributes:
+        launch: its name.
+        started: when. node: the machine that it was started on.
+        stopped: whether its workers were asked to stop. summary: how it ended; None if it did not, or was killed.
+    """
+
+    launch: str
+    started: datetime
+    node: str
+    stopped: bool
+    summary: LaunchSummary | None
 
 
 class State:
@@ -292,6 +310,29 @@ class State:
     def read_summary(self, launch: str) -> LaunchSummary | None:
         """How a launch ended, or None if it did not."""
         return self._entry(LaunchSummary, f"launches/{launch}.json")
+
+    def launches(self) -> list[LaunchNote]:
+        """All launches, the first first."""
+        keys = ts.KvStore.KeyRange("launches/", "launches0")  # "0" comes after "/"
+        listed = self._request("list", "launches", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS))
+        names = {key.decode() for key in listed}
+        notes = []
+        for name in names:
+            launch, _, kind = name.removeprefix("launches/").partition(".")
+            if kind == "started":
+                started, _, node = (self._read(name) or b"").decode().strip().partition(" ")
+                stopped, summary = f"launches/{launch}.stop" in names, self.read_summary(launch)
+                with suppress(ValueError):  # one that was killed while it wrote this
+                    notes.append(
+                        LaunchNote(
+                            launch=launch,
+                            started=datetime.fromisoformat(started),
+                            node=node,
+                            stopped=stopped,
+                            summary=summary,
+                        )
+                    )
+        return sorted(notes, key=lambda note: note.started)
 
     def clear(self) -> None:
         """Delete what this class has written, of all jobs, and nothing else; job.json last."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from random import Random
 
 from beam_inference.resolved_job import ResolvedJob
+from beam_inference.sample import counted_and_sampled
 from beam_inference.state import State
 
 _SAMPLE = 400
@@ -60,13 +60,13 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """
     state = state.of(job)
     count = job.plan.chunks.count
-    done, sample = _counted_and_sampled(state.receipt_indices(0, count))
+    done, sample = counted_and_sampled(state.receipt_indices(0, count), _SAMPLE)
     counted, summed, left = done, None, count - done
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
     finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.seams == "exchange":
-        summed, sample = _counted_and_sampled(state.sums_indices(0, count))
+        summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
         summed_at = sorted(receipt.finished_at for receipt in sums)
         if summed_at and (not finished or summed_at[-1] > finished[-1]):  # the first stage is what goes on
@@ -82,20 +82,6 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / count,
     )
-
-
-def _counted_and_sampled(indices: Iterable[int]) -> tuple[int, list[int]]:
-    """How many there are, and some of them, each as likely as any other (reservoir sampling, Vitter 1985, algorithm R).
-
-    Workers begin all over the job, so no part of it is the latest.
-    """
-    random, sample, count = Random(0), list[int](), 0
-    for count, index in enumerate(indices, 1):  # its last value is meant
-        if count <= _SAMPLE:
-            sample.append(index)
-        elif (place := random.randrange(count)) < _SAMPLE:
-            sample[place] = index
-    return count, sample
 
 
 def _rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:

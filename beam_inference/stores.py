@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+import random
 import re
+import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,7 +23,7 @@ import tensorstore as ts
 
 from beam_inference.environment import variable_set
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
-from beam_inference.storage import Storage, holds_credentials
+from beam_inference.storage import Storage, holds_credentials, refuse_credentials
 
 Value = TypeVar("Value")
 
@@ -35,6 +37,9 @@ TRANSFER_SECONDS = 3600
 
 # TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
+
+_CHANGES = 100
+"""How often a change that others were faster than is tried again."""
 
 _TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
 
@@ -184,6 +189,35 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
     return bytes(result.value) if result.state == "value" else None
 
 
+def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
+
+    Raises:
+        WorkerFault: it cannot be done, or others write to it all the time.
+        VolumeError: the key is absent or holds no JSON object.
+    """
+    for _ in range(_CHANGES):
+        found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
+        try:
+            before = json.loads(found.value) if found.state == "value" else None
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
+        after = change(json.loads(found.value))  # a copy: it may be changed in place
+        if after == before:
+            return
+        text, generation = json.dumps(after), found.stamp.generation
+
+        def write(text: str = text, generation: bytes = generation) -> Any:
+            return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
+
+        if persistently("write", f"{url}/{key}", write).generation:  # empty if another was faster
+            return
+        time.sleep(random.uniform(0, 0.2))
+    raise WorkerFault(f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again later.")
+
+
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
     """The bytes of one file at a URL, if it is there and comes within ``patience`` seconds.
 
@@ -216,7 +250,15 @@ def place_of_store(store: Any) -> str:
 
 
 def url_of(path: str) -> str:
-    """A path, made absolute, as a URL; a URL as it is. Without a slash at its end."""
+    """A path, made absolute, as a URL; a URL as it is. Without a slash at its end.
+
+    Raises:
+        ConfigError: the URL carries credentials.
+    """
+    try:
+        refuse_credentials(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 

@@ -132,6 +132,21 @@ def open_volume(
         VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale, position or channel
             is absent; also if its block files are compressed in a way TensorStore would silently read as zeros.
     """
+    volume = open_unread(path, spec, scale, channel, select, storage, cache_bytes)
+    _refuse_compressed_blocks(volume.url, volume.store)
+    return volume
+
+
+def open_unread(
+    path: str | None,
+    spec: dict[str, Any] | None = None,
+    scale: int | VoxelSizeNm = 0,
+    channel: list[int] | None = None,
+    select: dict[str, int] | None = None,
+    storage: Storage = LOCAL,
+    cache_bytes: int = 0,
+) -> Volume:
+    """The same for who reads no voxels through it: compressed block files do not matter. Otherwise as open_volume."""
     if spec is None and path is not None and "|" in path:
         spec = _spec_of_url(path)
     level = None
@@ -155,7 +170,6 @@ def open_volume(
         )
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
-    _refuse_compressed_blocks(name, store)
     volume = as_volume(name, store, level, select)
     return volume if channel is None else _select(volume, channel)
 

@@ -75,6 +75,13 @@ def test_a_second_launch_does_what_is_missing(tmp_path, stages):
     assert sorted(stages[0].calls()) == sorted([*range(20), 7])
 
 
+def test_no_later_stage_begins_after_an_unfinished_one(tmp_path, stages):
+    (tmp_path / "fault-first-7").write_text("permanent 1")
+    third = Append("third", str(tmp_path), 3)
+    assert run_tasks(a_job(tmp_path, [*stages, third]), [], 1.0).done == 19
+    assert stages[1].calls() == third.calls() == []
+
+
 def test_trouble_that_passes_is_tried_again_at_once(tmp_path, stages):
     (tmp_path / "fault-first-3").write_text("transient 2")
     assert run_tasks(a_job(tmp_path, stages), [], 1.0).exit_code == 0

@@ -187,7 +187,7 @@ def test_a_flag_before_the_job_is_told_of(job, capsys):
 def test_schema_is_valid_json_and_knows_every_section(capsys):
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"input", "output", "model", "inference", "roi", "job", "storage"}
+    assert set(schema["properties"]) == {"input", "output", "model", "inference", "postprocess", "mask", "roi", "job", "storage"}
 
 
 def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(job, capsys, tmp_path, monkeypatch):

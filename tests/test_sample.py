@@ -7,7 +7,7 @@ from helpers import job_values, read_volume, toy, write_job
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.grids import ChunkGrid
-from beam_inference.sample import sampled
+from beam_inference.sample import counted_and_sampled, sampled
 
 
 def grid(shape, start=(0, 0, 0), chunk=(4, 8, 16)):
@@ -70,3 +70,13 @@ def test_a_sample_of_nothing_and_shares_that_are_none_are_refused(job, capsys):
         with pytest.raises(SystemExit) as exit:
             main(["run", job(), *words])
         assert exit.value.code == 2
+
+
+def test_drawn_by_lot_each_as_likely_as_any_other():
+    assert counted_and_sampled(iter(range(3)), 5) == (3, [0, 1, 2])
+    assert counted_and_sampled([], 5) == (0, [])
+    count, found = counted_and_sampled(iter(range(100_000)), 2000)
+    assert count == 100_000
+    assert len({*found}) == 2000
+    tenths = np.histogram(found, bins=10, range=(0, 100_000))[0]
+    assert abs(tenths - 200).max() < 60

@@ -276,3 +276,19 @@ def test_the_resolved_job_survives_json_and_pickling():
     for copy in (ResolvedJob.model_validate_json(job.model_dump_json()), pickle.loads(pickle.dumps(job))):
         assert copy.fingerprint == job.fingerprint
         assert copy.plan == job.plan
+
+
+def test_what_launches_have_left(tmp_path):
+    state = State(f"file://{tmp_path}")
+    assert state.launches() == []
+    for launch in ("b", "a", "c"):
+        state.note_start(launch)
+    state.write_summary("b", LaunchSummary(done=3, skipped=2, quarantined=1))
+    state.write_chunks("a", [1, 2])
+    state.request_stop("c")
+    (tmp_path / "launches" / "d.started").write_text("")
+    notes = state.launches()
+    assert [note.launch for note in notes] == ["b", "a", "c"], "in the order of their start, without a torn one"
+    assert [note.summary and note.summary.done for note in notes] == [3, None, None]
+    assert [note.stopped for note in notes] == [False, False, True]
+    assert all(note.node and note.started <= datetime.now(UTC) for note in notes)

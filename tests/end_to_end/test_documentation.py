@@ -2,11 +2,15 @@
 
 import doctest
 import importlib
+import json
+import os
 import pkgutil
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 import warnings
 from pathlib import Path
 from typing import get_args
@@ -57,7 +61,19 @@ def run_line(line):
     if program == "python":
         return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode
     assert program == "beam-inference", line
-    return main(arguments)
+    return looked_at(arguments) if arguments[0] == "view" and "--link" not in arguments else main(arguments)
+
+
+def looked_at(arguments):
+    """Open what a command serves, and interrupt it; its exit code."""
+    command = [sys.executable, "-m", "beam_inference", *arguments]
+    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        url = process.stdout.readline().split()[0]
+        with urllib.request.urlopen(f"{url}state.json") as state:
+            assert json.load(state)["layers"]
+        process.send_signal(signal.SIGINT)
+        return process.wait(timeout=20)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -24,8 +24,10 @@ from beam_inference.survey import THIS_PROCESS, Place, Survey, default_state_url
 from beam_inference.verification import VerifyReport
 
 if TYPE_CHECKING:
+    from beam_inference.pyramid import Pyramid
     from beam_inference.runner import JobOutcome
     from beam_inference.status import JobStatus
+    from beam_inference.volumes import Volume
 
 _NAMED_CHUNKS = 10
 
@@ -214,8 +216,8 @@ def _hours(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
-def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) -> None:
-    """What a launch came to, and what to do next; ``words`` are the command that was given."""
+def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]) -> None:
+    """What a launch came to, and what to do next; ``words`` are the command given, ``view`` the one to look at it."""
     state, again = default_state_url(config), _without_chunks(words)
     if not config.job.resume:
         again += ["--set", "job.resume=true"]  # what is done is not to be done anew
@@ -239,7 +241,7 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str]) 
     if outcome.missing:
         print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
     if not outcome.missing_of_job:
-        print(f"complete: {config.output.path}")
+        print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
     elif outcome.done == outcome.chunks:
         print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
 
@@ -293,6 +295,36 @@ def _itemsize(dtype: str) -> int:
     import numpy as np
 
     return np.dtype(dtype).itemsize
+
+
+def print_pyramid(pyramid: Pyramid) -> None:
+    """The levels of a pyramid: sizes, voxel sizes, chunks, objects and bytes."""
+    base, rows = pyramid.base, Table(box=None, pad_edge=False)
+    for heading in ("level", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"):
+        rows.add_column(heading, justify="left" if heading == "level" else "right")
+    voxel = base.channels * base.dtype.itemsize
+    rows.add_row(
+        "base", _by(base.bounds.shape), _voxel_sizes(base, (1, 1, 1)), "", "", "", _bytes(base.bounds.size * voxel)
+    )
+    for stage, blocks in zip(pyramid.stages, pyramid.blocks, strict=True):
+        level = stage.level
+        rows.add_row(
+            *(level.name, _by(level.bounds.shape), _voxel_sizes(base, level.total), _by(level.factor)),
+            *(f"{stage.count:,}", f"{blocks:,}", _bytes(level.bounds.size * voxel)),
+        )
+    console = Console(width=110, highlight=False)
+    console.print(f"{base.url}: {base.channels} channel(s) of {base.dtype.name}, by {pyramid.method}", soft_wrap=True)
+    console.print(rows)
+    chunk = max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel
+    read = max(math.prod(stage.part_shape) * math.prod(stage.level.factor) for stage in pyramid.stages) * voxel
+    console.print(
+        f"bytes are those before compression; a chunk takes {_bytes(chunk)}, and {_bytes(read)} of what it reads"
+    )
+
+
+def _voxel_sizes(base: Volume, total: Zyx) -> str:
+    sizes = base.voxel_size_nm
+    return "unknown" if sizes is None else " × ".join(f"{a * b:g}" for a, b in zip(sizes, total, strict=True))
 
 
 def _by(shape: Zyx) -> str:

@@ -1,0 +1,145 @@
+"""Numbers from receipts: channels, stages, retries, how fast it went, and for how long workers were at it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.grids import ChunkGrid
+from beam_inference.state import ChannelStatistics, Receipt
+
+STAGES = ("read", "infer", "merge", "write")
+_BINS = 80
+_CHUNKS_IN_BIN = 3
+_PAUSE_SECONDS = 60.0
+_PAUSE_IN_CHUNKS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of a stage over some chunks: all together, and of a chunk the median, 5th and 95th percentile, most."""
+
+    stage: str
+    total: float
+    median: float
+    low: float
+    high: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Where nothing was done: after so many seconds of work, for so long."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """How fast voxels were finished, over the time in which work was done: pauses are cut out.
+
+    Attributes:
+        edges: of equal intervals, in seconds of work since the first chunk was begun.
+        rates: for each series, voxels a second in each interval.
+        pauses: what was cut out.
+    """
+
+    edges: NDArray[np.float64]
+    rates: dict[str, NDArray[np.float64]]
+    pauses: list[Pause]
+
+
+def begun(receipt: Receipt) -> datetime:
+    """When the work that ended in this receipt began; where a chunk was merged, when that did."""
+    seconds = receipt.seconds
+    spent = seconds["merge"] if "merge" in seconds else sum(seconds.values())
+    return datetime.fromtimestamp(receipt.finished_at.timestamp() - spent, receipt.finished_at.tzinfo)
+
+
+def retries(receipt: Receipt) -> int:
+    """Attempts beyond the first, over all stages."""
+    return sum(receipt.attempts.values()) - len(receipt.attempts)
+
+
+def channel_statistics(receipts: Sequence[Receipt]) -> list[ChannelStatistics]:
+    """Of each output channel, over all voxels of some chunks."""
+    if not receipts:
+        return []
+    sizes = [part.box.box().size for receipt in receipts for part in receipt.parts]
+    channels = zip(*(part.channels for receipt in receipts for part in receipt.parts), strict=True)
+    return [
+        ChannelStatistics(
+            min=min(part.min for part in parts),
+            max=max(part.max for part in parts),
+            mean=float(np.average([part.mean for part in parts], weights=sizes)),
+            zeros=sum(part.zeros for part in parts),
+            nans=sum(part.nans for part in parts),
+        )
+        for parts in channels
+    ]
+
+
+def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
+    """Of each stage that some chunk went through, in order."""
+    found = []
+    for stage in STAGES:
+        seconds = [receipt.seconds[stage] for receipt in receipts if stage in receipt.seconds]
+        if seconds:
+            low, median, high = np.percentile(seconds, (5, 50, 95))
+            found.append(StageTime(stage, sum(seconds), float(median), float(low), float(high), max(seconds)))
+    return found
+
+
+def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
+    """Hours of worker processes: each counts from the start of its first chunk to the end of its last.
+
+    ``receipts`` are some of all that were ``finished``. Of n values drawn from a span, first and last are on average
+    (n - 1) / (n + 1) of it apart; what that misses is added.
+    """
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    first: dict[tuple[str, str], float] = {}
+    for receipt in receipts:
+        worker = (receipt.launch, receipt.worker)
+        times[worker].append(receipt.finished_at.timestamp())
+        first[worker] = min(begun(receipt).timestamp(), first.get(worker, np.inf))
+    share, seconds = len(receipts) / max(1, finished), 0.0
+    for worker, ends in times.items():
+        drawn = len(ends)
+        there = drawn / share
+        missed = (drawn + 1) / (drawn - 1) * (there - 1) / (there + 1) if drawn > 1 else 1.0
+        seconds += (max(ends) - first[worker]) * max(1.0, missed)
+    return seconds / 3600
+
+
+def timeline(series: Mapping[str, tuple[Sequence[Receipt], int]], grid: ChunkGrid) -> Timeline | None:
+    """Voxels a second over time; each series is of some receipts, and how many there are in all. None without any."""
+    receipts = [receipt for some, _ in series.values() for receipt in some]
+    if not receipts:
+        return None
+    begins = np.array([begun(receipt).timestamp() for receipt in receipts])
+    ends = np.array([receipt.finished_at.timestamp() for receipt in receipts])
+    scale = max(finished / max(1, len(some)) for some, finished in series.values())
+    longest = max(_PAUSE_SECONDS, _PAUSE_IN_CHUNKS * scale * float(np.median(ends - begins)))
+    order = np.argsort(begins)
+    reached = np.maximum.accumulate(ends[order])
+    gaps = begins[order][1:] - reached[:-1]
+    cuts = [(float(reached[k]), float(gaps[k])) for k in np.flatnonzero(gaps > longest)]
+    start = float(begins.min())
+
+    def working(moment: float) -> float:
+        return moment - start - sum(gap for end, gap in cuts if end < moment)
+
+    bins = min(_BINS, max(1, len(receipts) // len(series) // _CHUNKS_IN_BIN))
+    edges = np.linspace(0, max(1e-3, working(float(ends.max()))), bins + 1)
+    rates = {}
+    for name, (some, finished) in series.items():
+        moments = [min(float(edges[-1]), working(receipt.finished_at.timestamp())) for receipt in some]
+        voxels = [grid.core_box(receipt.chunk).size * finished / len(some) for receipt in some]
+        rates[name] = np.histogram(moments, edges, weights=voxels)[0] / np.diff(edges)
+    return Timeline(edges, rates, [Pause(working(end), gap) for end, gap in cuts])

@@ -1,0 +1,92 @@
+"""An output in colours upon the input in grey."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.config import JobConfig
+from beam_inference.report.slices import Plane
+from beam_inference.state import ChannelStatistics
+from beam_inference.volume_config import INTEGER_DTYPES
+
+PALETTE = ("#ff8c32", "#3aa0ff", "#35c46a", "#e0559b", "#f2d13c", "#8a6cff", "#2fc6c6", "#c98a5a")
+"""Of coloured channels, in order."""
+OPACITY = 0.62
+"""Of a voxel whose value is the highest."""
+
+
+def coloured_channels(config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int) -> list[int]:
+    """The channels that get a colour, among the first so many: all, as far as there are colours.
+
+    But not the commonest class of a softmax: these add up to one, so it is what the others leave, and would hide the
+    input.
+    """
+    channels = list(range(shown))
+    if config.model.activation == "softmax" and len(statistics) > 1:
+        commonest = max(range(len(statistics)), key=lambda channel: statistics[channel].mean)
+        channels = [channel for channel in channels if channel != commonest] or channels
+    return channels[: len(PALETTE)]
+
+
+def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[float, float]]:
+    """Of each channel, the stored values without colour and with full colour.
+
+    After an activation those of 0 and 1; else the middle of what is shown.
+    """
+    channels = range(len(planes[0].output))
+    if config.model.activation != "none" and config.output.value_range is None:
+        full = float(np.iinfo(config.output.dtype).max) if config.output.dtype in INTEGER_DTYPES else 1.0
+        return [(0.0, full) for _ in channels]
+    return [brightness_range([plane.output[channel] for plane in planes]) for channel in channels]
+
+
+def brightness_range(arrays: Sequence[NDArray[np.float32]]) -> tuple[float, float]:
+    """From black to white: the middle 99 % of the values that are not missing; 0 to 1 where all are."""
+    values = np.concatenate([array.reshape(-1) for array in arrays])
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return 0.0, 1.0
+    low, high = (float(value) for value in np.percentile(values, (0.5, 99.5)))
+    return (low, high) if high > low else (low, low + 1.0)
+
+
+def grey(source: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
+    """A picture (rows, columns, RGBA), transparent where it is missing."""
+    levels = _scaled(source, low, high)
+    return _bytes(np.stack([levels, levels, levels, np.isfinite(source)], axis=-1))
+
+
+def overlaid(
+    source: NDArray[np.float32],
+    output: NDArray[np.float32],
+    levels: tuple[float, float],
+    ranges: Sequence[tuple[float, float]],
+) -> NDArray[np.uint8]:
+    """The input with the output upon it: (rows, columns, RGBA), transparent where the output is missing.
+
+    Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their values, and cover the
+    input as far as the highest of these says. ``levels`` is the range of the input, ``ranges`` are those of
+    the channels.
+    """
+    base = 0.85 * _scaled(source, *levels)[..., None]
+    scaled = np.stack([_scaled(channel, *each) for channel, each in zip(output, ranges, strict=True)])
+    colours = np.array([_rgb(PALETTE[channel]) for channel in range(len(output))])
+    mixed = np.einsum("cyx,ck->yxk", scaled, colours) / np.maximum(scaled.sum(axis=0), 1e-9)[..., None]
+    cover = OPACITY * scaled.max(axis=0)[..., None]
+    there = np.isfinite(output).min(axis=0)[..., None]
+    return _bytes(np.concatenate([base * (1 - cover) + mixed * cover, there], axis=-1))
+
+
+def _scaled(values: NDArray[np.float32], low: float, high: float) -> NDArray[np.float64]:
+    return np.clip((np.nan_to_num(values.astype(np.float64), nan=low) - low) / (high - low), 0, 1)
+
+
+def _bytes(picture: NDArray[np.float64]) -> NDArray[np.uint8]:
+    return np.rint(255 * picture).astype(np.uint8)
+
+
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]

@@ -1,0 +1,270 @@
+"""The page: one file of HTML with its style and its figures in it; it fetches nothing and runs nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import yaml
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.errors import BeamInferenceError, UserError
+from beam_inference.job_parts import open_input, output_spec
+from beam_inference.outputs import open_output
+from beam_inference.plan import AXES
+from beam_inference.report.canvas import WIDTH
+from beam_inference.report.charts import draw_stages, draw_timeline, time_text
+from beam_inference.report.chunk_map import ChunkMap
+from beam_inference.report.facts import Facts
+from beam_inference.report.measures import (
+    StageTime,
+    Timeline,
+    channel_statistics,
+    retries,
+    stage_times,
+    timeline,
+    worker_hours,
+)
+from beam_inference.report.overlay import PALETTE, colour_ranges, coloured_channels
+from beam_inference.report.pictures import draw_histograms, draw_maps, draw_planes, draw_seams
+from beam_inference.report.seam_profile import SeamProfile, seam_profiles
+from beam_inference.report.slices import Plane, centre_of, histograms, missing_share, place_to_show, read_planes
+from beam_inference.resolved_job import ResolvedJob
+from beam_inference.state import ChannelStatistics, State
+from beam_inference.volumes import Volume
+
+CHANNELS_LISTED = 64
+LAUNCHES_LISTED = 12
+RECORDS_LISTED = 12
+_LATELY = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that the page says, as values.
+
+    Attributes:
+        job: as it was launched. facts: what its state folder says. when: the page was made.
+        place: that the planes go through. planes: of the volume. profiles: of its seams, by axis.
+        statistics: of each channel, over the receipts that were read. stages: seconds, likewise. retries: likewise.
+        speed: over time. worker_hours: so far. worker_price: of one of them, or None.
+        absent: what could not be opened, and why.
+    """
+
+    job: ResolvedJob
+    facts: Facts
+    when: datetime
+    place: Zyx
+    planes: list[Plane]
+    profiles: list[SeamProfile]
+    statistics: list[ChannelStatistics]
+    stages: list[StageTime]
+    retries: int
+    speed: Timeline | None
+    worker_hours: float
+    worker_price: float | None
+    absent: list[str]
+
+
+def make_report(
+    job: ResolvedJob, state: State, facts: Facts, when: datetime, worker_price: float | None = None
+) -> Report:
+    """Read a few cut-outs, and compute what the page says. Input and output may be gone.
+
+    Raises:
+        WorkerFault: the state folder cannot be read.
+    """
+    absent: list[str] = []
+    grid, state = job.plan.chunks, state.of(job)
+    source = _opened(lambda: open_input(job.config), "input", absent)
+    output = _opened(lambda: open_output(output_spec(job)), "output", absent)
+    finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
+    if facts.sums:
+        finished = {"patches computed": (facts.sums, facts.summed)} | finished
+    place = place_to_show(grid, facts.receipts)
+    return Report(
+        job=job,
+        facts=facts,
+        when=when,
+        place=place,
+        planes=read_planes(job, state, place, source, output),
+        profiles=[] if output is None else seam_profiles(grid, facts.receipts, state, output),
+        statistics=channel_statistics(facts.receipts),
+        stages=stage_times(facts.receipts),
+        retries=sum(map(retries, facts.receipts)),
+        speed=timeline(finished, grid),
+        worker_hours=worker_hours([*facts.receipts, *facts.sums], facts.done + facts.summed),
+        worker_price=worker_price,
+        absent=absent,
+    )
+
+
+def _opened(opening: Any, name: str, absent: list[str]) -> Volume | None:
+    try:
+        volume: Volume | None = opening()
+    except UserError as error:
+        absent.append(f"The {name} cannot be opened: {error}")
+        return None
+    except BeamInferenceError as error:
+        absent.append(f"The {name} cannot be read: {error}")
+        return None
+    if volume is None:
+        absent.append(f"The {name} is gone.")
+    return volume
+
+
+def render(report: Report) -> str:
+    """The page as HTML; what comes from outside (paths, causes) is escaped."""
+    environment = Environment(
+        loader=PackageLoader("beam_inference.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"by": _by, "number": _number, "moment": _moment, "lengths": _lengths, "short": _short}
+    return environment.get_template("page.html").render(_values(report))
+
+
+def _values(report: Report) -> dict[str, Any]:
+    """What the template names."""
+    job, facts, grid = report.job, report.facts, report.job.plan.chunks
+    hours = report.worker_hours
+    return {
+        "report": report,
+        "facts": facts,
+        "job": job,
+        "plan": job.plan,
+        "config": job.config,
+        "name": job.config.output.path.rstrip("/").rpartition("/")[2],
+        "input_path": job.config.input.path or job.config.input.spec,
+        "job_file": yaml.safe_dump(job.config.model_dump(mode="json", exclude_defaults=True), sort_keys=False),
+        "verdict": _verdict(report),
+        "percent": _percents(facts),
+        "voxels_done": job.plan.chunks.roi.size * facts.done / facts.chunks,
+        "duration": _duration(report.speed),
+        "work": time_text(3600 * hours),
+        "money": None if report.worker_price is None else _money(hours * report.worker_price),
+        "voxels_read": sum(grid.core_box(receipt.chunk).size for receipt in facts.receipts),
+        "along": AXES[ChunkMap(grid).axis],
+        "seams_at": [AXES[profile.axis] for profile in report.profiles if profile.stands_out],
+        "places": sum(profile.cutouts for profile in report.profiles),
+        "figures": {name: Markup(svg) for name, svg in _figures(report).items()},
+        "legend": _legend(report),
+        "missing_input": missing_share(report.planes, "source"),
+        "missing_output": missing_share(report.planes, "output"),
+        "centred": report.place == centre_of(grid.roi),
+        "strided": any(plane.steps != (1, 1) for plane in report.planes),
+        "windowed": any(
+            plane.box.shape[axis] < job.plan.chunks.roi.shape[axis] for plane in report.planes for axis in plane.axes
+        ),
+        "stages_quarantined": Counter(record.stage for record in facts.records),
+        "channels_listed": CHANNELS_LISTED,
+        "launches_listed": LAUNCHES_LISTED,
+        "records_listed": RECORDS_LISTED,
+        "content_width": round(96 * WIDTH),
+    }
+
+
+def _figures(report: Report) -> dict[str, str]:
+    """The figures there is anything to draw of, by name."""
+    job, facts = report.job, report.facts
+    grid, voxel = job.plan.chunks, job.voxel_size_nm
+    chunk_map, figures = ChunkMap(grid), {}
+    if not all(np.isnan(plane.source).all() and np.isnan(plane.output).all() for plane in report.planes):
+        coloured, ranges = _coloured(report), colour_ranges(job.config, report.planes)
+        figures["planes"] = draw_planes(report.planes, grid, coloured, [ranges[c] for c in coloured], voxel)
+    if shown := histograms(report.planes):
+        figures["histograms"] = draw_histograms(shown)
+    if report.profiles:
+        figures["seams"] = draw_seams(report.profiles)
+    if report.speed is not None:
+        figures["timeline"] = draw_timeline(report.speed)
+    if report.stages:
+        figures["stages"] = draw_stages(report.stages)
+    if facts.receipts or facts.quarantined:
+        chunks = [receipt.chunk for receipt in facts.receipts]
+        tried = [*((r.chunk, retries(r)) for r in facts.receipts), *((r.chunk, r.attempts - 1) for r in facts.records)]
+        figures["maps"] = draw_maps(
+            chunk_map,
+            facts.done_in_cells / chunk_map.totals(),
+            chunk_map.means(chunks, [sum(receipt.seconds.values()) for receipt in facts.receipts]),
+            chunk_map.maxima([chunk for chunk, _ in tried], [float(times) for _, times in tried]),
+            chunk_map.counts(facts.quarantined),
+            voxel,
+        )
+    return figures
+
+
+def _coloured(report: Report) -> list[int]:
+    return coloured_channels(report.job.config, report.statistics, len(report.planes[0].output))
+
+
+def _legend(report: Report) -> list[tuple[str, str]]:
+    return [(PALETTE[place], f"channel {channel}") for place, channel in enumerate(_coloured(report))]
+
+
+def _verdict(report: Report) -> tuple[str, str, str]:
+    """A class of the style, how the job stands in a word or two, and why that is said."""
+    facts = report.facts
+    moments = [receipt.finished_at for receipt in [*facts.receipts, *facts.sums]]
+    if facts.done == facts.chunks:
+        return "good", "complete", "every chunk has a receipt"
+    if not facts.missing:
+        return "bad", "finished, with quarantine", f"{len(facts.quarantined):,} chunks could not be done"
+    if moments and report.when - max(moments) < _LATELY:
+        return "busy", "not complete", f"{facts.missing:,} chunks missing; one was finished in the last five minutes"
+    return "busy", "not complete", f"{facts.missing:,} chunks missing"
+
+
+def _percents(facts: Facts) -> dict[str, float]:
+    return {
+        "done": 100 * facts.done / facts.chunks,
+        "quarantined": 100 * len(facts.quarantined) / facts.chunks,
+        "missing": 100 * facts.missing / facts.chunks,
+    }
+
+
+def _duration(speed: Timeline | None) -> str:
+    return "–" if speed is None else time_text(float(speed.edges[-1]))
+
+
+def _by(shape: Sequence[float]) -> str:
+    return " × ".join(f"{length:,.15g}" for length in shape)
+
+
+def _lengths(nanometres: Sequence[float]) -> str:
+    """Voxel sizes in the largest unit that all of them reach."""
+    units = ((1e6, "mm"), (1e3, "µm"), (1.0, "nm"))
+    unit, name = next(((u, n) for u, n in units if min(nanometres) >= u), (1.0, "nm"))
+    return f"{_by([float(f'{length / unit:.6g}') for length in nanometres])} {name}"
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.2f}" if amount >= 1 or not amount else f"{amount:.2g}"
+
+
+def _number(value: float) -> str:
+    """Three digits, or all of a whole number; large ones with the power of ten that people use."""
+    for power, word in ((1e12, "× 10¹²"), (1e9, "× 10⁹"), (1e6, "million")):
+        if abs(value) >= power:
+            return f"{value / power:.3g} {word}"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+
+
+def _short(value: float) -> str:
+    """Three digits and a letter."""
+    for power, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
+        if value >= power:
+            return f"{value / power:.3g} {letter}"
+    return f"{value:,.0f}"
+
+
+def _moment(when: datetime) -> str:
+    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

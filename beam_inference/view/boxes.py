@@ -1,0 +1,56 @@
+"""The boxes of a job's grids, as annotations: at most so many, those around the middle of the ROI. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.plan import InferencePlan
+from beam_inference.view.state import Boxes
+
+
+def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:
+    """What chunks write."""
+    chunks, middle = plan.chunks, _middle(plan)
+    center = [(m - a) // n for m, a, n in zip(middle, chunks.roi.start, chunks.chunk_shape, strict=True)]
+    indices = map(chunks.index, around(chunks.shape, _zyx(center), most))
+    return _boxes("chunks", "#ffd24d", chunks.count, [(f"chunk {index}", chunks.core_box(index)) for index in indices])
+
+
+def patch_boxes(plan: InferencePlan, most: int) -> Boxes:
+    """What patches predict."""
+    lattice, middle = plan.lattice, _middle(plan)
+    touching = lattice.touching(BoundingBox(middle, _zyx([m + 1 for m in middle])))
+    shape = _zyx([axis.count for axis in lattice.axes])
+    near = around(shape, _zyx([each[0] for each in touching]), most)
+    boxes = [(f"patch {z}, {y}, {x} (z, y, x)", lattice.patch_box((z, y, x))) for z, y, x in near]
+    return _boxes("patches", "#66ccff", lattice.count, boxes)
+
+
+def around(shape: Zyx, center: Zyx, most: int) -> list[Zyx]:
+    """At most so many positions of a grid of a shape, those of a window around one of them; found without listing it.
+
+    ``center`` is a position of the grid.
+    """
+    width = 1
+    while width < max(shape) and math.prod(min(n, width + 1) for n in shape) <= most:
+        width += 1
+    starts = [min(max(0, c - width // 2), max(0, n - width)) for c, n in zip(center, shape, strict=True)]
+    ranges = [range(start, min(n, start + width)) for start, n in zip(starts, shape, strict=True)]
+    return [(z, y, x) for z, y, x in product(*ranges)]
+
+
+def _boxes(name: str, color: str, count: int, boxes: Sequence[tuple[str, BoundingBox]]) -> Boxes:
+    some = "" if len(boxes) == count else f" ({len(boxes):,} of {count:,})"
+    return Boxes(name + some, color, boxes)
+
+
+def _middle(plan: InferencePlan) -> Zyx:
+    return _zyx([(a + b) // 2 for a, b in zip(plan.chunks.roi.start, plan.chunks.roi.stop, strict=True)])
+
+
+def _zyx(values: Sequence[int]) -> Zyx:
+    z, y, x = values
+    return (z, y, x)

@@ -1,0 +1,185 @@
+"""Neuroglancer's client, its state and the folders of local volumes, over HTTP from one port.
+
+Everything lies under a random token, so that neither other users of the machine nor other pages in the browser can
+guess it. Of a folder only what a viewer reads can be had: regular files that really lie in it, and no job's state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tornado.web
+from tornado.httpserver import HTTPServer
+
+from beam_inference.errors import ConfigError
+from beam_inference.survey import STATE_FOLDER
+
+StateAt = Callable[[str], dict[str, Any]]
+"""What Neuroglancer is to show, as JSON values, where folder NAME is served at ``BASE/NAME``, by that base."""
+
+_EVERYWHERE = ("", "0.0.0.0", "::")
+
+
+def serve(
+    client: Path,
+    folders: Mapping[str, Path],
+    state: StateAt,
+    bind: str,
+    port: int,
+    listening: Callable[[str], None],
+) -> None:
+    """Serve until interrupted (SIGINT, or SIGTERM where it is as that).
+
+    Args:
+        client: Neuroglancer's client, a folder.
+        folders: what is served, by names that can stand in a URL.
+        state: asked anew whenever the viewer is opened.
+        bind: the address to listen on.
+        port: 0 for any that is free.
+        listening: called once, with the viewer's URL.
+
+    Raises:
+        ConfigError: there is no such address, or the port is taken.
+    """
+    application, token = viewer_application(client, folders, state)
+    try:
+        listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {bind}:{port}: {error}. Choose another --port (0: any that is free), or another --bind."
+        ) from None
+
+    async def until_interrupted() -> None:
+        server = HTTPServer(application)
+        listener.setblocking(False)
+        server.add_sockets([listener])
+        host = socket.gethostname() if bind in _EVERYWHERE else bind
+        host = f"[{host}]" if ":" in host else host
+        listening(f"http://{host}:{listener.getsockname()[1]}/{token}/")
+        await asyncio.Event().wait()
+
+    try:
+        asyncio.run(until_interrupted())
+    except KeyboardInterrupt:
+        pass
+    finally:
+        listener.close()
+
+
+def viewer_application(
+    client: Path, folders: Mapping[str, Path], state: StateAt
+) -> tuple[tornado.web.Application, str]:
+    """All that is served, and the token under which it is: the viewer is at ``/TOKEN/``."""
+    token = secrets.token_urlsafe(16)
+    volumes = [
+        (f"/{token}/data/{name}/(.*)", _Volume, {"path": str(folder.resolve())}) for name, folder in folders.items()
+    ]
+    application = tornado.web.Application(
+        [
+            *volumes,
+            (f"/{token}/?", _Entrance, {"token": token}),
+            (f"/{token}/state.json", _State, {"token": token, "state": state}),
+            (f"/{token}/v/_/(.*)", _Client, {"path": str(client), "default_filename": "index.html"}),
+            (f"/{token}/events/_", _Events),
+            ("/favicon.ico", _Nothing),
+        ],
+        log_function=lambda _: None,
+    )
+    return application, token
+
+
+class _Entrance(tornado.web.RequestHandler):
+    """Leads to the client, which is told where its state is: at the host and port by which the browser came here."""
+
+    def initialize(self, token: str) -> None:
+        self._token = token
+
+    def get(self) -> None:
+        base = f"{self.request.protocol}://{self.request.host}/{self._token}"
+        self.redirect(f"{base}/v/_/#!{base}/state.json")
+
+
+class _State(tornado.web.RequestHandler):
+    def initialize(self, token: str, state: StateAt) -> None:
+        self._token, self._state = token, state
+
+    async def get(self) -> None:
+        base = f"{self.request.protocol}://{self.request.host}/{self._token}/data"
+        state = await asyncio.to_thread(self._state, base)  # it lists the quarantine, perhaps in an object store
+        self.set_header("Content-Type", "application/json")
+        self.set_header("Cache-Control", "no-store")
+        self.finish(json.dumps(state))
+
+
+class _Events(tornado.web.RequestHandler):
+    """The client, built to be steered from Python, listens here and complains where nobody is: nothing is ever said."""
+
+    async def get(self) -> None:
+        self.set_header("Content-Type", "text/event-stream")
+        self.set_header("Cache-Control", "no-store")
+        self._gone = asyncio.Event()
+        await self.flush()
+        with suppress(asyncio.CancelledError):  # the server ends
+            await self._gone.wait()
+
+    def on_connection_close(self) -> None:
+        self._gone.set()
+
+
+class _Nothing(tornado.web.RequestHandler):
+    """For what every browser asks for, so that its console stays clean."""
+
+    def get(self) -> None:
+        self.set_status(204)
+
+
+class _Client(tornado.web.StaticFileHandler):
+    """The files of Neuroglancer's client, whose names change with their content."""
+
+
+class _Volume(tornado.web.StaticFileHandler):
+    """The files of a volume, or byte ranges of them; a block that is kept as ``.gz`` is sent as it is, and named so."""
+
+    def set_default_headers(self) -> None:
+        self.set_header("Access-Control-Allow-Origin", "*")
+        self.set_header("Access-Control-Allow-Headers", "range")
+        self.set_header("Access-Control-Expose-Headers", "content-range, content-length, content-encoding")
+        self.set_header("Access-Control-Allow-Methods", "GET, HEAD, OPTIONS")
+        self.set_header("Cache-Control", "no-cache")  # a job may write a block anew: ask, by ETag, whether it has
+
+    def options(self, *_: str) -> None:
+        self.set_status(204)
+
+    def validate_absolute_path(self, root: str, absolute_path: str) -> str:
+        """The file to send; 404 for whatever is not a regular file of the volume."""
+        asked = Path(absolute_path)
+        for path in (asked, asked.with_name(f"{asked.name}.gz")):
+            try:
+                real = path.resolve(strict=True)
+                within = real.relative_to(Path(root).resolve())
+            except (OSError, ValueError, RuntimeError):
+                continue
+            if real.is_file() and STATE_FOLDER not in within.parts:
+                if path is not asked:
+                    self.set_header("Content-Encoding", "gzip")
+                    self.request.headers.pop("Range", None)  # of decoded bytes, which are not at hand
+                return str(real)
+        raise tornado.web.HTTPError(404)
+
+    def get_content_type(self) -> str:
+        """JSON, or bytes: names of blocks say nothing."""
+        json_names = ("info", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+        name = Path(self.path).name
+        return "application/json" if name in json_names or name.endswith(".json") else "application/octet-stream"
+
+    def compute_etag(self) -> str:
+        """By size and time of change: hashing a shard would read it all, and be remembered when it changes."""
+        found = Path(self.absolute_path or "").stat()
+        return f'"{found.st_mtime_ns:x}-{found.st_size:x}"'

@@ -1,0 +1,41 @@
+"""Means and modes by brute force: in loops over voxels, and in whole numbers of Python's."""
+
+from itertools import product
+
+import numpy as np
+
+
+def cells(array, start, factor):
+    """Every cell as its place in the result and the voxels it holds, x fastest; no arithmetic of boxes."""
+    places = [[(a + i) // f for i in range(n)] for a, n, f in zip(start, array.shape, factor, strict=True)]
+    axes = [sorted(set(axis)) for axis in places]
+    for index in product(*(range(len(axis)) for axis in axes)):
+        at = [[i for i, p in enumerate(places[k]) if p == axes[k][index[k]]] for k in range(3)]
+        yield index, [array[i, j, k] for i, j, k in product(*at)]
+
+
+def exact_mean(values):
+    """In whole numbers of Python's, halves to even; floats summed in order in float64."""
+    if isinstance(values[0], np.floating):
+        return values[0].dtype.type(sum(map(float, values)) / len(values))
+    total, n = sum(map(int, values)), len(values)
+    down, left = divmod(total, n)
+    return down + (2 * left > n or (2 * left == n and down % 2 == 1))
+
+
+def exact_mode(values, factor):
+    if factor == (1, 2, 2) and len(values) == 4:
+        a, b, c, d = values
+        return a if a in (b, c) else b if b == c else d
+    return max(values, key=lambda value: (values.count(value), -values.index(value)))
+
+
+def level_above(array, start, factor, method):
+    """The level above an array (channels, z, y, x) whose first voxel is ``start``."""
+    above = [sorted({(a + i) // f for i in range(n)}) for a, n, f in zip(start, array.shape[1:], factor, strict=True)]
+    result = np.empty((len(array), *map(len, above)), array.dtype)
+    for channel, values in enumerate(array):
+        for index, voxels in cells(values, start, factor):
+            mean = exact_mean(voxels) if method == "mean" else exact_mode(voxels, factor)
+            result[(channel, *index)] = mean
+    return result

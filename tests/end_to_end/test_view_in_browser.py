@@ -1,0 +1,220 @@
+"""What Neuroglancer shows is what is stored, voxel by voxel; skipped where there is no Chromium."""
+
+import gzip
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from browser import chromium, microscope, served
+from helpers import TOYS, read_volume, write_volume
+from neuroglancer.segment_colors import hex_string_from_segment_id
+
+from beam_inference.files import load_job
+from beam_inference.outputs import create_output
+from beam_inference.resolved_job import Box
+from beam_inference.state import QuarantineRecord, State
+from beam_inference.survey import default_state_url, survey
+from beam_inference.view.shaders import CLASS_COLORS
+from beam_inference.view.shown import view_of
+
+SHAPE = (20, 40, 50)
+SIZE_NM = (40.0, 8.0, 4.0)
+POSITIONS = [(0, 0, 0), (19, 39, 49), (7, 33, 20), (15, 3, 48)]
+
+
+@pytest.fixture(scope="module")
+def page():
+    with chromium() as page:
+        yield page
+
+
+def random(dtype="uint8", shape=SHAPE):
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=dtype)
+
+
+def write(folder, array, spec):
+    """Write (z, y, x) or (c, z, y, x) by a TensorStore spec of a store with these axes, or, precomputed, xyzc."""
+    spec = {**spec, "kvstore": {"driver": "file", "path": str(folder)}, "create": True}
+    array = array if spec["driver"] != "neuroglancer_precomputed" else array.reshape(-1, *SHAPE).transpose(3, 2, 1, 0)
+    store = ts.open(spec, dtype=array.dtype, shape=None if "scale_metadata" in spec else array.shape).result()
+    store.write(array).result()
+    return f"file://{folder}"
+
+
+def precomputed(**scale):
+    scale = {"size": SHAPE[::-1], "resolution": SIZE_NM[::-1], "chunk_size": [16, 16, 16], "encoding": "raw", **scale}
+    return {"driver": "neuroglancer_precomputed", "scale_metadata": scale, "multiscale_metadata": {"num_channels": 1}}
+
+
+SHARDED = {
+    "@type": "neuroglancer_uint64_sharded_v1",
+    **{"preshift_bits": 1, "minishard_bits": 2, "shard_bits": 1, "hash": "identity"},
+    **{"minishard_index_encoding": "gzip", "data_encoding": "gzip"},
+}
+UNITS = {"dimension_units": [f"{size} nm" for size in SIZE_NM]}
+NAMED = {"dimension_names": ["z", "y", "x"]}
+SPECS = {
+    "raw": precomputed(),
+    "sharded": precomputed(sharding=SHARDED),
+    "zarr3": {"driver": "zarr3", "metadata": NAMED, "schema": UNITS},
+    "zarr3 sharded": {
+        "driver": "zarr3",
+        "metadata": NAMED,
+        "schema": {
+            **UNITS,
+            "chunk_layout": {"read_chunk": {"shape": [8, 8, 8]}, "write_chunk": {"shape": [16, 16, 16]}},
+        },
+    },
+    "zarr2, no names, no units": {"driver": "zarr", "metadata": {"chunks": [8, 16, 16]}},
+    "n5": {
+        "driver": "n5",
+        "metadata": {
+            "blockSize": [16, 8, 8],
+            "compression": {"type": "gzip"},
+            "axes": ["x", "y", "z"],
+            **{"units": ["nm", "nm", "nm"], "resolution": SIZE_NM[::-1]},
+        },
+    },
+    "n5, no units": {"driver": "n5", "metadata": {"blockSize": [16, 8, 8], "compression": {"type": "raw"}}},
+}
+
+
+def closely(view):
+    """Serves what the command would, to be looked at closely."""
+    return served(view.folders, lambda base: microscope(view.state(base, 100)))
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "zarr3 sharded" else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
+)
+def test_the_pixel_in_the_middle_is_the_voxel(page, tmp_path, kind):
+    array = random()
+    stored = array.T if "n5" in kind else array  # n5 lists its axes x first
+    view = view_of(None, [write(tmp_path / "volume", stored, SPECS[kind])], patches=False)
+    with closely(view) as url:
+        page.open(url)
+        assert [page.center(position) for position in POSITIONS] == [(array[p],) * 3 for p in POSITIONS]
+        assert page.complaints() == []
+        assert page.layer_errors() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"])
+def test_three_channels_are_red_green_and_blue(page, tmp_path, format):
+    array = random(shape=(3, *SHAPE))
+    view = view_of(
+        None, [write_volume(tmp_path / "volume", array, voxel_size_nm=SIZE_NM, format=format)], patches=False
+    )
+    with closely(view) as url:
+        page.open(url)
+        assert [page.center((z, y, x)) for z, y, x in POSITIONS] == [tuple(array[:, z, y, x]) for z, y, x in POSITIONS]
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+@pytest.mark.slow
+def test_of_further_axes_and_channels_in_blocks_of_their_own_the_first_is_shown(page, tmp_path):
+    array = random(shape=(1, 3, *SHAPE))
+    metadata = {
+        "dimension_names": ["t", "c", "z", "y", "x"],
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1, 8, 16, 16]}},
+    }
+    url = write(tmp_path / "volume", array, {"driver": "zarr3", "metadata": metadata})
+    with closely(view_of(None, [url], patches=False)) as viewer:
+        page.open(viewer)
+        found = [page.center((z, y, x)) for z, y, x in POSITIONS]
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+        assert found == [(array[0, 0, z, y, x],) * 3 for z, y, x in POSITIONS]  # a slider leads to the others
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["precomputed", "compressed", "zarr3"])
+def test_a_label_has_the_colour_of_its_id(page, tmp_path, kind):
+    array = random("uint64") + np.uint64(2**40) * random("uint64", SHAPE)
+    spec = dict(SPECS["zarr3"]) if kind == "zarr3" else precomputed()
+    if kind != "zarr3":
+        spec["multiscale_metadata"] = {"num_channels": 1, "type": "segmentation"}
+    if kind == "compressed":
+        block = {"compressed_segmentation_block_size": [8, 8, 8]}
+        spec["scale_metadata"] |= {"encoding": "compressed_segmentation", **block}
+    view = view_of(None, [write(tmp_path / "labels", array, spec)], patches=False)
+    with closely(view) as url:
+        page.open(url)
+        colors = [hex_string_from_segment_id(0, int(array[p])) for p in POSITIONS]
+        assert [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in map(page.center, POSITIONS)] == colors
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+@pytest.mark.slow
+def test_blocks_as_cloud_volume_writes_them_are_shown(page, tmp_path):
+    array = random()
+    url = write(tmp_path / "volume", array, precomputed())
+    for block in (tmp_path / "volume").rglob("*-*_*-*_*-*"):
+        block.with_name(f"{block.name}.gz").write_bytes(gzip.compress(block.read_bytes()))
+        block.unlink()
+    with closely(view_of(None, [url], patches=False)) as viewer:
+        page.open(viewer)
+        assert [page.center(position) for position in POSITIONS] == [(array[p],) * 3 for p in POSITIONS]
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+def over(below, color, alpha):
+    """A colour, 0 to 1, drawn over a grey one, as bytes."""
+    return tuple(255 * (alpha * part + (1 - alpha) * below) for part in color)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("activation", "channels"), [("sigmoid", 1), ("softmax", 3)])
+def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined(
+    page, job, volume_in, tmp_path, activation, channels
+):
+    path = job(model={"path": f"{TOYS}:conv", "output_channels": channels, "activation": activation})
+    config = load_job(path)
+    found = survey(config)
+    state = State(default_state_url(config))
+    resolved = state.create_job(found.job)
+    core = resolved.plan.chunks.core_box(0)
+    output = create_output(found.output)
+    written = np.random.default_rng(1).random((channels, *core.shape)).astype(np.float32) / channels
+    output.write(core, written)
+    box = Box.of(resolved.plan.chunks.core_box(17))
+    record = {"stage": "read", "cause": "torn", "attempts": 1, "launch": "a", "fingerprint": resolved.fingerprint}
+    state.of(resolved).write_quarantine(QuarantineRecord(chunk=17, box=box, input_box=box, **record))
+    view = view_of(config, [], patches=True)
+    image = read_volume(volume_in)[0]
+    inside, missing = (5, 3, 7), (30, 50, 30)  # chunk 0; one that is not done
+    z, y, x = (p - a for p, a in zip(inside, core.start, strict=True))
+    with closely(view) as url:
+        page.open(url)
+        grey = {at: int(image[tuple(p - a for p, a in zip(at, (3, -5, 2), strict=True))]) for at in (inside, missing)}
+        values = written[:, z, y, x]
+        if channels == 1:
+            p = values[0]
+            color, alpha = np.clip(np.array([0.4, -0.8, -2.0]) + np.array([1.6, 2.3, 3.0]) * p, 0, 1), p
+        else:
+            colors = [[int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)] for text in CLASS_COLORS[:2]]
+            alpha = values[1] + values[2]
+            color = (values[1] * np.array(colors[0]) + values[2] * np.array(colors[1])) / alpha
+        assert page.center(inside) == pytest.approx(over(grey[inside] / 255, color, alpha), abs=1.5)
+        assert page.center(missing) == (grey[missing],) * 3  # nothing over it
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+    with served(view.folders, lambda base: {**view.state(base, 100), "layout": "xy"}) as url:
+        page.open(url)
+        red, green, blue = page.center((39, 62, 43))  # in the quarantined chunk, whose slices are tinted
+        assert red > green + 30
+        assert green == blue
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+@pytest.mark.slow
+def test_the_command_as_it_is_shows_something_at_once(page, tmp_path):
+    """Not one setting of the state is changed, and no position is given."""
+    url = write_volume(tmp_path / "volume", random(shape=(100, 100, 100)))
+    view = view_of(None, [url], patches=False)
+    with served(view.folders, lambda base: view.state(base, 100)) as viewer:
+        page.open(viewer)
+        picture = page.picture()
+        height, width = picture.shape[:2]
+        for y, x in ((0.25, 0.25), (0.25, 0.75), (0.75, 0.75)):  # the three slices
+            around = picture[int((y - 0.1) * height) : int((y + 0.1) * height), int((x - 0.1) * width) :][:, :100]
+            assert around.std() > 20
+        assert (page.complaints(), page.layer_errors()) == ([], [])
