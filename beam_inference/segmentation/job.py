@@ -13,7 +13,7 @@ from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.segmentation.labelling import cc3d_library
 from beam_inference.segmentation.work import Components
-from beam_inference.storage import Storage
+from beam_inference.storage import Storage, refuse_credentials
 from beam_inference.stores import place_of_url
 from beam_inference.volumes import Volume, open_volume
 
@@ -60,6 +60,11 @@ def planned(
         UserError: it cannot be done as asked.
     """
     cc3d_library()
+    for url in (source, target):
+        try:
+            refuse_credentials(url)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     volume = open_volume(source, scale=scale, storage=storage)
     if channel is None and volume.channels > 1:
         raise ConfigError(f"{source} has the channels 0 … {volume.channels - 1}: say which with --channel")
