@@ -168,12 +168,14 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", metavar="NAME", help="of OUT; default by its name, else precomputed")
     parser.add_argument("--dataset", metavar="NAME", help="which one of IN, where it holds several")
     parser.add_argument("--scale", type=natural, default=0, metavar="N", help="of an IN with several (default: 0)")
-    parser.add_argument("--block_shape", type=shape, metavar="Z,Y,X", help="of a volume of blocks (default: some 64³)")
-    parser.add_argument("--shard_shape", type=shape, metavar="Z,Y,X", help="a file of many blocks")
+    parser.add_argument(
+        "--block_shape", "--block-shape", type=shape, metavar="Z,Y,X", help="of blocks (default: some 64³)"
+    )
+    parser.add_argument("--shard_shape", "--shard-shape", type=shape, metavar="Z,Y,X", help="a file of many blocks")
     parser.add_argument("--encoding", metavar="NAME", help="of precomputed blocks: raw, png, jpeg, …")
     parser.add_argument("--labels", action="store_true", help="values are names of objects, for precomputed's readers")
     parser.add_argument(
-        "--voxel-size", type=sizes, metavar="Z,Y,X", help="in nm, where IN does not say, or says it wrong"
+        "--voxel-size", "--voxel_size", type=sizes, metavar="Z,Y,X", help="in nm, instead of what IN says"
     )
     parser.add_argument("--offset", type=offset, metavar="Z,Y,X", help="of the first voxel; write --offset=-1,0,0")
     parser.add_argument("--drop", default="", metavar="WHAT", help="what may be lost: offset, voxel-size, or both")

@@ -183,7 +183,7 @@ def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     assert convert(folder, tmp_path / "em", *SIZE) == 2
     assert "this conversion did not begin" in capsys.readouterr().err
     assert convert(folder, tmp_path / "em", *SIZE, "--overwrite") == 0
-    assert convert(folder, tmp_path / "em", "--voxel-size=40,8,8") == 2
+    assert convert(folder, tmp_path / "em", "--voxel_size=40,8,8") == 2
     assert "exists and differs" in capsys.readouterr().err
     (tmp_path / "a.npy").write_text("mine")
     assert convert(folder, tmp_path / "a.npy") == 2
