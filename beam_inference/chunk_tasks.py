@@ -4,7 +4,7 @@ Inference has chunks that own patches, and receipts that prove what was written.
 a stage reads what earlier stages have made complete, and writes whole blocks. What is done is known from small records
 in the state folder of the target, so a job that was killed goes on where it stood::
 
-    KIND/FINGERPRINT/job.json                                   what is made, from what
+    KIND/job.json                                               what is made, from what, and its fingerprint
     KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json     chunk 12 is durably done
     KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json   why 13 could not be; superseded by a done record
 """
@@ -89,6 +89,11 @@ class TaskJob:
     def folder(self) -> str:
         """Where in the state folder this job's records are."""
         return f"{self.kind}/{self.fingerprint[:16]}"
+
+    @property
+    def record(self) -> str:
+        """Where in the state folder it says what is made."""
+        return f"{self.kind}/job.json"
 
     def state(self) -> State:
         """The state folder; only its launches are this job's concern."""

@@ -31,8 +31,8 @@ from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, check_output, create_output, default_bounds, open_output
 from beam_inference.progress import Progress
 from beam_inference.storage import Storage, refuse_credentials
-from beam_inference.stores import local_folder, open_kvstore, place_of_url, read_key, url_of
-from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
+from beam_inference.stores import local_folder, place_of_url, url_of
+from beam_inference.task_runner import begin, check_place, has_begun, print_task_outcome, run_tasks, task_job
 from beam_inference.volume_config import SHARDED_FORMATS, Output
 from beam_inference.volumes import VoxelSizeNm
 
@@ -169,8 +169,7 @@ def _into_blocks(
     exists = open_output(spec) is not None
     description = {"source": source.identity, "target": _recorded(spec), "start": box.start, "chunk": task.shapes.chunk}
     job = task_job("convert", description, url, request.storage, [task])
-    record = read_key(open_kvstore(job.state_url, request.storage), f"{job.folder}/job.json", job.state_url)
-    if exists and record is None and not request.overwrite:
+    if exists and not request.overwrite and not has_begun(job):
         raise StateError(
             f"{request.target} holds a volume that this conversion did not begin: choose another place, or pass "
             "--overwrite to write over it"

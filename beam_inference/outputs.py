@@ -107,8 +107,8 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
         "encoding": _encoding(volume),
         "dtype": volume.dtype.name,
         "channels": volume.channels,
-        "block_shape": list(_read_shape(volume)),
-        "shard_shape": list(volume.block_shape) if volume.block_shape != _read_shape(volume) else None,
+        "block_shape": list(volume.read_shape),
+        "shard_shape": list(volume.block_shape) if volume.block_shape != volume.read_shape else None,
         "voxel_size_nm": [float(f"{size:.6g}") for size in volume.voxel_size_nm or ()],
     }
     expected = {
@@ -182,11 +182,6 @@ def _encoding(volume: Volume) -> str | None:
     """Of a precomputed volume."""
     codec = volume.store.codec.to_json()
     return str(codec["encoding"]) if codec.get("driver") == "neuroglancer_precomputed" else None
-
-
-def _read_shape(volume: Volume) -> Zyx:
-    z, y, x = volume.store.chunk_layout.read_chunk.shape[-3:]
-    return (z, y, x)
 
 
 def _units(voxel_size_nm: VoxelSizeNm) -> list[str | None]:

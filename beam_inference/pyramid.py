@@ -18,8 +18,8 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.grids import ChunkGrid
 from beam_inference.pyramid_levels import Level, covered, grown, levels_above, parts
 from beam_inference.scales import MultiscaleVolume
-from beam_inference.stores import delete_folder, open_kvstore, read_key
-from beam_inference.task_runner import TaskOutcome, begin, run_tasks, task_job
+from beam_inference.stores import delete_folder, open_kvstore
+from beam_inference.task_runner import TaskOutcome, begin, has_begun, run_tasks, task_job
 from beam_inference.volumes import Volume
 
 CHUNK_BYTES = 2**26
@@ -133,7 +133,7 @@ def plan_pyramid(
         raise ConfigError(
             f"--factor={'x'.join(map(str, factor))} makes no smaller volume: give whole numbers, in z, y, x"
         )
-    levels = levels_above(base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), _read_shape(base), factor, count)
+    levels = levels_above(base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, count)
     if not levels:
         raise ConfigError(
             f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one block holds it. "
@@ -151,7 +151,7 @@ def plan_pyramid(
             return math.prod(shape) * cell <= most
 
         chunk = grown(block_shape, level.bounds.shape, fits)
-        part = grown(_read_shape(base), chunk, partial(fits, most=min(chunk_bytes, PART_BYTES)))
+        part = grown(base.read_shape, chunk, partial(fits, most=min(chunk_bytes, PART_BYTES)))
         stages.append(MakeLevel(volume, below, level, ChunkGrid(level.bounds, chunk), part, method))
         below = level
     return Pyramid(
@@ -184,7 +184,7 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
     if overwrite:  # records first: what is listed and has no record is refused, until this was done to its end
         delete_folder(store, job.state_url, f"{job.kind}/")
         volume.remove(pyramid.levels)
-    elif read_key(store, f"{job.folder}/job.json", job.state_url) is None and (taken := volume.listed(pyramid.levels)):
+    elif not has_begun(job) and (taken := volume.listed(pyramid.levels)):
         raise VolumeError(
             f"{volume.url} has {', '.join(level.name for level in taken)} of this pyramid already, made by something "
             "else, or in another way. Pass --overwrite to replace them, or --scale to begin above them."
@@ -207,8 +207,3 @@ def _method(volume: MultiscaleVolume, base: Volume) -> Method:
             "Pass --method=mode for labels, --method=mean for an image."
         )
     return "mean"
-
-
-def _read_shape(volume: Volume) -> Zyx:
-    z, y, x = volume.store.chunk_layout.read_chunk.shape[-3:]
-    return (z, y, x)

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tensorstore as ts
-
 from beam_inference.beam_flags import beam_options, check_options, place_of, workers_of
 from beam_inference.chunk_tasks import ChunkTask, DoStages, TaskJob
 from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, ConfigError, StateError, WorkerFault
@@ -77,19 +75,48 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
     try:
         if overwrite:
             delete_folder(store, job.state_url, f"{job.kind}/")
-        keys = ts.KvStore.KeyRange(f"{job.kind}/", f"{job.kind}0")  # "0" comes after "/"
-        there = persistently("list", job.state_url, lambda: store.list(keys).result(timeout=PATIENCE_SECONDS))
-        others = {key.decode().split("/")[1] for key in there} - {job.fingerprint[:16]}
-        if others:
-            raise StateError(
-                f"{job.state_url}/{job.kind} holds records of another job ({', '.join(sorted(others))}): what it has "
-                "made there would be mixed with this. Use another target, or pass --overwrite to make everything anew."
+        there = _read(store, job)
+        if there.state != "value":
+            text = json.dumps({"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True)
+            generation = there.stamp.generation
+            persistently(
+                "write",
+                f"{job.state_url}/{job.record}",
+                lambda: store.write(job.record, text, if_equal=generation).result(timeout=PATIENCE_SECONDS),
             )
-        text = json.dumps(job.description, indent=1, sort_keys=True)
-        key = f"{job.folder}/job.json"
-        persistently("write", f"{job.state_url}/{key}", lambda: store.write(key, text).result(PATIENCE_SECONDS))
+        found = _fingerprint(_read(store, job))  # a racing launch may have been faster
     except WorkerFault as error:
         raise StateError(f"the state folder of the target cannot be used: {error}") from None
+    if found != job.fingerprint:
+        raise StateError(
+            f"{job.state_url}/{job.kind} holds records of another job ({str(found)[:16]}): what it has made there "
+            "would be mixed with this. Use another target, or pass --overwrite to make everything anew."
+        )
+
+
+def has_begun(job: TaskJob) -> bool:
+    """Whether this very job has begun before.
+
+    Raises:
+        StateError: its state folder cannot be read.
+    """
+    try:
+        return _fingerprint(_read(open_kvstore(job.state_url, job.storage), job)) == job.fingerprint
+    except WorkerFault as error:
+        raise StateError(f"the state folder of the target cannot be used: {error}") from None
+
+
+def _read(store: Any, job: TaskJob) -> Any:
+    url = f"{job.state_url}/{job.record}"
+    return persistently("read", url, lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS))
+
+
+def _fingerprint(found: Any) -> object:
+    """Of the job that a record is of; None if there is none, or it cannot be understood."""
+    try:
+        return json.loads(found.value).get("fingerprint") if found.state == "value" else None
+    except (ValueError, AttributeError):
+        return None
 
 
 def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> TaskOutcome:

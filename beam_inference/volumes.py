@@ -69,6 +69,11 @@ class Volume:
     block_shape: Zyx
     voxel_size_nm: VoxelSizeNm | None
 
+    @property
+    def read_shape(self) -> Zyx:
+        """What is read at once, ZYX: of a shard one of its blocks, else ``block_shape``."""
+        return _last_three(self.store.chunk_layout.read_chunk.shape)
+
     def read(self, box: BoundingBox) -> NDArray[Any]:
         """The voxels of a box inside the bounds: shape (channels, *box.shape), in the stored dtype.
 

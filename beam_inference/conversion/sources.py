@@ -71,7 +71,7 @@ def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
         VolumeError: it cannot be opened.
     """
     volume = open_volume(url, scale=scale, storage=storage)
-    z, y, x = (max(1, int(n)) for n in volume.store.chunk_layout.read_chunk.shape[-3:])
+    z, y, x = (max(1, int(n)) for n in volume.read_shape)
     facts = Facts(volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x))
     return StoredVolume(url, scale, storage, facts, volume.place)
 

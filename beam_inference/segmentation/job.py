@@ -160,7 +160,7 @@ def _comparable(threshold: float | None, dtype: np.dtype[Any]) -> float | None:
 
 
 def _default_block(volume: Volume) -> Zyx:
-    z, y, x = (size if size <= _SIDE else _BLOCK_SIDE for size in volume.store.chunk_layout.read_chunk.shape[-3:])
+    z, y, x = (size if size <= _SIDE else _BLOCK_SIDE for size in volume.read_shape)
     return (z, y, x)
 
 
