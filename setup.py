@@ -29,6 +29,7 @@ setup(
         "rich>=13.7",
         "safetensors>=0.4",
         "scipy>=1.13",
+        "shtab>=1.7",
         "tenacity>=8.3",
         "tensorstore>=0.1.80",
         "torch>=2.8",

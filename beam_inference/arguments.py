@@ -15,6 +15,7 @@ from beam_inference.accelerators import add_gpu_flags
 from beam_inference.shared_arguments import (
     EXIT_CODES,
     Subparsers,
+    add_command,
     add_debug,
     add_logging,
     gib,
@@ -25,13 +26,6 @@ from beam_inference.shared_arguments import (
     share,
 )
 from beam_inference.volume_arguments import add_volume_commands
-
-_VIEW_EPILOG = """\
-examples:
-  beam-inference view job.yaml
-  beam-inference view job.yaml segments --no-open --port=9000
-  beam-inference view gs://bucket/em gs://bucket/affinities
-"""
 
 
 def command_parser() -> argparse.ArgumentParser:
@@ -46,7 +40,14 @@ def command_parser() -> argparse.ArgumentParser:
     parser.set_defaults(takes_beam_flags=False)
     subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    plan = subparsers.add_parser("plan", help="show what a job comes to; submits nothing", allow_abbrev=False)
+    plan = add_command(
+        subparsers,
+        "plan",
+        "show what a job comes to; submits nothing",
+        "job.yaml",
+        "job.yaml --suggest --workers 16 --worker-memory 8 --write",
+        "job.yaml --calibrate --workers 16 --worker-price 0.40",
+    )
     _add_job(plan)
     plan.add_argument("--suggest", action="store_true", help="the best chunk shape for each seam mode")
     plan.add_argument(
@@ -65,32 +66,37 @@ def command_parser() -> argparse.ArgumentParser:
     plan.add_argument("--write", action="store_true", help="put the suggested chunk_shape into the job file")
     plan.set_defaults(command=commands.plan)
 
-    run = subparsers.add_parser(
+    run = add_command(
+        subparsers,
         "run",
-        help="run a job, or what is missing of it",
+        "run a job, or what is missing of it",
+        "job.yaml",
+        "job.yaml --sample 0.001",
+        "job.yaml --chunks quarantine.jsonl",
+        "gs://bucket/job.yaml --runner=DataflowRunner --project=… --region=… --sdk_container_image=…",
         description="Run a job, or what is missing of it. Any flag of Apache Beam may follow, such as --runner=…",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     run.add_argument("job", metavar="JOB.YAML", help="the job file")
     _add_run_flags(run)
     run.set_defaults(command=commands.run, takes_beam_flags=True)
 
-    status = subparsers.add_parser(
-        "status", help="how far a job is, on any runner, seen from any machine", allow_abbrev=False
+    status = add_command(
+        subparsers, "status", "how far a job is, on any runner, seen from any machine", "job.yaml", "job.yaml --watch"
     )
     _add_job(status)
     status.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
     status.set_defaults(command=commands.status)
 
-    verify = subparsers.add_parser("verify", help="is a job complete? exit 0 only if it is", allow_abbrev=False)
+    verify = add_command(subparsers, "verify", "is a job complete? exit 0 only if it is", "job.yaml", "job.yaml --deep")
     _add_job(verify)
     verify.add_argument("--deep", action="store_true", help="read every chunk back and compare its checksum")
     verify.set_defaults(command=commands.verify)
 
-    mosaic = subparsers.add_parser(
-        "mosaic", help="draw some finished chunks, input beside output, as a picture", allow_abbrev=False
+    mosaic = add_command(
+        subparsers,
+        "mosaic",
+        "draw some finished chunks, input beside output, as a picture",
+        "job.yaml --to mosaic.png --count 25",
     )
     _add_job(mosaic)
     mosaic.add_argument("--to", default="mosaic.png", metavar="FILE.PNG", help="(default: mosaic.png)")
@@ -100,31 +106,39 @@ def command_parser() -> argparse.ArgumentParser:
     _add_report(subparsers)
     _add_view(subparsers)
 
-    clean = subparsers.add_parser(
-        "clean", help="remove seam files that a complete job has left behind", allow_abbrev=False
-    )
+    clean = add_command(subparsers, "clean", "remove seam files that a complete job has left behind", "job.yaml")
     _add_job(clean)
     clean.set_defaults(command=commands.clean)
 
     add_volume_commands(subparsers)
 
-    demo = subparsers.add_parser("demo", help="segment a brain MRI template, end to end", allow_abbrev=False)
+    demo = add_command(subparsers, "demo", "segment a brain MRI template, end to end", "demo-output")
     demo.add_argument("folder", nargs="?", default="demo-output", help="where to put it (default: demo-output)")
     add_debug(demo)
     demo.set_defaults(command=commands.demo)
 
-    schema = subparsers.add_parser("schema", help="print the job file's JSON schema", allow_abbrev=False)
+    schema = add_command(subparsers, "schema", "print the job file's JSON schema", "> job.schema.json")
     schema.set_defaults(command=commands.schema)
+
+    completion = add_command(
+        subparsers,
+        "completion",
+        "print what makes a shell complete these words",
+        "bash > ~/.local/share/bash-completion/completions/beam-inference",
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(command=commands.completion, parser=parser)
     return parser
 
 
-def _add_view(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    view = subparsers.add_parser(
+def _add_view(subparsers: Subparsers) -> None:
+    view = add_command(
+        subparsers,
         "view",
-        help="look at a job and at volumes in Neuroglancer, in the browser; also while the job runs",
-        epilog=_VIEW_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+        "look at a job and at volumes in Neuroglancer, in the browser; also while the job runs",
+        "job.yaml",
+        "job.yaml segments --no-open --port=9000",
+        "gs://bucket/em gs://bucket/affinities",
     )
     view.add_argument("things", nargs="+", metavar="JOB_OR_VOLUME", help="a job file, and volumes: paths or URLs")
     view.add_argument("--patches", action="store_true", help="show the patch lattice, too, around the middle")
@@ -142,12 +156,12 @@ def _add_view(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _add_report(subparsers: Subparsers) -> None:
-    report = subparsers.add_parser(
+    report = add_command(
+        subparsers,
         "report",
-        help="write a page about a job: result, seams, speed, quarantine, hours",
+        "write a page about a job: result, seams, speed, quarantine, hours",
+        "job.yaml --to report.html --worker-price 0.40",
         description="Write a page (HTML, one file) about a job that has run or runs: what it made, how it went.",
-        epilog="beam-inference report job.yaml --to report.html --worker-price 0.40",
-        allow_abbrev=False,
     )
     _add_job(report)
     report.add_argument("--to", default="report.html", metavar="FILE.HTML", help="(default: report.html)")

@@ -282,3 +282,11 @@ def schema(_: argparse.Namespace) -> int:
 
     print(json.dumps(JobConfig.model_json_schema(), indent=2))
     return COMPLETE
+
+
+def completion(known: argparse.Namespace) -> int:
+    """Print what makes a shell complete the words of a command."""
+    import shtab
+
+    print(shtab.complete(known.parser, known.shell))
+    return COMPLETE

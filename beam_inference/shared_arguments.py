@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
+import textwrap
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeAlias, TypeVar
 
 Number = TypeVar("Number", int, float)
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 EXIT_CODES = """\
 exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within job.max_failed_chunks,
 130 interrupted
 """
-Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
@@ -51,6 +52,21 @@ share = number(float, lambda share: 0 < share <= 1, "a share above 0 and at most
 shape = triple(positive)
 sizes = triple(number(float, lambda number: 0 < number < float("inf"), "a size in nm"))
 offset = triple(number(int, lambda _: True, "a whole number"))
+
+
+def add_command(
+    subparsers: Subparsers, name: str, help: str, *examples: str, description: str | None = None
+) -> argparse.ArgumentParser:
+    """A command's parser; ``examples`` are what may be typed after ``beam-inference``."""
+    lines = "".join(f"\n  beam-inference {name} {words}".rstrip() for words in examples)
+    return subparsers.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", 100),
+        epilog=f"{'examples' if len(examples) > 1 else 'example'}:{lines}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
 
 
 def add_logging(parser: argparse.ArgumentParser) -> None:

@@ -2,45 +2,37 @@
 
 from __future__ import annotations
 
-import argparse
-
 from beam_inference import volume_commands as commands
-from beam_inference.shared_arguments import EXIT_CODES, Subparsers, add_logging, natural, offset, positive, shape, sizes
+from beam_inference.shared_arguments import (
+    Subparsers,
+    add_command,
+    add_logging,
+    natural,
+    offset,
+    positive,
+    shape,
+    sizes,
+)
 
 
 def add_volume_commands(subparsers: Subparsers) -> None:
     """Each with its flags."""
-    _add_pyramid(subparsers.add_parser("pyramid", help="make coarser levels of a volume", allow_abbrev=False))
-    _add_thumbnail(subparsers.add_parser("thumbnail", help="draw planes of a coarse level", allow_abbrev=False))
+    _add_convert(subparsers)
+    _add_levels(subparsers)
+    _add_pyramid(subparsers)
+    _add_thumbnail(subparsers)
     _add_components(subparsers)
-    _add_levels(subparsers.add_parser("levels", help="count a volume's values, for a contrast", allow_abbrev=False))
 
-    _add_convert(
-        subparsers.add_parser(
-            "convert",
-            help="convert a volume from one format into another",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+
+def _add_pyramid(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "pyramid",
+        "make coarser levels of a volume",
+        "gs://bucket/em --dry-run",
+        "segmentation --method=mode --factor=1x2x2 --levels=3",
+        description="Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow.",
     )
-
-
-_COMPONENTS_EPILOG = """\
-examples:
-  beam-inference components boundaries objects --threshold 0.5 --min-size 100
-  beam-inference components gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner …
-"""
-
-
-def _add_pyramid(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Make coarser levels of a volume, or what is missing of them. Any flag of Apache Beam may follow."
-    )
-    parser.epilog = (
-        "examples: beam-inference pyramid gs://bucket/em --dry-run\n"
-        "          beam-inference pyramid segmentation --method=mode --factor=1x2x2 --levels=3"
-    )
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL")
     parser.add_argument(
         "--method",
@@ -65,8 +57,10 @@ def _add_pyramid(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.pyramid, takes_beam_flags=True)
 
 
-def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "example: beam-inference thumbnail gs://bucket/affinities --to affinities.png"
+def _add_thumbnail(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers, "thumbnail", "draw planes of a coarse level", "gs://bucket/affinities --to affinities.png"
+    )
     parser.add_argument("volume", metavar="VOLUME", help="a volume, a path or URL")
     parser.add_argument("--to", default="thumbnail.png", metavar="FILE.PNG", help="(default: thumbnail.png)")
     parser.add_argument("--planes", type=positive, default=16, metavar="N", help="at most (default: 16)")
@@ -75,14 +69,14 @@ def _add_thumbnail(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_components(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
+    parser = add_command(
+        subparsers,
         "components",
-        help="connected components of a map or a segmentation, exact across chunks",
+        "connected components of a map or a segmentation, exact across chunks",
+        "boundaries objects --threshold 0.5 --min-size 100",
+        "gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner",
         description="Label the connected components of a volume, as if all of it were in memory. Any flag of Apache "
         "Beam may follow.",
-        epilog=_COMPONENTS_EPILOG + "\n" + EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
     parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
@@ -138,12 +132,15 @@ def _add_components(subparsers: Subparsers) -> None:
     parser.set_defaults(command=commands.components, takes_beam_flags=True)
 
 
-def _add_levels(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Count a volume's values, of the whole and of each section along z, and write their quantiles to a file, which "
-        "model.normalize: {levels: FILE} of a job makes a contrast of. Any flag of Apache Beam may follow."
+def _add_levels(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "levels",
+        "count a volume's values, for a contrast",
+        "gs://bucket/em --to levels.json",
+        description="Count a volume's values, of the whole and of each section along z, and write their quantiles to a "
+        "file, of which model.normalize: {levels: FILE} of a job makes a contrast. Any flag of Apache Beam may follow.",
     )
-    parser.epilog = "example: beam-inference levels gs://bucket/em --to levels.json"
     parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
     parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
     parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
@@ -152,16 +149,15 @@ def _add_levels(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 
 
-def _add_convert(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5. Into volumes\n"
-        "of blocks as a Beam job, whose flags may follow, such as --runner=…"
-    )
-    parser.epilog = (
-        "examples:\n"
-        "  beam-inference convert 'slices/*.png' em --voxel-size 40,4,4\n"
-        "  beam-inference convert gs://bucket/em em.h5:raw --scale 2\n"
-        "Given again, a conversion into blocks that was killed goes on."
+def _add_convert(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "convert",
+        "convert a volume from one format into another",
+        "'slices/*.png' em --voxel-size 40,4,4",
+        "gs://bucket/em em.h5:raw --scale 2",
+        description="Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, zarr, N5; "
+        "into volumes of blocks as a Beam job, whose flags may follow. Given again, one that was killed goes on.",
     )
     parser.add_argument("source", metavar="IN", help="a file, a folder or a quoted glob of slices, or a volume's URL")
     parser.add_argument("target", metavar="OUT", help="a path or URL; a file where its name ends with .tif, .h5, …")
