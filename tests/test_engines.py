@@ -217,9 +217,8 @@ def run_job(folder, values):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "engine", ["auto", *(pytest.param(e, marks=pytest.mark.slow) for e in ("onnxruntime", "compile"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime", "compile"])
 def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine, capsys):
     volumes = []
     for chunk_shape, batch_size in [((16, 32, 64), 4), ((11, 64, 32), 4)]:

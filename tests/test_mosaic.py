@@ -21,7 +21,7 @@ def test_the_finished_chunks_of_a_job_are_drawn(volume_in, tmp_path, capsys, cha
     model = toy("three" if channels == 3 else "position" if channels == 2 else "same", output_channels=channels)
     job = str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", model=model)))
     assert main(["mosaic", job, "--to", str(tmp_path / "m.png")]) == 2
-    assert "holds no receipt" in capsys.readouterr().err
+    assert "holds no job" in capsys.readouterr().err
     assert main(["run", job]) == 0
     assert main(["mosaic", job, "--to", str(tmp_path / "m.png"), "--count", "5"]) == 0
     assert "5 of 18 finished chunks" in capsys.readouterr().out

@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from helpers import job_values
 
 from beam_inference import run_job
@@ -14,6 +15,7 @@ def test_a_job_from_python(volume_in, tmp_path):
     assert outcome.summary.done == 18
 
 
+@pytest.mark.slow
 def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
     code = """
 import sys, time

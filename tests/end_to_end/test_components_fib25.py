@@ -49,6 +49,7 @@ def without_small(components: np.ndarray, min_size: int) -> np.ndarray:
     return np.where(stays, np.cumsum(stays), 0)[components]
 
 
+@pytest.mark.slow
 def test_a_crop_by_the_command(labels, tmp_path, capsys):
     crop = labels[CROP]
     source = write_volume(tmp_path / "in", crop, (5, -7, 11), block_shape=(32, 32, 32))

@@ -66,7 +66,8 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, clus
     assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
 
 
-@pytest.mark.parametrize("fixture", [pytest.param("slow_job", marks=pytest.mark.slow), "slow_exchange_job"])
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", ["slow_job", "slow_exchange_job"])
 def test_a_worker_process_is_killed(request, fixture, cluster, tmp_path):
     path, expected = request.getfixturevalue(fixture)
     command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]

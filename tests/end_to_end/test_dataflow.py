@@ -191,6 +191,7 @@ def test_a_gpu_job_as_the_flex_launcher_starts_it(installed, fib25, tmp_path):
     assert resolved["config"]["inference"]["device"] == "cuda"
 
 
+@pytest.mark.slow
 def test_a_staged_template_is_judged_by_its_own_last_step(installed, fib25, tmp_path):
     """No launcher is left when a Flex Template's job ends: too many quarantined chunks must fail the job itself."""
     with google(installed, tmp_path) as cloud:

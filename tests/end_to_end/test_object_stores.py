@@ -164,6 +164,7 @@ def test_input_model_and_job_file_over_http(volume_in, trained, local, served, t
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), local)
 
 
+@pytest.mark.slow
 def test_a_store_that_is_not_there_is_told_of_soon(job, capsys):
     path = job(input={"path": "gs://bucket/em"}, storage={"gcs": {"endpoint": "http://localhost:1"}})
     assert main(["run", path]) == 2
@@ -208,6 +209,7 @@ def test_a_worker_refuses_a_network_that_was_changed_since_launch(volume_in, tra
         Worker(launch)
 
 
+@pytest.mark.slow
 def test_factories_come_from_object_stores_too(volume_in, served, tmp_path):
     shutil.copy(TOYS, tmp_path / "toys.py")
     values = job_values(volume_in, tmp_path / "out", model={"path": f"{served}/toys.py:same"})
