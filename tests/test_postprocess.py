@@ -15,8 +15,9 @@ from beam_inference.cli import main
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.job_file import parse_job
 from beam_inference.mask import Mask
-from beam_inference.operator_config import channels_after
+from beam_inference.operator_config import channels_after, total_halo
 from beam_inference.operators.postprocess import applied, opened
+from beam_inference.plan import make_plan
 from beam_inference.volumes import open_volume
 from beam_inference.worker import Worker
 
@@ -26,9 +27,9 @@ INPUT[:, 8:24, :20] = 0
 MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
 
 
-def parsed(operators, tmp_path):
+def parsed(operators, tmp_path, dtype="float32"):
     config = parse_job(
-        job_values("in", "out", model=MODEL, output={"dtype": "float32"}) | {"postprocess": operators}, tmp_path
+        job_values("in", "out", model=MODEL, output={"dtype": dtype}) | {"postprocess": operators}, tmp_path
     )
     return config.postprocess
 
@@ -172,6 +173,53 @@ def test_operators_are_part_of_the_fingerprint(tmp_path):
 def test_channels_of_the_result_are_those_of_the_last_operator(tmp_path):
     operators = parsed([{"operator": "select", "channels": [0, 0, 1, 2]}], tmp_path)
     assert channels_after(operators, 3) == 4
+
+
+@given(
+    st.tuples(*[st.integers(1, 3)] * 3),
+    st.tuples(*[st.sampled_from([0.0, 0.3, 0.8, 1.7])] * 3),
+    st.tuples(*[st.integers(0, 5)] * 3),
+    st.tuples(*[st.integers(-7, 7)] * 3),
+    st.sampled_from(["recompute", "crop"]),
+    st.sampled_from(
+        [
+            [],
+            [{"operator": "argmax"}],
+            [{"operator": "select", "channels": [1]}],
+            [{"operator": "threshold", "at": 0.5}],
+        ]
+    ),
+)
+def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context, start, seams, then):
+    """Of what operators make of any values: chunks of a few blocks against the whole domain at once."""
+    operators = parsed(
+        [{"operator": "smooth", "sigma": list(sigma)}, *then],
+        tmp_path_factory.getbasetemp(),
+        dtype="uint8" if then and then[0]["operator"] != "select" else "float32",
+    )
+    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, (21, 19, 23), strict=True)))
+    roi = BoundingBox(tuple(a + 5 for a in start), tuple(b - 4 for b in volume.stop))
+    plan = make_plan(
+        volume=volume,
+        roi=roi,
+        context=context,
+        patch_shape=(6, 5, 7),
+        patch_overlap=(2, 1, 3),
+        chunk_shape=tuple(4 * n for n in blocks),
+        crop_margin=(0, 0, 0),
+        seams=seams,
+        chunk_crop_margin=(1, 1, 1) if seams == "crop" else (0, 0, 0),
+        block_shape=(4, 4, 4),
+        halo=total_halo(operators),
+    )
+    domain = plan.lattice.domain
+    values = np.random.default_rng(sum(start) + 99).random((2, *domain.shape), np.float32)
+    whole = applied(opened(operators), values)[(slice(None), *roi.slices_in(domain))]
+    for index in range(plan.chunks.count):
+        core, box = plan.chunks.core_box(index), plan.work(index).core_box
+        part = applied(opened(operators), values[(slice(None), *box.slices_in(domain))])
+        found = part[(slice(None), *core.slices_in(box))]
+        np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
 
 
 WANTED = np.zeros((20, 12, 25), np.uint8)
