@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from beam_inference.normalize_config import Normalize
-from beam_inference.operator_config import Mask, Operator, channels_after, gives_labels, total_halo
+from beam_inference.operator_config import Mask, Operator, channels_after, gives_labels, largest_label, total_halo
 from beam_inference.storage import Count, Model, Natural, Storage, Url, WritableUrl
 from beam_inference.volume_config import (
     INTEGER_DTYPES,
@@ -218,6 +219,10 @@ class JobConfig(Model):
                 "the last operator of postprocess gives whole numbers, which are written as they are: write an integer "
                 "output.dtype, and no output.value_range"
             )
+        if self.gives_labels:
+            largest = largest_label(self.postprocess, model.output_channels)
+            if largest > np.iinfo(self.output.dtype).max:
+                raise ValueError(f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold")
         if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
             raise ValueError(f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make")
         if model.dims == 2 and inference.patch_shape[0] != 1:

@@ -72,7 +72,9 @@ def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
         )
         if not is_group:
             return Found(driver, [Scale(whole, None, None)])
-        image = levels(metadata.get("attributes", {}) if driver == "zarr3" else metadata, url) if driver != "n5" else []
+        image = (
+            levels(metadata.get("attributes") or {} if driver == "zarr3" else metadata, url) if driver != "n5" else []
+        )
         if not image:
             raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}")
         return Found(
@@ -101,9 +103,14 @@ def json_object(store: Any, key: str, url: str) -> dict[str, Any]:
 
 def _precomputed_scales(info: dict[str, Any], url: str) -> list[dict[str, Any]]:
     scales = info.get("scales")
-    if not isinstance(scales, list) or not scales or not all(isinstance(s, dict) and "resolution" in s for s in scales):
+    if not isinstance(scales, list) or not scales or not all(map(_has_resolution, scales)):
         raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
     return scales
+
+
+def _has_resolution(scale: object) -> bool:
+    size = scale.get("resolution") if isinstance(scale, dict) else None
+    return isinstance(size, list) and len(size) == 3 and all(isinstance(each, (int, float)) for each in size)
 
 
 def _parsed_object(text: bytes, name: str) -> dict[str, Any]:

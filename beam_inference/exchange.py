@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Container, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED
@@ -70,7 +71,7 @@ class SeamExchange:
             todo,
             self._read_owned,
             self._infer_owned,
-            lambda index, core: self._write_sums(index, core, needed),
+            lambda index, computed: self._write_sums(index, computed, needed),
             worker.quarantine,
             worker.should_stop,
         )
@@ -101,7 +102,8 @@ class SeamExchange:
         summed = self._summed(sorted({*missing, *(c for index in missing for c in plan.contributors(index))}))
         for index in missing:
             if worker.is_masked(index):
-                yield worker.write_blank(index)
+                if not worker.should_stop():
+                    yield worker.write_blank(index)
                 continue
             absent = [contributor for contributor in plan.contributors(index) if contributor not in summed]
             if not absent:
@@ -132,22 +134,24 @@ class SeamExchange:
         assert work is not None  # who owns nothing has no receivers
         return self._worker.read(index, work.input_box)
 
-    def _infer_owned(self, index: int, cutout: Cutout) -> Core:
-        work = self._job.plan.owned_work(index)
+    def _infer_owned(self, index: int, cutout: Cutout) -> tuple[Core, NDArray[Any] | None]:
+        """The sums, and what nobody else adds to, as it is written."""
+        work, private = self._job.plan.owned_work(index), self._job.plan.private_box(index)
         assert work is not None
-        return self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
+        core = self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
+        if private is None:
+            return core, None
+        sums = core.array[(slice(None), *private.slices_in(work.core_box))].copy()
+        return core, self._worker.finishing.encoded(sums, private, private)
 
-    def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
+    def _write_sums(self, index: int, computed: tuple[Core, NDArray[Any] | None], needed: Container[int]) -> Record:
         plan, start = self._job.plan, time.perf_counter()
-        work, private = plan.owned_work(index), plan.private_box(index)
-        assert work is not None
+        private, (core, own) = plan.private_box(index), computed
         for receiver, arrays in cut(plan, index, core.array):
             if receiver in needed:
                 self._files.write(receiver, index, arrays)
         parts, attempts, written = [], 1, 0
-        if private is not None:
-            sums = core.array[(slice(None), *private.slices_in(work.core_box))].copy()
-            own = self._worker.finishing.encoded(sums, private, private)
+        if private is not None and own is not None:
             part, attempts = self._worker.write(index, private, own)
             parts, written = [part], own.nbytes
         seconds = core.seconds | {"write": time.perf_counter() - start}

@@ -20,6 +20,10 @@ from beam_inference.resolved_job import ResolvedJob
 logger = logging.getLogger(__name__)
 
 
+STAGE = "postprocess"
+"""Of a chunk's fault: an operator failed."""
+
+
 class Finishing:
     """What a job does to values after its network; opened once per process."""
 
@@ -40,6 +44,7 @@ class Finishing:
         """What is written at ``core``, of values of ``box`` around it, (C, Z, Y, X), that left the device so.
 
         Raises:
+            ChunkFault: an operator fails on these values.
             WorkerFault: the mask cannot be read.
         """
         if self._operators:
@@ -49,10 +54,22 @@ class Finishing:
 
     def encoded(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
         """The same of float32 values."""
-        values = applied(self._operators, values)[(slice(None), *core.slices_in(box))]
+        values = self._operated(values)[(slice(None), *core.slices_in(box))]
         array = quantize(values, self._encoding.dtype, self._encoding.value_range)
         self._fill_masked(array, core)
         return array
+
+    def _operated(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self._operators:
+            return values
+        try:
+            values = applied(self._operators, values)
+        except Exception as error:  # a function of the user's may raise anything; other chunks may be right
+            cause = " ".join(str(error).split())[:500] or type(error).__name__
+            raise ChunkFault(f"postprocess: {type(error).__name__}: {cause}", STAGE, 1) from error
+        if not np.isfinite(values).all():
+            raise ChunkFault("postprocess gives NaN or infinite values", STAGE, 1)
+        return values
 
     def is_masked(self, box: BoundingBox) -> bool:
         """Whether the output is wanted nowhere in a box."""

@@ -23,7 +23,7 @@ from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFa
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
-from beam_inference.normalize_config import Contrast
+from beam_inference.normalize_config import Affine, Contrast, Sections
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
 from beam_inference.predictors import (
@@ -141,8 +141,8 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
         StateError: ``config`` is another job.
     """
     config = definite(_as_decided(config, before), THIS_PROCESS)
-    if isinstance(config.model.normalize, Contrast):  # of what its file said at the launch
-        normalize = before.config.model.normalize
+    normalize = before.config.model.normalize
+    if isinstance(config.model.normalize, Contrast) and isinstance(normalize, (Affine, Sections)):  # what it came to
         config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
     here, there = config.inference, before.config.inference
     for key in ("device", "engine", "precision", "threads"):  # what the engine, which is not loaded, would tell

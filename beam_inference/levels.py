@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -25,12 +26,13 @@ from beam_inference.storage import Storage
 from beam_inference.stores import (
     PATIENCE_SECONDS,
     again_if_failed,
-    delete_folder,
     open_kvstore,
     persistently,
     read_file,
 )
 from beam_inference.volumes import Volume, open_volume
+
+logger = logging.getLogger(__name__)
 
 QUANTILES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 CHUNK_VOXELS = 2**25
@@ -78,7 +80,7 @@ def load_levels(url: str, storage: Storage) -> Levels:
 
 
 def decided(contrast: Contrast, volume: Volume, storage: Storage) -> Affine | Sections:
-    """What a contrast comes to on a volume.
+    """What a contrast comes to on a volume; a file that was made of another place is warned about.
 
     Raises:
         ConfigError: the levels are of another volume, do not hold these quantiles, or are one value only.
@@ -96,6 +98,8 @@ def decided(contrast: Contrast, volume: Volume, storage: Storage) -> Affine | Se
             f"model.normalize: low {contrast.low:g} and high {contrast.high:g} must be two of the quantiles that "
             f"{contrast.levels} holds, low < high: {', '.join(f'{quantile:g}' for quantile in levels.quantiles)}"
         )
+    if levels.input not in (volume.url, ""):
+        logger.warning("%s was made of %s, the input is %s", contrast.levels, levels.input, volume.url)
     low, high = (levels.quantiles.index(quantile) for quantile in (contrast.low, contrast.high))
     if contrast.by == "section":  # a section of one value is 0 throughout
         pairs = [(float(of[low]), float(max(of[high], of[low] + 1))) for of in levels.sections]
@@ -122,7 +126,7 @@ class CountValues:
 
     Attributes:
         path, scale, channel, storage: the volume, as :func:`beam_inference.volumes.open_volume` takes it.
-        counts_url: a folder for the counts, which :class:`SumCounts` removes.
+        counts_url: a folder for the counts; they may be removed once all is done.
         chunks: of the volume.
     """
 
@@ -207,7 +211,6 @@ class SumCounts:
                 f"{folder}/{name}",
                 lambda: target.write(name, levels.model_dump_json()).result(timeout=PATIENCE_SECONDS),
             )
-            delete_folder(store, counting.counts_url)
 
         return do
 
@@ -223,17 +226,18 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
             f"levels are counted of 8-bit and 16-bit integers; {volume.url} holds {volume.dtype.name}: write "
             "model.normalize: {scale: …, offset: …, clip: …} by hand"
         )
-    z, y, x = (min(b, n) for b, n in zip(volume.block_shape, volume.bounds.shape, strict=True))
-    x *= max(1, min(-(-volume.bounds.shape[2] // x), CHUNK_VOXELS // (z * y * x)))
-    y *= max(1, min(-(-volume.bounds.shape[1] // y), CHUNK_VOXELS // (z * y * x)))
+    z, y, x = (min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True))
+    x *= max(1, min(-(-volume.bounds.shape[2] // x), CHUNK_VOXELS // (volume.channels * z * y * x)))
+    y *= max(1, min(-(-volume.bounds.shape[1] // y), CHUNK_VOXELS // (volume.channels * z * y * x)))
     return ChunkGrid(volume.bounds, (z, y, x))
 
 
 def counted(array: NDArray[Any]) -> NDArray[np.int64]:
     """How often each value of an 8-bit or 16-bit dtype occurs in each section of (C, Z, Y, X): (Z, values)."""
     size = 2 ** (8 * array.dtype.itemsize)
-    shifted = array.astype(np.int64) - _lowest(array.dtype)
-    return np.stack([np.bincount(section.ravel(), minlength=size) for section in shifted.swapaxes(0, 1)])
+    lowest = _lowest(array.dtype)
+    sections = array.swapaxes(0, 1)  # one at a time: numbers to count by take eight bytes each
+    return np.stack([np.bincount(section.ravel().astype(np.int64) - lowest, minlength=size) for section in sections])
 
 
 def values_at(quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]) -> list[int]:

@@ -35,7 +35,8 @@ def levels(attributes: dict[str, Any], url: str) -> list[Level]:
     Raises:
         VolumeError: the metadata are there, and damaged.
     """
-    multiscales = attributes.get("ome", attributes).get("multiscales")
+    image = attributes.get("ome", attributes)
+    multiscales = image.get("multiscales") if isinstance(image, dict) else None
     if not multiscales:
         return []
     try:
@@ -54,7 +55,7 @@ def levels(attributes: dict[str, Any], url: str) -> list[Level]:
             )
             for dataset in first["datasets"]
         ]
-    except (KeyError, TypeError, IndexError, ValueError) as error:
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise VolumeError(
             f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: {error!r}"
         ) from None

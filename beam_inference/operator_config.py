@@ -74,7 +74,7 @@ class Mask(Model):
     path: Url = Field(description="a volume of one channel and any voxel size; beyond its bounds it counts as zero")
     scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
     inverse: bool = Field(False, description="the output is wanted where the volume is zero, instead")
-    fill_value: FiniteFloat = Field(0.0, description="what is written elsewhere, in stored units")
+    fill_value: int | FiniteFloat = Field(0, description="what is written elsewhere, in stored units")
 
 
 def total_halo(operators: list[Operator]) -> tuple[int, int, int]:
@@ -105,6 +105,16 @@ def channels_after(operators: list[Operator], channels: int) -> int:
                 )
             channels = 1
     return channels
+
+
+def largest_label(operators: list[Operator], channels: int) -> int:
+    """The largest value that operators which give labels can give, of ``channels`` of the network."""
+    return channels_after(operators[:-1], channels) - 1 if isinstance(operators[-1], Argmax) else 1
+
+
+def most_channels(operators: list[Operator], channels: int) -> int:
+    """The most channels that are held at a time."""
+    return max(channels, *(channels_after(operators[:count], channels) for count in range(len(operators) + 1)))
 
 
 def gives_labels(operators: list[Operator]) -> bool:

@@ -116,7 +116,7 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
         "dtype": spec.dtype,
         "channels": spec.channels,
         "block_shape": list(spec.block_shape),
-        "shard_shape": list(spec.write_shape) if spec.write_shape != spec.block_shape else None,
+        "shard_shape": _clipped_shard(spec, volume),
         "voxel_size_nm": [float(f"{size:.6g}") for size in spec.voxel_size_nm],
     }
     differing = [f"{key} is {there[key]}, the job says {expected[key]}" for key in there if there[key] != expected[key]]
@@ -126,6 +126,15 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
             "Choose another output.path, or change the job to agree with it."
         )
     return volume
+
+
+def _clipped_shard(spec: OutputSpec, volume: Volume) -> list[int] | None:
+    """What a volume says of its shards: those of precomputed volumes end with the volume's last block."""
+    shape = list(spec.write_shape)
+    if spec.format == "precomputed":
+        extents = zip(shape, volume.bounds.shape, spec.block_shape, strict=True)
+        shape = [min(shard, -(-extent // block) * block) for shard, extent, block in extents]
+    return shape if shape != list(spec.block_shape) else None
 
 
 def create_output(spec: OutputSpec) -> Volume:

@@ -18,6 +18,9 @@ from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
 from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
 
+_TOLD = 120
+"""Characters of a value that are told of a difference."""
+
 
 class Frozen(BaseModel):
     """A record as it stands in JSON: frozen, and strict about unknown keys."""
@@ -152,11 +155,16 @@ class ResolvedJob(Frozen):
         for section, values in self.identity.items():
             theirs = other.identity[section]
             lines += [
-                f"{section}.{key}: {values.get(key)} here, {theirs.get(key)} there"
+                f"{section}.{key}: {_short(values.get(key))} here, {_short(theirs.get(key))} there"
                 for key in sorted({*values, *theirs})
                 if values.get(key) != theirs.get(key)
             ]
         return lines
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= _TOLD else f"{text[:_TOLD]}…"
 
 
 def _factory_name(path: str) -> str | None:

@@ -7,7 +7,11 @@ share a shard. (Specification: "Neuroglancer Precomputed volume format", sharded
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import AlignmentError
@@ -58,6 +62,40 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict
         "minishard_index_encoding": "gzip",
         "data_encoding": "gzip",
     }
+
+
+def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -> list[str]:
+    """Keys of the shards of a scale, given its metadata, of which ``array`` (C, Z, Y, X), all of ``box``, is zero."""
+    z, y, x = scale["chunk_size"][::-1]
+    size, origin = scale["size"][::-1], scale["voxel_offset"][::-1]
+    bounds = BoundingBox(tuple(origin), tuple(a + n for a, n in zip(origin, size, strict=True)))
+    sharding = scale["sharding"]
+    low = sharding["preshift_bits"] + sharding["minishard_bits"]
+    shards = ChunkGrid(bounds, shard_shapes(bounds.shape, (z, y, x))[low])
+    blocks = ChunkGrid(bounds, (z, y, x)).shape
+    first, last = (
+        [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]
+        for corner in (box.start, tuple(stop - 1 for stop in box.stop))
+    )
+    keys = []
+    for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
+        here = shards.core_box(shards.index(position)).intersection(box)
+        if not np.any(array[(slice(None), *here.slices_in(box))]):
+            steps = [p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)]
+            number = _morton(steps, blocks) >> low
+            keys.append(f"{scale['key']}/{number:0{-(-sharding['shard_bits'] // 4)}x}.shard")
+    return keys
+
+
+def _morton(position: list[int], blocks: Zyx) -> int:
+    """The compressed Morton code of a block, ZYX."""
+    code = bit = 0
+    for level in range(max(blocks).bit_length()):
+        for axis in (2, 1, 0):
+            if 2**level < blocks[axis]:
+                code |= (position[axis] >> level & 1) << bit
+                bit += 1
+    return code
 
 
 def _volume(shape: Zyx) -> int:

@@ -128,7 +128,7 @@ class QuarantineRecord(Frozen):
     Attributes:
         chunk: its index.
         box: its core box. input_box: what it reads.
-        stage: "read", "infer", or "seams": what it shares voxels with could not be done.
+        stage: "read", "infer", "postprocess", or "seams": what it shares voxels with could not be done.
         cause: the error.
         attempts: how often it was tried.
         fingerprint: of the job.

@@ -249,6 +249,15 @@ def place_of_store(store: Any) -> str:
     return json.dumps({key: value for key, value in spec.items() if key in named})
 
 
+def is_within(place: str, other: str) -> bool:
+    """Whether a place is another, or lies inside it, both as :func:`place_of_store` says them."""
+    if not (place.startswith("{") and other.startswith("{")):
+        return f"{place}/".startswith(f"{other.rstrip('/')}/")
+    a, b = json.loads(place), json.loads(other)
+    paths = [f"{str(each.pop('path', '')).strip('/')}/".lstrip("/") for each in (a, b)]
+    return bool(a == b and paths[0].startswith(paths[1]))
+
+
 def url_of(path: str) -> str:
     """A path, made absolute, as a URL; a URL as it is. Without a slash at its end.
 

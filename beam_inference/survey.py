@@ -22,13 +22,14 @@ from beam_inference.levels import decided
 from beam_inference.mask import open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.normalize_config import Contrast, Sections
+from beam_inference.operator_config import most_channels
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
-from beam_inference.stores import place_of_url
+from beam_inference.stores import is_within, place_of_url
 from beam_inference.suggest import Shape, suggest
 from beam_inference.volume_config import INTEGER_DTYPES
 from beam_inference.volumes import Volume
@@ -96,7 +97,7 @@ class Survey:
             core_shape=core_shape,
             patch_input_shape=patch_input,
             input_channels=job.input_channels,
-            output_channels=config.model.output_channels,
+            output_channels=most_channels(config.postprocess, config.model.output_channels),
             input_blocks_bytes=job.blocks_bytes(input_shape),
             input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
             output_itemsize=_itemsize_beside_the_device(config, plan.seams),
@@ -137,7 +138,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
             f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job says "
             f"model.input_channels: {config.model.input_channels}. Select with input.channel, or change the model."
         )
-    if volume.place == place_of_url(config.output.path, config.storage):
+    if is_within(volume.place, place_of_url(config.output.path, config.storage)):
         raise ConfigError(
             f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
         )
@@ -161,7 +162,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         input_bounds=Box.of(volume.bounds),
         input_channels=volume.channels,
         input_dtype=volume.dtype.name,
-        input_block_shape=volume.block_shape,
+        input_block_shape=volume.read_shape,
         roi=Box.of(roi),
         output_bounds=Box.of(output.bounds),
         voxel_size_nm=output.voxel_size_nm,
@@ -335,6 +336,10 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
                 "write start: [0, 0, 0]"
             )
     voxel_size = volume.voxel_size_nm or config.model.voxel_size_nm
+    if voxel_size is None and config.mask is not None:
+        raise ConfigError(
+            "the input does not say its voxel size: where the mask lies cannot be known. Write model.voxel_size_nm."
+        )
     if voxel_size is None:
         logger.warning("the input does not say its voxel size, nor does model.voxel_size_nm: the output will say 1 nm")
         voxel_size = (1.0, 1.0, 1.0)
@@ -351,9 +356,9 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         encoding=output.encoding,
         shard_shape=output.shard_shape,
     )
-    check_output(spec)
     existing = open_output(spec)
     if existing is None:
+        check_output(spec)
         return spec, False
     if output.bounds is not None and existing.bounds != bounds:
         raise VolumeError(

@@ -145,6 +145,7 @@ def _add_levels(subparsers: Subparsers) -> None:
     parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")
     parser.add_argument("--scale", type=int, default=0, metavar="N", help="of a multiscale volume (default: 0)")
     parser.add_argument("--channel", type=int, action="append", metavar="C", help="only this one; repeatable")
+    parser.add_argument("--overwrite", action="store_true", help="count anew, where the volume was changed")
     add_logging(parser)
     parser.set_defaults(command=commands.levels, takes_beam_flags=True)
 

@@ -101,7 +101,7 @@ def components(known: argparse.Namespace) -> int:
 def levels(known: argparse.Namespace) -> int:
     """Count a volume's values."""
     from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.stores import LOCAL, delete_folder, open_kvstore, read_key, storage_of_environment, url_of
     from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
     from beam_inference.volumes import open_volume
 
@@ -120,7 +120,10 @@ def levels(known: argparse.Namespace) -> int:
         storage,
         [counting, SumCounts(counting, (folder, name))],
     )
-    begin(job)
+    gone = read_key(open_kvstore(folder, storage), name, folder) is None
+    begin(job, overwrite=known.overwrite or gone)
     outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
+    if outcome.exit_code == COMPLETE:
+        delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
     print_task_outcome(outcome, to, shlex.join(known.words))
     return outcome.exit_code

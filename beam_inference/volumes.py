@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from beam_inference.detection import Found, json_object, neighbours, volume_at
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
 from beam_inference.ome_zarr import NM_PER_UNIT, Level
+from beam_inference.sharding import blank_shards
 from beam_inference.storage import Storage
 from beam_inference.stores import (
     LOCAL,
@@ -106,12 +108,24 @@ class Volume:
         """
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
         try:
+            for key in self._blank_shards(box, array):  # TensorStore leaves such a shard as it was
+                self.store.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
             self.store[:, z0:z1, y0:y1, x0:x1].write(array).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
             if is_transient(error):
                 raise TransientWriteError(message) from error
             raise WorkerFault(message) from error
+
+    def _blank_shards(self, box: BoundingBox, array: NDArray[Any]) -> list[str]:
+        scale = self._sharded_scale
+        return [] if scale is None else blank_shards(scale, box, array)
+
+    @cached_property
+    def _sharded_scale(self) -> dict[str, Any] | None:
+        """The scale's metadata, of a sharded precomputed volume."""
+        scale = self.store.spec().to_json().get("scale_metadata", {})
+        return scale if scale.get("sharding") else None
 
 
 class TransientWriteError(WorkerFault):

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from beam_inference import levels, prepare
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.errors import ConfigError
 from beam_inference.job_file import parse_job
-from beam_inference.levels import QUANTILES, counted, values_at
+from beam_inference.levels import QUANTILES, CountValues, SumCounts, chunks_to_count, counted, values_at
 from beam_inference.normalize_config import Sections
+from beam_inference.outputs import OutputSpec, create_output, open_output
 from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 from beam_inference.worker import Worker
@@ -155,3 +157,40 @@ def test_a_flat_volume_has_no_contrast_but_flat_sections_are_zero(tmp_path):
         levels.decided(contrast, open_volume(url), Storage())
     by_section = contrast.model_copy(update={"by": "section"})
     assert levels.decided(by_section, open_volume(url), Storage()) == Sections(start=0, levels=[(7.0, 8.0)] * 4)
+
+
+def test_what_is_gone_is_counted_again_and_so_is_what_was_changed(tmp_path):
+    url, to = write_volume(tmp_path / "in", INPUT[:3], block_shape=(16, 16, 16)), tmp_path / "levels.json"
+    assert main(["levels", url, "--to", str(to)]) == 0
+    first = to.read_text()
+    to.unlink()
+    assert main(["levels", url, "--to", str(to)]) == 0
+    assert to.read_text() == first
+    open_output(spec_at(url)).write(BoundingBox((0, 0, 0), (3, 48, 50)), np.full((1, 3, 48, 50), 9, np.uint8))
+    assert main(["levels", url, "--to", str(to), "--overwrite"]) == 0
+    assert json.loads(to.read_text())["volume"] == [9] * len(QUANTILES)
+
+
+def spec_at(url):
+    return OutputSpec(url, "precomputed", "uint8", 1, BoundingBox((0, 0, 0), (3, 48, 50)), (16, 16, 16), (10.0,) * 3)
+
+
+def test_a_sum_that_is_done_twice_is_the_same(tmp_path):
+    url = write_volume(tmp_path / "in", INPUT[:3])
+    counting = CountValues(url, 0, None, Storage(), f"file://{tmp_path}/counts", chunks_to_count(open_volume(url)))
+    for index in range(counting.count):
+        counting.opened()(index)
+    do = SumCounts(counting, (f"file://{tmp_path}", "levels.json")).opened()
+    do(0)
+    first = (tmp_path / "levels.json").read_text()
+    do(0)
+    assert (tmp_path / "levels.json").read_text() == first
+
+
+def test_of_shards_blocks_are_counted(tmp_path):
+    box = BoundingBox((0, 0, 0), (64, 64, 64))
+    spec = OutputSpec(
+        f"file://{tmp_path}/v", "zarr3", "uint8", 1, box, (16, 16, 16), (10.0,) * 3, shard_shape=(64,) * 3
+    )
+    create_output(spec).write(box, np.ones((1, 64, 64, 64), np.uint8))
+    assert chunks_to_count(open_volume(spec.url)).chunk_shape[0] == 16

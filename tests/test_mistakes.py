@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from helpers import DATAFLOW, toy
+from helpers import DATAFLOW, job_values, read_volume, toy, write_job, write_volume
 
 from beam_inference.cli import main
 
@@ -107,3 +108,16 @@ def test_a_mistake_gives_one_clear_message_exit_code_2_and_touches_nothing(name,
 
 def test_there_are_at_least_25_such_cases():
     assert len(MISTAKES) >= 25
+
+
+@pytest.mark.parametrize(
+    ("read", "written"), [("in", "in"), ("in/0", "in"), ("in", "in/0"), ("in", "in/"), ("in/0", "in/0")]
+)
+def test_an_image_of_several_arrays_is_not_written_over(tmp_path, capsys, read, written):
+    array = np.random.default_rng(0).integers(0, 256, (16, 32, 32), dtype=np.uint8)
+    write_volume(tmp_path / "in", array, format="ome_zarr", block_shape=(16, 16, 16))
+    output = {"dtype": "uint8", "value_range": [0, 1], "format": "ome_zarr" if written.rstrip("/") == "in" else "zarr3"}
+    values = job_values(tmp_path / read, f"{tmp_path}/{written}", output=output)
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    assert "is the input" in capsys.readouterr().err
+    np.testing.assert_array_equal(read_volume(tmp_path / "in")[0], array)

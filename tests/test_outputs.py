@@ -5,10 +5,14 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError, VolumeError
+from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, create_output, default_bounds, open_output
+from beam_inference.sharding import shard_shapes
 from beam_inference.volumes import open_volume
 
 FORMATS = ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"]
@@ -178,3 +182,31 @@ def test_objects_of_a_sharded_output_are_as_many_as_its_shards(tmp_path):
     volume.write(spec.bounds, array)
     assert len(list((tmp_path / "out").rglob("*.shard"))) == math.prod(n // 32 for n in spec.bounds.shape)
     np.testing.assert_array_equal(open_volume(spec.url).read(spec.bounds), array)
+
+
+@pytest.mark.parametrize(
+    ("shape", "offset"), [((32, 32, 32), (0, 0, 0)), ((13, 40, 27), (3, -5, 7)), ((8, 9, 70), (0, 1, 0))]
+)
+def test_shards_are_overwritten_also_with_nothing_but_zeros(tmp_path, shape, offset):
+    """TensorStore leaves a shard as it was if all that is written there is zero."""
+    bounds = BoundingBox(offset, tuple(a + n for a, n in zip(offset, shape, strict=True)))
+    for number, shard_shape in enumerate(shard_shapes(shape, (8, 8, 8))):
+        spec = spec_of(tmp_path / str(number), bounds=bounds, channels=1, shard_shape=shard_shape)
+        create_output(spec).write(bounds, random("uint8", (1, *shape)) | 1)
+        grid = ChunkGrid(bounds, shard_shape)
+        for index in range(0, grid.count, 2):
+            box = grid.core_box(index)
+            open_output(spec).write(box, np.zeros((1, *box.shape), np.uint8))
+        found = open_volume(spec.url)
+        for index in range(grid.count):
+            assert found.read(grid.core_box(index)).any() == bool(index % 2)
+
+
+@given(st.tuples(*[st.integers(1, 40)] * 3), st.data())
+@settings(max_examples=25)
+def test_sharded_outputs_of_any_size_are_found_again(tmp_path_factory, shape, data):
+    shard_shape = data.draw(st.sampled_from(shard_shapes(shape, (8, 8, 8))))
+    folder = tmp_path_factory.mktemp("shards")
+    spec = spec_of(folder, bounds=BoundingBox((0, 0, 0), shape), channels=1, shard_shape=shard_shape)
+    create_output(spec)
+    assert open_output(spec) is not None

@@ -322,3 +322,41 @@ def test_smoothing_is_that_of_scipy(tmp_path):
     values = INPUT.astype(np.float32)
     expected = ndimage.gaussian_filter(values, (0, 1, 0, 2), mode="nearest", truncate=4)
     np.testing.assert_array_equal(smooth(values), expected)
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize(
+    ("body", "cause"), [("1 / 0", "ZeroDivisionError"), ("values * float('nan')", "NaN or infinite")]
+)
+def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatch, capsys, seams, body, cause):
+    name = f"failing_{seams}_{len(body)}"
+    (tmp_path / f"{name}.py").write_text(f"def some(values):\n    return {body} if values.mean() > 200 else values\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    array = np.random.default_rng(0).integers(0, 100, (16, 32, 64), dtype=np.uint8)
+    array[:, :16, :16] = 250
+    write_volume(tmp_path / "in", array)
+    inference = {"seams": seams, "chunk_shape": [16, 16, 16], "patch_overlap": [0, 0, 0]}
+    own = {"operator": "own", "function": f"{name}:some", "output_channels": 1}
+    values = job_values(tmp_path / "in", tmp_path / "out", inference=inference) | {"postprocess": [own]}
+    job = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", job]) == 3
+    said = capsys.readouterr().out
+    assert "quarantined: chunk 0" in said
+    assert cause in said
+    found = read_volume(tmp_path / "out")[0]
+    np.testing.assert_array_equal(found[:, 16:], array[:, 16:])
+    np.testing.assert_array_equal(found[:, :, 16:], array[:, :, 16:])
+
+
+def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
+    values = job_values("in", "out", model={"input_channels": 300, "output_channels": 300}, output={"dtype": "uint8"})
+    with pytest.raises(ConfigError, match="labels up to 299, which uint8 does not hold"):
+        parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
+
+
+def test_a_mask_needs_the_voxel_size_of_the_output(tmp_path):
+    write_volume(tmp_path / "in", INPUT[0], format="zarr2")
+    (tmp_path / "in" / ".zattrs").write_text("{}")
+    values = job_values(tmp_path / "in", tmp_path / "out") | {"mask": {"path": mask_volume(tmp_path)}}
+    with pytest.raises(ConfigError, match="where the mask lies cannot be known"):
+        prepare(parse_job(values, tmp_path))
