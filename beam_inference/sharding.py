@@ -71,7 +71,8 @@ def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -
     bounds = BoundingBox(tuple(origin), tuple(a + n for a, n in zip(origin, size, strict=True)))
     sharding = scale["sharding"]
     low = sharding["preshift_bits"] + sharding["minishard_bits"]
-    shards = ChunkGrid(bounds, shard_shapes(bounds.shape, (z, y, x))[low])
+    shapes = shard_shapes(bounds.shape, (z, y, x))
+    shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])  # there may be more bits than blocks
     blocks = ChunkGrid(bounds, (z, y, x)).shape
     first, last = (
         [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]

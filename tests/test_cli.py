@@ -240,6 +240,7 @@ def test_wrong_words_on_the_command_line(capsys):
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_both_entries_as_programs(job, tmp_path):
     path = job()
     first = subprocess.run([sys.executable, "-m", "beam_inference", "run", path], capture_output=True, text=True)

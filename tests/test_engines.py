@@ -321,6 +321,7 @@ def test_statistics_of_the_batch_cannot_be_had_from_a_converted_file(converted):
         loaded({"path": str(converted / "conv.onnx"), "batch_norm": "batch"}, "openvino", batch_size=1)
 
 
+@pytest.mark.slow
 def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
     script = (
         "import multiprocessing, sys; sys.path.insert(0, sys.argv[1])\n"

@@ -131,6 +131,7 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     assert facts.launches[0].summary.done == len(done)
 
 
+@pytest.mark.slow
 def test_of_many_receipts_some_are_read_and_it_is_said(job, tmp_path):
     path = job()
     assert main(["run", path]) == 0
@@ -265,6 +266,7 @@ def test_what_is_wrong_with_the_words_is_said(job, tmp_path, capsys, monkeypatch
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.slow
 def test_planes_of_noise_leave_room_on_the_page():
     random, planes = np.random.default_rng(0), []
     for axis in range(3):

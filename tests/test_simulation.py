@@ -70,6 +70,7 @@ def test_chunks_that_no_worker_lives_to_finish_take_for_ever():
     assert simulate_many(Workload(30, 36_000.0, 0.1, 10, 1.0, 4.0), 3)[0].seconds == float("inf")
 
 
+@pytest.mark.slow
 def test_ten_million_chunks_take_no_time():
     start = time.monotonic()
     runs = simulate_many(Workload(10**7, 20.0, 0.3, 1000, 180.0, 0.05), 20)

@@ -79,7 +79,7 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     tried = [with_chunk_shape(plan, (1, 1, n)) for n in range(block, roi.stop[2] + 1, block)]
     costs = [cost(p, workers) for p in tried if p.largest_input_shape[2] <= room]
     assert (best is None) == (not costs)
-    assert best is None or cost(best, workers) <= 1.03 * min(costs)
+    assert best is None or cost(best, workers) <= max(1.03 * min(costs), min(costs) + 1)  # or one patch
 
 
 def test_a_petavoxel_is_searched_in_seconds():

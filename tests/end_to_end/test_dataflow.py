@@ -165,6 +165,7 @@ def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(i
     assert pool["packages"] == [] or all("pickled_main_session" not in p["name"] for p in pool["packages"])
 
 
+@pytest.mark.slow
 def test_a_gpu_job_as_the_flex_launcher_starts_it(installed, fib25, tmp_path):
     """Its pipeline is staged for Dataflow to launch: nothing waits, and nothing is judged yet."""
     with google(installed, tmp_path) as cloud:

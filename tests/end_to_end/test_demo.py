@@ -13,6 +13,7 @@ def dice(found, expected):
     return 2 * (found & expected).sum() / (found.sum() + expected.sum())
 
 
+@pytest.mark.slow
 def test_the_demo_gives_a_verified_result_a_figure_and_the_dice_it_claims(tmp_path, capsys):
     pytest.importorskip("nilearn")
     pytest.importorskip("matplotlib")

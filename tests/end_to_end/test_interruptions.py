@@ -85,6 +85,7 @@ def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path
     np.testing.assert_array_equal(read_volume(output), undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_in_either_stage_of_the_exchange_and_then_finished(fib25, tmp_path):
     """Once while patches are computed, once while chunks are put together: nothing is computed twice."""
@@ -163,6 +164,7 @@ def test_a_killed_worker_process_ends_the_launch_with_a_message_and_loses_nothin
     np.testing.assert_array_equal(read_volume(output), undisturbed)
 
 
+@pytest.mark.slow
 def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     copy = tmp_path / "fib25"
     shutil.copytree(fib25, copy)

@@ -78,6 +78,7 @@ def test_everything_on_google_cloud_storage(volume_in, trained, local, monkeypat
         assert sum(gcs.failures.values()) > 5
 
 
+@pytest.mark.slow
 def test_everything_on_s3_and_no_secret_is_left(volume_in, trained, local, tmp_path, monkeypatch, caplog, capfd):
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)

@@ -55,6 +55,7 @@ def assert_equal_as_stored(found, expected):
     assert beyond.max() <= 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "mode"),
     [

@@ -71,6 +71,7 @@ def workers_of(output):
     return {receipt.worker for receipt in state.of(job).receipts(0, job.plan.chunks.count)}
 
 
+@pytest.mark.slow
 def test_a_job_service_with_an_external_worker_pool(conv_job, job_service, tmp_path, capsys):
     path, expected = conv_job
     assert main(["run", path, *job_service]) == 0
