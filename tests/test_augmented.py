@@ -167,6 +167,7 @@ def run(tmp_path, name, **sections):
     return read_volume(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_the_chunks(tmp_path, capsys):
     write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 48, 48), dtype=np.uint8))
     model = toy("position", output_channels=2, channels=[{}, {}])

@@ -109,7 +109,8 @@ def test_the_input_is_never_written_over_however_it_is_named(job, tmp_path, caps
     np.testing.assert_array_equal(read_volume(tmp_path / "in"), before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_during_the_checks_ends_the_command_with_130(job, tmp_path, number):
     begun = tmp_path / "begun"
     with subprocess.Popen(

@@ -87,7 +87,7 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompu
         assert np.abs(undisturbed - expected).max() <= 1e-5 * np.ptp(expected)
 
 
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.slow) for s in range(4, 10))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 10))])
 def test_random_jobs_through_beam(seed, tmp_path):
     """Chunks smaller than a patch, chunks without patches, blocks larger than an overlap, odd offsets: as it comes."""
     chance = random.Random(seed)

@@ -76,7 +76,13 @@ def looked_at(arguments):
         return process.wait(timeout=20)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+SLOW_PAGES = ("laptop.md", "components.md")
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW_PAGES else (), id=page.name) for page in PAGES],
+)
 def test_the_pages_commands_and_examples_work(page, workplace):
     names = {}
     for language, text in blocks(page):

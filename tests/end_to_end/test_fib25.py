@@ -50,7 +50,8 @@ def check_bit_identity(fib25, tmp_path, roi, chunk_shapes, batch_size):
     return results[0], plans[0], job
 
 
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [1, 4])
 def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(fib25, tmp_path, batch_size, capsys):
     result, plan, job = check_bit_identity(fib25, tmp_path, SMALL, CHUNK_SHAPES, batch_size)
     expected = oracle_of(fib25, plan, job.config.model.weights, batch_size)
