@@ -101,7 +101,6 @@ def test_statistics_of_the_batch_are_kept(engine):
     np.testing.assert_allclose(answer(loaded(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", CONVERTED)
 def test_another_batch_size_as_after_halving(engine):
     model = toy("batch_norm")
