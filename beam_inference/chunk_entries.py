@@ -19,6 +19,14 @@ _LISTINGS_AT_A_TIME = 32
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 
+def absent(start: int, stop: int, present: Callable[[int, int], Iterable[int]]) -> Iterator[int]:
+    """Those of the chunks ``start … stop`` that ``present`` does not tell of; it is asked a folder at a time."""
+    for first in range(start, stop, CHUNKS_PER_FOLDER):
+        last = min(stop, first + CHUNKS_PER_FOLDER)
+        there = set(present(first, last))
+        yield from (index for index in range(first, last) if index not in there)
+
+
 class ChunkEntries:
     """The records in one folder.
 

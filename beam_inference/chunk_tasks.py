@@ -24,11 +24,11 @@ import tenacity
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
-from beam_inference.chunk_entries import CHUNKS_PER_FOLDER, ChunkEntries
+from beam_inference.chunk_entries import ChunkEntries, absent
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.plan import default_run_length, index_ranges
 from beam_inference.runs import in_runs
-from beam_inference.state import State
+from beam_inference.state import State, StopRequest
 from beam_inference.storage import Storage
 from beam_inference.stores import open_kvstore
 from beam_inference.volumes import TransientWriteError
@@ -113,24 +113,16 @@ class TaskJob:
 
     def missing_runs(self, task: ChunkTask, index_range: tuple[int, int], length: int) -> Iterator[tuple[int, ...]]:
         """Runs of the chunks of a range that are not done; lists on the way, in bounded memory."""
-        done = self.done(task)
-
-        def missing() -> Iterator[int]:
-            start, stop = index_range
-            for first in range(start, stop, CHUNKS_PER_FOLDER):
-                last = min(stop, first + CHUNKS_PER_FOLDER)
-                there = set(done.indices(first, last))
-                yield from (index for index in range(first, last) if index not in there)
-
-        yield from in_runs(missing(), length)
+        yield from in_runs(absent(*index_range, self.done(task).indices), length)
 
 
 class StageWorker:
     """What one process holds to do chunks of a stage."""
 
     def __init__(self, job: TaskJob, task: ChunkTask) -> None:
-        self._job, self._task = job, task
-        self._state, self._done, self._failed = job.state(), job.done(task), job.failed(task)
+        self._task = task
+        self._done, self._failed = job.done(task), job.failed(task)
+        self._should_stop = StopRequest(job.state(), job.launch)
         self._do = task.opened()
 
     def do(self, indices: Sequence[int]) -> int:
@@ -143,7 +135,7 @@ class StageWorker:
         done = {json.loads(text)["chunk"] for _, text in self._done.read(indices)}  # by a bundle's earlier attempt
         todo = [index for index in indices if index not in done]
         for position, index in enumerate(todo):
-            if self._state.stop_requested(self._job.launch):
+            if self._should_stop():
                 return unfinished + len(todo) - position
             start = time.perf_counter()
             try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
+from beam_inference.chunk_entries import absent
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.state import State
 from beam_inference.storage import Storage
@@ -70,13 +70,15 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
 
 
 def _missing(index_range: tuple[int, int], state: State | None, *, exchange: bool) -> Iterator[int]:
-    start, stop = index_range
-    for first in range(start, stop, CHUNKS_PER_FOLDER):  # one listing at a time: bounded memory
-        last = min(stop, first + CHUNKS_PER_FOLDER)
-        done = set(state.receipt_indices(first, last)) if state else set()
-        if state and exchange:
-            done &= set(state.sums_indices(first, last))
-        yield from (index for index in range(first, last) if index not in done)
+    if state is None:
+        yield from range(*index_range)
+        return
+
+    def done(start: int, stop: int) -> Iterable[int]:
+        receipts = state.receipt_indices(start, stop)
+        return set(receipts).intersection(state.sums_indices(start, stop)) if exchange else receipts
+
+    yield from absent(*index_range, done)
 
 
 def in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:

@@ -20,6 +20,7 @@ or a state folder put together by hand, cannot make a chunk count as done.
 from __future__ import annotations
 
 import platform
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -166,6 +167,21 @@ class LaunchNote(Frozen):
     node: str
     stopped: bool
     summary: LaunchSummary | None
+
+
+class StopRequest:
+    """Whether a launch was asked to stop; looked up once a second at most: a request to the store is not free."""
+
+    def __init__(self, state: State, launch: str) -> None:
+        self._state, self._launch = state, launch
+        self._asked, self._known_until = False, 0.0
+
+    def __call__(self) -> bool:
+        """Asked before every chunk."""
+        if time.monotonic() >= self._known_until and not self._asked:
+            self._asked = self._state.stop_requested(self._launch)
+            self._known_until = time.monotonic() + 1
+        return self._asked
 
 
 class State:

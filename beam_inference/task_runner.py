@@ -167,11 +167,8 @@ def _failures(job: TaskJob) -> list[str]:
         some = failed.few_indices(0, task.count)[: 10 * _NAMED_FAILURES]
         done = {json.loads(text)["chunk"] for _, text in job.done(task).read(some)}
         some = [index for index in some if index not in done][:_NAMED_FAILURES]
-        told += [
-            f"{task.name}, chunk {each['chunk']}: {each['cause']}"
-            for _, text in failed.read(some)
-            if (each := json.loads(text))
-        ]
+        records = [json.loads(text) for _, text in failed.read(some)]
+        told += [f"{task.name}, chunk {record['chunk']}: {record['cause']}" for record in records]
     return told
 
 

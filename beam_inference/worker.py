@@ -42,7 +42,7 @@ from beam_inference.plan import ChunkWork
 from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
 from beam_inference.resolved_job import Box
 from beam_inference.seams import added
-from beam_inference.state import Part, QuarantineRecord, Receipt
+from beam_inference.state import Part, QuarantineRecord, Receipt, StopRequest
 from beam_inference.volumes import TransientWriteError, Volume
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Worker:
         if not launch.contract_checked:
             inference, allow_pickle = self.job.config.inference, launch.allow_pickle
             self._try_network(load_reference(model, inference, allow_pickle=allow_pickle))
-        self._stop, self._stop_known_until = False, 0.0
+        self.should_stop = StopRequest(self.state, launch.id)
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
         self._batch_size = self.job.config.inference.patches_per_call
@@ -173,13 +173,6 @@ class Worker:
         """The record of a chunk that has a receipt."""
         # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
         return Record(receipt.chunk, "done" if receipt.launch == self.launch.id else "skipped")
-
-    def should_stop(self) -> bool:
-        """Asked before every chunk, and looked up once a second: a request to the store is not free."""
-        if time.monotonic() >= self._stop_known_until and not self._stop:
-            self._stop = self.state.stop_requested(self.launch.id)
-            self._stop_known_until = time.monotonic() + 1
-        return self._stop
 
     def _about(self, index: int) -> dict[str, object]:
         """What a structured log tells beside a message about a chunk."""
