@@ -52,6 +52,7 @@ share = number(float, lambda share: 0 < share <= 1, "a share above 0 and at most
 shape = triple(positive)
 sizes = triple(number(float, lambda number: 0 < number < float("inf"), "a size in nm"))
 offset = triple(number(int, lambda _: True, "a whole number"))
+channels = triple(natural)
 
 
 def add_command(

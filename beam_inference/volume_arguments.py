@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+
 from beam_inference import volume_commands as commands
 from beam_inference.shared_arguments import (
     Subparsers,
     add_command,
     add_logging,
+    channels,
     natural,
     offset,
     positive,
@@ -22,6 +25,7 @@ def add_volume_commands(subparsers: Subparsers) -> None:
     _add_pyramid(subparsers)
     _add_thumbnail(subparsers)
     _add_components(subparsers)
+    _add_segment(subparsers)
 
 
 def _add_pyramid(subparsers: Subparsers) -> None:
@@ -90,7 +94,6 @@ def _add_components(subparsers: Subparsers) -> None:
         help="IN is a segmentation: touching voxels of equal label are one; 0 is none",
     )
     parser.add_argument("--channel", type=natural, metavar="C", help="of IN; needed where it has several")
-    parser.add_argument("--scale", type=natural, default=0, metavar="S", help="of a precomputed IN (default: 0)")
     parser.add_argument(
         "--connectivity",
         type=int,
@@ -98,13 +101,53 @@ def _add_components(subparsers: Subparsers) -> None:
         default=6,
         help="voxels touch by faces, edges, corners (default: 6)",
     )
+    _add_labels(parser, "components", 256)
+    parser.set_defaults(command=commands.components, takes_beam_flags=True)
+
+
+def _add_segment(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "segment",
+        "objects of a map of affinities: watershed and mean-affinity agglomeration, exact across chunks",
+        "affinities objects --threshold 0.6 --low 0.1 --high 0.99",
+        "gs://bucket/affinities gs://bucket/objects --threshold 128 --low 25 --high 253 --channels 2,1,0 "
+        "--runner=DataflowRunner",
+        description="Segment a volume of affinities, as if all of it were in memory. Affinities are given in stored "
+        "units: 0 to 1, or 0 to 255 where they are stored as bytes. Any flag of Apache Beam may follow.",
+    )
+    parser.add_argument("source", metavar="IN", help="the affinities, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
     parser.add_argument(
-        "--min-size",
-        "--min_size",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="components of fewer voxels are removed",
+        "--threshold",
+        type=float,
+        required=True,
+        metavar="T",
+        help="fragments are joined while their mean affinity is T or more",
+    )
+    parser.add_argument("--low", type=float, required=True, metavar="T", help="less affine voxels are not joined")
+    parser.add_argument("--high", type=float, required=True, metavar="T", help="voxels so affine always are")
+    parser.add_argument(
+        "--channels",
+        type=channels,
+        default=(0, 1, 2),
+        metavar="Z,Y,X",
+        help="of IN: the affinities along z, y and x (default: 0,1,2)",
+    )
+    parser.add_argument(
+        "--to-next",
+        "--to_next",
+        action="store_true",
+        help="a voxel's affinities are with the next voxels (default: with the ones before)",
+    )
+    _add_labels(parser, "segments", 128)
+    parser.set_defaults(command=commands.segment, takes_beam_flags=True)
+
+
+def _add_labels(parser: argparse.ArgumentParser, what: str, side: int) -> None:
+    parser.add_argument("--scale", type=natural, default=0, metavar="S", help="of a precomputed IN (default: 0)")
+    parser.add_argument(
+        "--min-size", "--min_size", type=positive, default=1, metavar="N", help=f"{what} of fewer voxels are removed"
     )
     parser.add_argument(
         "--format",
@@ -117,7 +160,7 @@ def _add_components(subparsers: Subparsers) -> None:
         "--chunk-shape",
         type=shape,
         metavar="ZxYxX",
-        help="done at once (default: some 256 on a side)",
+        help=f"done at once (default: some {side} on a side)",
     )
     parser.add_argument("--block_shape", "--block-shape", type=shape, metavar="ZxYxX", help="of OUT (default: as IN's)")
     parser.add_argument(
@@ -129,7 +172,6 @@ def _add_components(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="forget what was done for OUT; make everything anew")
     add_logging(parser)
-    parser.set_defaults(command=commands.components, takes_beam_flags=True)
 
 
 def _add_levels(subparsers: Subparsers) -> None:

@@ -6,6 +6,7 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from beam_inference.commands import check_picture
 from beam_inference.errors import COMPLETE, ConfigError
@@ -71,31 +72,74 @@ def thumbnail(known: argparse.Namespace) -> int:
 
 def components(known: argparse.Namespace) -> int:
     """Label the connected components of a volume."""
-    from beam_inference.components import make_components
-    from beam_inference.segmentation.job import planned
-    from beam_inference.stores import LOCAL, storage_of_environment, url_of
+    from beam_inference.make_labels import make_labels
+    from beam_inference.segmentation.component_job import components_described, planned_components
+    from beam_inference.segmentation.component_stages import component_stages
+
+    work = planned_components(
+        *_source_and_target(known),
+        threshold=known.threshold,
+        channel=known.channel,
+        connectivity=known.connectivity,
+        **_labels_asked(known),
+    )
+    return make_labels(
+        "components",
+        work,
+        components_described(work),
+        component_stages,
+        known.beam_flags,
+        _again(known),
+        overwrite=known.overwrite,
+    )
+
+
+def segment(known: argparse.Namespace) -> int:
+    """Segment a volume of affinities."""
+    from beam_inference.make_labels import make_labels
+    from beam_inference.segmentation.segment_job import planned_segmentation, segmentation_described
+    from beam_inference.segmentation.segment_stages import segment_stages
+
+    work = planned_segmentation(
+        *_source_and_target(known),
+        threshold=known.threshold,
+        low=known.low,
+        high=known.high,
+        channels=known.channels,
+        to_next=known.to_next,
+        **_labels_asked(known),
+    )
+    return make_labels(
+        "segment",
+        work,
+        segmentation_described(work),
+        segment_stages,
+        known.beam_flags,
+        _again(known),
+        overwrite=known.overwrite,
+    )
+
+
+def _source_and_target(known: argparse.Namespace) -> tuple[str, str]:
+    from beam_inference.stores import url_of
     from beam_inference.task_runner import check_place
 
     source, target = url_of(known.source), url_of(known.target)
     check_place(known.beam_flags, [source, target])
     if target.startswith("http"):
         raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
-    work = planned(
-        source,
-        target,
-        threshold=known.threshold,
-        channel=known.channel,
-        scale=known.scale,
-        connectivity=known.connectivity,
-        min_size=known.min_size,
-        format=known.format,
-        chunk_shape=known.chunk_shape,
-        block_shape=known.block_shape,
-        shard_shape=known.shard_shape,
-        storage=storage_of_environment(LOCAL),
-    )
-    again = shlex.join(word for word in known.words if word != "--overwrite")
-    return make_components(work, known.beam_flags, again, overwrite=known.overwrite)
+    return source, target
+
+
+def _labels_asked(known: argparse.Namespace) -> dict[str, Any]:
+    from beam_inference.stores import LOCAL, storage_of_environment
+
+    names = ("scale", "min_size", "format", "chunk_shape", "block_shape", "shard_shape")
+    return {name: getattr(known, name) for name in names} | {"storage": storage_of_environment(LOCAL)}
+
+
+def _again(known: argparse.Namespace) -> str:
+    return shlex.join(word for word in known.words if word != "--overwrite")
 
 
 def levels(known: argparse.Namespace) -> int:

@@ -98,7 +98,7 @@ FLOORS = [
         "arguments",
         "cli",
         "commands",
-        "components",
+        "make_labels",
         "mosaic",
         "pyramid",
         "thumbnail",

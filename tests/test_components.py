@@ -16,8 +16,9 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
 from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.segmentation import table
-from beam_inference.segmentation.job import description, memory_gib, planned
-from beam_inference.segmentation.stages import stages
+from beam_inference.segmentation.component_job import components_described, planned_components
+from beam_inference.segmentation.component_stages import component_stages
+from beam_inference.segmentation.job import memory_gib
 from beam_inference.stores import LOCAL, open_kvstore
 from beam_inference.volumes import open_volume
 
@@ -49,9 +50,9 @@ def write(array, start=(3, -5, 2), voxel_size_nm=(40.0, 8.0, 4.0), **spec):
 def make(url, **asked):
     """Run all stages, without Beam: the planned work, and the output's voxels."""
     target = f"memory://out{next(_numbers)}"
-    work = planned(url, target, **{"threshold": 1, "storage": LOCAL} | asked)
+    work = planned_components(url, target, **{"threshold": 1, "storage": LOCAL} | asked)
     work = replace(work, scratch_url=f"{target}/scratch")
-    for stage in stages(work):
+    for stage in component_stages(work):
         do = pickle.loads(pickle.dumps(stage)).opened()
         for index in range(stage.count):
             do(index)
@@ -67,7 +68,7 @@ def read_table(work, parts=1):
 
 
 def rows_by_brute_force(labels, start, voxel_size_nm):
-    for label in range(1, labels.max() + 1):
+    for label in np.unique(labels[labels > 0]):
         places = np.argwhere(labels == label)
         box = [*(places.min(0) + start), *(places.max(0) + 1 + start)]
         centre = ((places + start + 0.5) * voxel_size_nm).mean(0)
@@ -200,19 +201,21 @@ def test_more_that_is_refused():
         make(write(np.zeros((9, 9, 9), np.uint8), (8, 4, 0)), format="zarr3")
     url = write(np.zeros((9, 9, 9), np.uint8))
     with pytest.raises(ConfigError, match="the same place"):
-        planned(url, url, threshold=1, storage=LOCAL)
+        planned_components(url, url, threshold=1, storage=LOCAL)
     with pytest.raises(VolumeError, match="no volume at"):
         make("memory://nowhere")
     target = f"memory://out{next(_numbers)}"
-    create_output(planned(url, target, threshold=1, storage=LOCAL).output)
+    create_output(planned_components(url, target, threshold=1, storage=LOCAL).output)
     with pytest.raises(VolumeError, match="block_shape is"):
-        planned(url, target, threshold=1, block_shape=(4, 4, 4), storage=LOCAL)
+        planned_components(url, target, threshold=1, block_shape=(4, 4, 4), storage=LOCAL)
 
 
 def test_scratch_files_that_are_gone_or_damaged_are_told_of():
     url, target = write((np.random.default_rng(0).random((9, 9, 9)) < 0.3).astype(np.uint8)), "memory://damaged"
-    work = replace(planned(url, target, threshold=1, chunk_shape=(8, 8, 8), storage=LOCAL), scratch_url=f"{target}/s")
-    label, match, *_ = stages(work)
+    work = replace(
+        planned_components(url, target, threshold=1, chunk_shape=(8, 8, 8), storage=LOCAL), scratch_url=f"{target}/s"
+    )
+    label, match, *_ = component_stages(work)
     for index in range(label.count):
         label.opened()(index)
     store = open_kvstore(work.scratch_url)
@@ -232,7 +235,7 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
-        description(planned(url, "memory://other", **{"threshold": 1, "storage": LOCAL} | asked))
+        components_described(planned_components(url, "memory://other", **{"threshold": 1, "storage": LOCAL} | asked))
         for asked in (
             {},
             {"threshold": 2},
@@ -246,4 +249,4 @@ def test_the_description_holds_all_that_the_caller_decides():
         )
     ]
     assert len({str(each) for each in descriptions}) == len(descriptions)
-    assert 0 < memory_gib(planned(url, "memory://other", threshold=1, storage=LOCAL)) < 1e-4
+    assert 0 < memory_gib(planned_components(url, "memory://other", threshold=1, storage=LOCAL)) < 1e-4

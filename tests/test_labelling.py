@@ -19,18 +19,17 @@ def by_chunks(values, chunk_shape, connectivity):
     """Labels of the whole volume made of those of its chunks, and the parts of components with their numbers."""
     grid = ChunkGrid(BoundingBox((0, 0, 0), values.shape), chunk_shape)
     boxes = [grid.core_box(index) for index in range(grid.count)]
-    chunks = [
+    labelled = [
         label_chunk(values[box.slices_in(grid.roi)].copy(), box, grid, index, connectivity, min_size=1)
         for index, box in enumerate(boxes)
     ]
+    chunks, faces = zip(*labelled, strict=True)
     begins = np.cumsum([0, *(len(chunk.records) for chunk in chunks)])
     parent = np.arange(begins[-1])
     for index, box in enumerate(boxes):
         position = np.array(grid.position(index))
         there = {step: position + step for step in POSITIONS if (position + step < grid.shape).all()}
-        pairs = equivalences(
-            {step: chunks[grid.index(at)].faces for step, at in there.items()}, box.shape, connectivity
-        )
+        pairs = equivalences({step: faces[grid.index(at)] for step, at in there.items()}, box.shape, connectivity)
         numbers = np.array([begins[grid.index(there[step])] if step in there else -1 for step in POSITIONS])
         unite(parent, *(numbers[code >> CODE_BITS] + (code & 0xFFFFFFFF) - 1 for code in pairs.T))
     number_components(parent)
@@ -173,5 +172,5 @@ def test_small_components_stay_where_a_neighbour_may_have_more_of_them():
     values[0, 0, 3] = values[0, 0, 1] = values[1, 1, 5:8] = True
     grid = ChunkGrid(BoundingBox((0, 0, 0), (2, 2, 8)), (2, 2, 4))
     box = grid.core_box(0)
-    chunk = label_chunk(values[:, :, :4], box, grid, 0, 6, min_size=2)
+    chunk, _ = label_chunk(values[:, :, :4], box, grid, 0, 6, min_size=2)
     assert (chunk.touching, len(chunk.records), chunk.labels[0, 0].tolist()) == (1, 1, [0, 0, 0, 1])

@@ -50,6 +50,7 @@ def test_more_threads_share_one_accumulator():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two minutes on an idle machine
 def test_the_projection_is_near_what_a_worker_is_measured_to_use():
     """A whole worker in a process of its own: the peak over what it held before the first chunk.
 

@@ -28,8 +28,6 @@ POSITIONS: tuple[Zyx, ...] = tuple((z, y, x) for z, y, x in product((0, 1), repe
 
 _STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
-_NO_LABELS: NDArray[np.uint32] = np.zeros(0, np.uint32)
-
 
 def cc3d_library() -> ModuleType:
     """The library of the kernels.
@@ -70,13 +68,13 @@ class LabelledChunk:
             is in the order of its first voxels.
         touching: how many touch a seam.
         records: what there is to know of label ``k``, at ``k - 1``, see :data:`~.records.RECORD`.
-        faces: for its neighbours.
+        first: where each label comes first in ``labels``, in C order.
     """
 
     labels: NDArray[np.uint32]
     touching: int
     records: NDArray[np.void]
-    faces: Faces
+    first: NDArray[np.int64]
 
 
 def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
@@ -88,8 +86,8 @@ def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool,
 
 def label_chunk(
     values: NDArray[Any], core: BoundingBox, grid: ChunkGrid, index: int, connectivity: int, min_size: int
-) -> LabelledChunk:
-    """Label one chunk of a volume that is ``grid.roi``.
+) -> tuple[LabelledChunk, Faces]:
+    """Label one chunk of a volume that is ``grid.roi``; its faces are for its neighbours.
 
     Args:
         values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong together; 0 is
@@ -101,28 +99,41 @@ def label_chunk(
         min_size: components of fewer voxels are left out, where no neighbour can have more of them.
     """
     labels, count = _components(values, connectivity)
+    chunk = arranged(labels, count, core, grid, index, min_size)
+    first, last = planes_at_seams(chunk.labels, grid, index)
+    return chunk, Faces(first, last, values.reshape(-1)[chunk.first[: chunk.touching]])
+
+
+def arranged(
+    labels: NDArray[np.uint32], count: int, core: BoundingBox, grid: ChunkGrid, index: int, min_size: int
+) -> LabelledChunk:
+    """The labels ``1 … count`` of a chunk, each in use, in the order that the stages after it rely on; in place."""
     first = _first_voxels(labels, count)
     records = _records(labels, first, core, grid.roi)
-    before, after = seams_of(grid, index)
     seam = np.zeros(count + 1, bool)
-    for axis in range(3):
-        for there, place in ((before[axis], 0), (after[axis], -1)):
-            if there:
-                seam[labels.take(place, axis)] = True
+    for planes in planes_at_seams(labels, grid, index):
+        for plane in planes:
+            seam[plane] = True
     touches = seam[1:]
     stays = touches | (records["voxels"] >= min_size)
     order = np.concatenate([np.flatnonzero(touches), np.flatnonzero(stays & ~touches)])
-    touching = int(touches.sum())
     numbers = np.zeros(count + 1, np.uint32)
     numbers[order + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
     for plane in labels:  # in place: a chunk's labels are held once
         plane[...] = numbers[plane]
-    faces = Faces(
-        tuple(labels.take([0], axis) if before[axis] else _NO_LABELS for axis in range(3)),
-        tuple(labels.take([-1], axis) if after[axis] else _NO_LABELS for axis in range(3)),
-        values.reshape(-1)[first[order[:touching]]],
+    return LabelledChunk(labels, int(touches.sum()), records[order], first[order])
+
+
+def planes_at_seams(
+    array: NDArray[Any], grid: ChunkGrid, index: int
+) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]:
+    """Per axis the first and the last plane of a chunk's array; empty where no chunk is on that side."""
+    before, after = seams_of(grid, index)
+    nothing = np.zeros(0, array.dtype)
+    return (
+        tuple(array.take([0], axis) if before[axis] else nothing for axis in range(3)),
+        tuple(array.take([-1], axis) if after[axis] else nothing for axis in range(3)),
     )
-    return LabelledChunk(labels, touching, records[order], faces)
 
 
 def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uint32], int]:

@@ -41,10 +41,9 @@ def add_parts(records: NDArray[np.void], which: NDArray[np.int64], parts: NDArra
 
 
 def table_lines(
-    records: NDArray[np.void], first_id: int, offset: Zyx, voxel_size_nm: tuple[float, float, float]
+    records: NDArray[np.void], ids: NDArray[np.int64], offset: Zyx, voxel_size_nm: tuple[float, float, float]
 ) -> str:
-    """The lines of components with consecutive ids; ``offset`` is the volume's first voxel, ZYX."""
-    ids = np.arange(first_id, first_id + len(records))
+    """The lines of objects with these ids; ``offset`` is the volume's first voxel, ZYX."""
     centres = (records["sums"] / records["voxels"][:, None] + offset + 0.5) * voxel_size_nm
     whole = np.column_stack([ids, records["voxels"], records["start"] + offset, records["stop"] + offset])
     lines = (

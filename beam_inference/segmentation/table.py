@@ -1,4 +1,4 @@
-"""The table of components: CSV files of a million lines each, in the order of ids, beside the output."""
+"""The table of components or segments: CSV files of a million lines each, in the order of ids, beside the output."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
-from beam_inference.segmentation.scratch import Scratch
-from beam_inference.segmentation.work import Components
+from beam_inference.segmentation.scratch import Arrays, Scratch
+from beam_inference.segmentation.work import Labelling
 from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently, read_file
 
 _SUMMARY = "summary.json"
@@ -18,21 +18,16 @@ LINES_PER_PART = 1_000_000
 """Of the table: its parts hold the ids ``1 … LINES_PER_PART``, and so on."""
 
 
-def tabulate(work: Components) -> Callable[[int], None]:
+def tabulate(work: Labelling) -> Callable[[int], None]:
     """Write the parts of the table that begin in a slab of chunks."""
-    scratch = work.scratch()
-    store = open_kvstore(work.table_url, work.storage)
-
-    def write(name: str, text: str) -> None:
-        content = text.encode()
-        persistently("write", f"{work.table_url}/{name}", lambda: store.write(name, content).result(TRANSFER_SECONDS))
+    scratch, write = work.scratch(), _writer(work)
 
     def do(z: int) -> None:
         before = scratch.read("before", z)["before"]
         last = z == work.grid.shape[0] - 1
         first_part, stop_part = (-(-int(count) // LINES_PER_PART) for count in (before[0], before[-1]))
         if last:
-            write(_SUMMARY, json.dumps({"components": int(before[-1])}))
+            write(_SUMMARY, json.dumps({"objects": int(before[-1])}))
             stop_part += before[-1] == 0  # a header at least
         for part in range(first_part, stop_part):
             write(f"{part:06d}.csv", HEADER + "".join(_lines(work, scratch, z, part * LINES_PER_PART)))
@@ -40,19 +35,20 @@ def tabulate(work: Components) -> Callable[[int], None]:
     return do
 
 
-def _lines(work: Components, scratch: Scratch, z: int, done: int) -> Iterator[str]:
+def _lines(work: Labelling, scratch: Scratch, z: int, done: int) -> Iterator[str]:
     """Lines of the components after the ``done`` first, which begin in a slab of chunks; LINES_PER_PART at most."""
     left = LINES_PER_PART
     for slab in range(z, work.grid.shape[0]):
         for first, records in _records_of(work, scratch, slab, done):
             some = records[:left]
-            yield table_lines(some, first, work.grid.roi.start, work.output.voxel_size_nm)
+            ids = np.arange(first, first + len(some))
+            yield table_lines(some, ids, work.grid.roi.start, work.output.voxel_size_nm)
             left -= len(some)
             if not left:
                 return
 
 
-def _records_of(work: Components, scratch: Scratch, z: int, done: int) -> Iterator[tuple[int, NDArray[np.void]]]:
+def _records_of(work: Labelling, scratch: Scratch, z: int, done: int) -> Iterator[tuple[int, NDArray[np.void]]]:
     """Records of a slab's components after the ``done`` first of all, in the order of ids, each with the first id."""
     ny = work.grid.shape[1]
     before = scratch.read("before", z)["before"]
@@ -69,6 +65,33 @@ def _records_of(work: Components, scratch: Scratch, z: int, done: int) -> Iterat
     return zip(firsts, scratch.read_records("rows", parts, RECORD), strict=True)
 
 
-def count_of(work: Components) -> int:
-    """How many components there are, once the table is written."""
-    return int(json.loads(read_file(f"{work.table_url}/{_SUMMARY}", work.storage))["components"])
+def tabulate_segments(work: Labelling, found: Callable[[Scratch], Iterator[Arrays]]) -> Callable[[int], None]:
+    """Write the whole table: of the names and records that are found in the scratch folder, in any order."""
+    scratch, write = work.scratch(), _writer(work)
+
+    def do(_: int) -> None:
+        parts = list(found(scratch))
+        names, records = (np.concatenate([part[of] for part in parts]) for of in ("names", "records"))
+        order = np.argsort(names)
+        write(_SUMMARY, json.dumps({"objects": len(order)}))
+        for part in range(max(1, -(-len(order) // LINES_PER_PART))):
+            some = order[part * LINES_PER_PART : (part + 1) * LINES_PER_PART]
+            lines = table_lines(records[some], names[some], work.grid.roi.start, work.output.voxel_size_nm)
+            write(f"{part:06d}.csv", HEADER + lines)
+
+    return do
+
+
+def _writer(work: Labelling) -> Callable[[str, str], None]:
+    store = open_kvstore(work.table_url, work.storage)
+
+    def write(name: str, text: str) -> None:
+        content = text.encode()
+        persistently("write", f"{work.table_url}/{name}", lambda: store.write(name, content).result(TRANSFER_SECONDS))
+
+    return write
+
+
+def count_of(work: Labelling) -> int:
+    """How many objects there are, once the table is written."""
+    return int(json.loads(read_file(f"{work.table_url}/{_SUMMARY}", work.storage))["objects"])

@@ -1,28 +1,40 @@
-"""Run the stages of a segmentation into components, from start to exit code."""
+"""Run the stages of a job of labels, components or a segmentation, from start to exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from beam_inference.errors import COMPLETE
 from beam_inference.outputs import create_output
-from beam_inference.segmentation.job import description, memory_gib
-from beam_inference.segmentation.stages import stages
+from beam_inference.segmentation.job import memory_gib
+from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.table import count_of
-from beam_inference.segmentation.work import Components
+from beam_inference.segmentation.work import Labelling
 from beam_inference.stores import delete_folder, open_kvstore
 from beam_inference.task_runner import begin, print_task_outcome, run_tasks, task_job
 
+Work = TypeVar("Work", bound=Labelling)
 
-def make_components(work: Components, flags: Sequence[str], again: str, *, overwrite: bool) -> int:
+
+def make_labels(
+    kind: str,
+    work: Work,
+    description: dict[str, Any],
+    stages: Callable[[Work], tuple[Stage, ...]],
+    flags: Sequence[str],
+    again: str,
+    *,
+    overwrite: bool,
+) -> int:
     """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
 
-    ``flags`` are Beam's, ``again`` is the command that goes on. The scratch folder is in the output's state folder, but
-    not among the records of what is done, which are listed.
+    ``kind`` is what the job is called, ``flags`` are Beam's, ``again`` is the command that goes on. The scratch folder
+    is in the output's state folder, but not among the records of what is done, which are listed.
     """
-    job = task_job("components", description(work), work.output.url, work.storage, ())
-    scratch = f"{job.state_url}/components_scratch"
+    job = task_job(kind, description, work.output.url, work.storage, ())
+    scratch = f"{job.state_url}/{kind}_scratch"
     work = replace(work, scratch_url=f"{scratch}/{job.fingerprint[:16]}")
     job = replace(job, tasks=stages(work))
     begin(job, overwrite=overwrite)
@@ -34,6 +46,6 @@ def make_components(work: Components, flags: Sequence[str], again: str, *, overw
     print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way", flush=True)
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
     done = outcome.exit_code == COMPLETE
-    made = f"{count_of(work)} components in {work.output.url}, listed in {work.table_url}" if done else ""
+    made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""
     print_task_outcome(outcome, made, again)
     return outcome.exit_code

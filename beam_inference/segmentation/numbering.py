@@ -1,17 +1,15 @@
-"""The stages that make components of a volume, each begun once the one before it is complete.
+"""The stages that make labels of chunks into ids of the whole volume, whatever the labels are of.
 
 ========  =====================  =====================================================================================
 stage     is done for            what it does
 ========  =====================  =====================================================================================
-label     each chunk             labels it alone; labels, records, and faces at seams, to the scratch folder
-match     each chunk             which labels on both sides of its seams are one, as pairs
-unite     all at once            the union of all pairs; totals of what crosses seams
-number    a row of chunks (x)    final ids: the rank of a component's first voxel among all that are kept
+unite     all at once            the union of all pairs of labels that are one; totals of what crosses seams
+number    a row of chunks (x)    ids: the rank of a component's first voxel among all that are kept
 deliver   all at once            the ids of what crosses seams, to every chunk that it is in
-relabel   each chunk             the output
-tabulate  a slab of chunks (yx)  the table's parts
-clean     all at once            removes the scratch folder
 ========  =====================  =====================================================================================
+
+Before them, each chunk is labelled (:func:`leave_chunk`) and its labels are compared with its neighbours'
+(:func:`leave_pairs`). After them, :func:`ids_of` gives the id of each label of a chunk.
 
 Ids are in the order of first voxels (z, y, x). So the ids of a plane follow those of all planes before it, and within a
 plane those of a row of chunks follow those of the rows before it: ``unite`` counts what begins in each plane of each
@@ -19,12 +17,12 @@ row, and from there a row numbers its own.
 
 ``unite`` and ``deliver`` read their files one after the other and hold, in all, 8 bytes for each label that touches a
 seam, some 200 for each component that crosses one, and 8 for each plane of each row. All else is bounded by a chunk,
-by the components whose first voxel is in one row of chunks, or by a part of the table.
+or by the components whose first voxel is in one row of chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,115 +30,96 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.outputs import create_output
-from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, Faces, equivalences, label_chunk
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
 from beam_inference.segmentation.records import add_parts, no_records
-from beam_inference.segmentation.scratch import Scratch
-from beam_inference.segmentation.table import tabulate
+from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.union import number_components, unite
-from beam_inference.segmentation.work import Components
-from beam_inference.volumes import open_volume
+from beam_inference.segmentation.work import Labelling
 
 DoChunk = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: see :class:`beam_inference.chunk_tasks.ChunkTask`."""
+    """One stage, opened by a picklable function: see :class:`beam_inference.chunk_tasks.ChunkTask`."""
 
     name: str
     count: int
-    work: Components
-    open: Callable[[Components], DoChunk]
+    open: Callable[[], DoChunk]
 
     def opened(self) -> DoChunk:
         """What does one of its chunks."""
-        return self.open(self.work)
+        return self.open()
 
 
-def stages(work: Components) -> tuple[Stage, ...]:
-    """All stages, in their order."""
+def numbering(work: Labelling) -> tuple[Stage, ...]:
+    """The stages, in their order."""
     nz, ny, _ = work.grid.shape
-    counts = {
-        label: work.grid.count,
-        match: work.grid.count,
-        unite_chunks: 1,
-        number: nz * ny,
-        deliver: 1,
-        relabel: work.grid.count,
-        tabulate: nz,
-        clean: 1,
-    }
-    return tuple(Stage(open.__name__.split("_")[0], count, work, open) for open, count in counts.items())
+    return (
+        Stage("unite", 1, partial(unite_chunks, work)),
+        Stage("number", nz * ny, partial(number, work)),
+        Stage("deliver", 1, partial(deliver, work)),
+    )
 
 
-def label(work: Components) -> DoChunk:
-    """Label each chunk alone."""
-    source = open_volume(work.source, scale=work.scale, channel=[work.channel], storage=work.storage)
-    labels, scratch = create_output(work.scratch_labels()), work.scratch()
-
-    def do(index: int) -> None:
-        core = work.grid.core_box(index)
-        values = np.ascontiguousarray(work.foreground(source.read(core)[0]))
-        chunk = label_chunk(values, core, work.grid, index, work.connectivity, work.min_size)
-        labels.write(core, chunk.labels[np.newaxis])
-        scratch.write("faces", index, **_named(chunk.faces))
-        inner = chunk.records[chunk.touching :]
-        scratch.write("touching", index, records=chunk.records[: chunk.touching], kept=_per_plane(work, inner, core))
-        scratch.write("inner", index, records=inner)
-
-    return do
+def leave_chunk(
+    work: Labelling, scratch: Scratch, index: int, chunk: LabelledChunk, faces: Mapping[str, NDArray[Any]]
+) -> None:
+    """Leave what is known of a labelled chunk; ``faces`` are for its neighbours, see :func:`faces_after`."""
+    inner = chunk.records[chunk.touching :]
+    kept = _per_plane(work, inner, work.grid.core_box(index))
+    scratch.write("faces", index, **faces)
+    scratch.write("touching", index, records=chunk.records[: chunk.touching], kept=kept)
+    scratch.write("inner", index, records=inner)
 
 
-def _named(faces: Faces) -> dict[str, NDArray[Any]]:
-    planes = {f"first{axis}": plane for axis, plane in enumerate(faces.first)}
-    return planes | {f"last{axis}": plane for axis, plane in enumerate(faces.last)} | {"values": faces.values}
+def faces_after(work: Labelling, scratch: Scratch, index: int) -> dict[Zyx, Arrays]:
+    """The faces of a chunk, at (0, 0, 0), and of those of its neighbours at or after it that there are."""
+    return {step: scratch.read("faces", chunk) for step, chunk in _after(work, index).items() if chunk >= 0}
 
 
-def _faces(scratch: Scratch, index: int) -> Faces:
-    named = scratch.read("faces", index)
-    first, last = (tuple(named[f"{side}{axis}"] for axis in range(3)) for side in ("first", "last"))
-    return Faces(first, last, named["values"])
+def leave_pairs(work: Labelling, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int) -> None:
+    """Leave which labels of a chunk and its neighbours are one, as pairs of codes; ``touching`` is the chunk's own."""
+    chunks = np.array(list(_after(work, index).values()))
+    scratch.write("pairs", index, pairs=pairs, chunks=chunks, touching=np.array(touching))
 
 
-def _planes(work: Components, records: NDArray[np.void]) -> NDArray[np.int64]:
+def _after(work: Labelling, index: int) -> dict[Zyx, int]:
+    there = dict.fromkeys(POSITIONS, -1)
+    for step in POSITIONS:
+        z, y, x = (p + s for p, s in zip(work.grid.position(index), step, strict=True))
+        if all(p < n for p, n in zip((z, y, x), work.grid.shape, strict=True)):
+            there[step] = work.grid.index((z, y, x))
+    return there
+
+
+def ids_of(scratch: Scratch, index: int) -> NDArray[np.int64]:
+    """The id of each label of a chunk; that of label 0 is 0. Labels that touch seams come first."""
+    touching, inner = (scratch.read(kind, index)["ids"] for kind in ("touching_ids", "inner_ids"))
+    ids: NDArray[np.int64] = np.concatenate([[0], touching, inner])
+    return ids
+
+
+def _planes(work: Labelling, records: NDArray[np.void]) -> NDArray[np.int64]:
     """The plane of each component's first voxel, counted from the volume's first."""
     _, y, x = work.grid.roi.shape
     planes: NDArray[np.int64] = records["first"] // (y * x)
     return planes
 
 
-def _per_plane(work: Components, records: NDArray[np.void], core: BoundingBox) -> NDArray[np.int64]:
+def _per_plane(work: Labelling, records: NDArray[np.void], core: BoundingBox) -> NDArray[np.int64]:
     """How many components have their first voxel in each plane of a chunk."""
     before = core.start[0] - work.grid.roi.start[0]
     return np.bincount(_planes(work, records) - before, minlength=core.shape[0]).astype(np.int64)
 
 
-def match(work: Components) -> DoChunk:
-    """Find, at the seams after a chunk, which labels are one."""
-    scratch, grid = work.scratch(), work.grid
-
-    def do(index: int) -> None:
-        there = dict.fromkeys(POSITIONS, -1)
-        for step in POSITIONS:
-            position = tuple(p + s for p, s in zip(grid.position(index), step, strict=True))
-            if all(p < n for p, n in zip(position, grid.shape, strict=True)):
-                there[step] = grid.index(position)
-        faces = {step: _faces(scratch, chunk) for step, chunk in there.items() if chunk >= 0}
-        pairs = equivalences(faces, grid.core_box(index).shape, work.connectivity)
-        touching = len(faces[0, 0, 0].values)
-        scratch.write("pairs", index, pairs=pairs, chunks=np.array(list(there.values())), touching=np.array(touching))
-
-    return do
-
-
-def unite_chunks(work: Components) -> DoChunk:
+def unite_chunks(work: Labelling) -> DoChunk:
     """Find the components that cross seams."""
     return partial(_unite, work, work.scratch())
 
 
-def _unite(work: Components, scratch: Scratch, _: int) -> None:
+def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
     every = range(work.grid.count)
     touching = np.fromiter((int(file["touching"]) for file in scratch.read_all("pairs", every)), np.int64)
     begins = np.concatenate([[0], np.cumsum(touching)])  # a label k of chunk c that touches a seam is begins[c] + k - 1
@@ -177,7 +156,7 @@ def _unite(work: Components, scratch: Scratch, _: int) -> None:
     )
 
 
-def _rows(work: Components, records: NDArray[np.void]) -> NDArray[np.int64]:
+def _rows(work: Labelling, records: NDArray[np.void]) -> NDArray[np.int64]:
     """The row of chunks in which each component's first voxel is."""
     z, y, _ = np.unravel_index(records["first"], work.grid.roi.shape)
     depth, height, _ = work.grid.chunk_shape
@@ -185,7 +164,7 @@ def _rows(work: Components, records: NDArray[np.void]) -> NDArray[np.int64]:
     return rows
 
 
-def number(work: Components) -> DoChunk:
+def number(work: Labelling) -> DoChunk:
     """Give their ids to the components whose first voxel is in a row of chunks."""
     scratch, (_, ny, nx) = work.scratch(), work.grid.shape
 
@@ -210,32 +189,13 @@ def number(work: Components) -> DoChunk:
     return do
 
 
-def deliver(work: Components) -> DoChunk:
+def deliver(work: Labelling) -> DoChunk:
     """Tell every chunk the ids of what crosses its seams."""
     return partial(_deliver, work, work.scratch())
 
 
-def _deliver(work: Components, scratch: Scratch, _: int) -> None:
+def _deliver(work: Labelling, scratch: Scratch, _: int) -> None:
     rows, every = range(work.grid.shape[0] * work.grid.shape[1]), range(work.grid.count)
     ids = np.concatenate([*(file["ids"] for file in scratch.read_all("crossing_ids", rows)), [0]])  # -1 is what goes
     numbers = zip(every, scratch.read_all("numbers", every), strict=True)
     scratch.write_all("touching_ids", ((index, {"ids": ids[file["numbers"]]}) for index, file in numbers))
-
-
-def relabel(work: Components) -> DoChunk:
-    """Write the output."""
-    labels, output, scratch = create_output(work.scratch_labels()), create_output(work.output), work.scratch()
-
-    def do(index: int) -> None:
-        core = work.grid.core_box(index)
-        touching, inner = (scratch.read(kind, index)["ids"] for kind in ("touching_ids", "inner_ids"))
-        ids = np.concatenate([[0], touching, inner]).astype(output.dtype)
-        output.write(core, ids[labels.read(core)])
-
-    return do
-
-
-def clean(work: Components) -> DoChunk:
-    """Remove the scratch folder."""
-    scratch = work.scratch()
-    return lambda _: scratch.delete()

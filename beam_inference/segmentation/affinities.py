@@ -1,0 +1,74 @@
+"""Affinities as they are stored, read as links."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.segmentation.watershed import Links, no_link
+from beam_inference.volumes import Volume
+
+FRACTION_BITS = 20
+"""Sums of affinities that are no integers are of multiples of 2^-20, so that they are exact, whatever their order."""
+_MOST = 2.0**10
+
+
+def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
+    """The links of a chunk.
+
+    Args:
+        volume: affinities along z, y and x in its channels, in this order; 8-bit or 16-bit unsigned integers, or
+            floats, which are read as float32.
+        core: the chunk's box.
+        to_next: whether a voxel's affinities are those with the next voxels; else with the ones before.
+
+    Raises:
+        What :meth:`beam_inference.volumes.Volume.read` does.
+    """
+    bounds, grown = volume.bounds, []
+    for a, b, first, last in zip(core.start, core.stop, bounds.start, bounds.stop, strict=True):
+        grown.append((max(a - 1, first), b) if to_next else (a, min(b + 1, last)))
+    box = BoundingBox(*zip(*grown, strict=True))
+    values = volume.read(box)
+    z, y, x = (_links(values[axis], box, core, bounds, axis, to_next) for axis in range(3))
+    return z, y, x
+
+
+def _links(
+    values: NDArray[Any], box: BoundingBox, core: BoundingBox, bounds: BoundingBox, axis: int, to_next: bool
+) -> NDArray[Any]:
+    """Those along one axis, of its affinities in a box."""
+    dtype = np.dtype(np.float32 if values.dtype.kind == "f" else np.int32)
+    shape = list(core.shape)
+    shape[axis] += 1
+    links = np.full(shape, no_link(dtype), dtype)
+    # The link at p is between the voxels p - 1 and p, both of which must be there.
+    first, last = max(core.start[axis], bounds.start[axis] + 1), min(core.stop[axis] + 1, bounds.stop[axis])
+    if last > first:
+        start, stop = list(core.start), list(core.stop)
+        start[axis], stop[axis] = first - to_next, last - to_next
+        there = np.moveaxis(links, axis, 0)[first - core.start[axis] : last - core.start[axis]]
+        there[...] = np.moveaxis(values[BoundingBox(_zyx(start), _zyx(stop)).slices_in(box)], axis, 0)
+        if dtype.kind == "f":
+            there[np.isnan(there)] = no_link(dtype)
+    return links
+
+
+def _zyx(values: list[int]) -> Zyx:
+    z, y, x = values
+    return z, y, x
+
+
+def as_summands(links: NDArray[Any]) -> NDArray[np.int64]:
+    """Affinities as integers, whose sums are exact; those of floats are beyond ±1024 taken as that."""
+    if links.dtype.kind == "f":
+        links = np.rint(np.ldexp(np.clip(links.astype(np.float64), -_MOST, _MOST), FRACTION_BITS))
+    return links.astype(np.int64)
+
+
+def unit(*, floats: bool) -> int:
+    """What :func:`as_summands` makes of an affinity of 1."""
+    return 2**FRACTION_BITS if floats else 1

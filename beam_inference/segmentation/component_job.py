@@ -1,0 +1,90 @@
+"""A job of components, from what a user asks for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.errors import ConfigError
+from beam_inference.segmentation.job import checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.work import Components
+from beam_inference.storage import Storage
+
+_SIDE = 256
+
+
+def planned_components(
+    source: str,
+    target: str,
+    *,
+    threshold: float | None,
+    channel: int | None = None,
+    scale: int = 0,
+    connectivity: int = 6,
+    min_size: int = 1,
+    format: str = "precomputed",
+    chunk_shape: Zyx | None = None,
+    block_shape: Zyx | None = None,
+    shard_shape: Zyx | None = None,
+    storage: Storage,
+) -> Components:
+    """What is to be made, all open questions decided; its scratch folder is named later.
+
+    Args:
+        source: URL of the input.
+        target: URL of the output.
+        threshold: voxels of this value or more, in stored units, are foreground; None: the input is a segmentation.
+        channel: of the input; may be left out where there is one.
+        scale: of a precomputed input.
+        connectivity: 6, 18 or 26.
+        min_size: components of fewer voxels are removed.
+        format: of the output, see :class:`~beam_inference.outputs.OutputSpec`.
+        chunk_shape: ZYX; some 256 on a side by default.
+        block_shape: ZYX; as the input's by default.
+        shard_shape: ZYX; by default a file holds one block.
+        storage: how object stores are reached.
+
+    Raises:
+        UserError: it cannot be done as asked.
+    """
+    volume = checked_input(source, target, scale, storage)
+    if channel is None and volume.channels > 1:
+        raise ConfigError(f"{source} has the channels 0 … {volume.channels - 1}: say which with --channel")
+    if channel is not None and not 0 <= channel < volume.channels:
+        raise ConfigError(f"--channel {channel}: {source} has the channels 0 … {volume.channels - 1}")
+    if threshold is None and volume.dtype.kind not in "iu":
+        raise ConfigError(f"{source} holds {volume.dtype}: --multilabel takes a segmentation, of integers")
+    if threshold is not None and not math.isfinite(threshold):
+        raise ConfigError(f"--threshold {threshold} is no number that voxels can be compared with")
+    output, grid = output_and_grid(
+        volume,
+        target,
+        format=format,
+        side=_SIDE,
+        chunk_shape=chunk_shape,
+        block_shape=block_shape,
+        shard_shape=shard_shape,
+        storage=storage,
+    )
+    return Components(
+        source=source,
+        scale=scale,
+        channel=channel or 0,
+        threshold=None if threshold is None else comparable(threshold, volume.dtype),
+        connectivity=connectivity,
+        min_size=min_size,
+        grid=grid,
+        output=output,
+        storage=storage,
+        input_bytes=volume.dtype.itemsize,
+    )
+
+
+def components_described(work: Components) -> dict[str, Any]:
+    """What determines the bytes that are written."""
+    return described(work) | {
+        "input": {"path": work.source, "scale": work.scale, "channel": work.channel},
+        "threshold": work.threshold,
+        "connectivity": work.connectivity,
+    }

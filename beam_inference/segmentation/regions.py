@@ -1,0 +1,145 @@
+"""The graph of a chunk's fragments, and those of groups of chunks: pure but for the files that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.segmentation.affinities import as_summands
+from beam_inference.segmentation.agglomeration import RegionGraph, agglomerate, combined, contracted, summed
+from beam_inference.segmentation.records import add_parts, no_records
+from beam_inference.segmentation.scratch import Arrays
+from beam_inference.segmentation.watershed import Links, no_link
+
+Names = NDArray[np.int64]
+
+SIDES = tuple((axis, side) for axis in range(3) for side in (0, 1))
+"""Of a chunk or group: each axis, before it and after it."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is known of a chunk, or of a group of chunks.
+
+    Attributes:
+        graph: of its fragments, or of what they were joined to, and of those at the other side of its seams.
+        open: per side of :data:`SIDES`, the names of the fragments at the seam there, on both sides of it; nothing
+            where there is no seam. These may have edges elsewhere.
+    """
+
+    graph: RegionGraph
+    open: tuple[Names, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the regions of a part.
+
+    Attributes:
+        names: of the regions.
+        to: the name of the region that each is now part of.
+        settled: whether that is final.
+        rest: what is not final.
+        final: the regions that are: their names.
+        records: and what is known of each, see :data:`beam_inference.segmentation.records.RECORD`.
+    """
+
+    names: Names
+    to: Names
+    settled: NDArray[np.bool_]
+    rest: Part
+    final: Names
+    records: NDArray[np.void]
+
+
+def settle_what_can_be(part: Part, threshold: float) -> Outcome:
+    """Join what can be joined for certain; ``threshold`` is in the unit of the sums."""
+    graph = part.graph
+    known = ~np.isin(graph.names, np.concatenate(part.open))
+    joined, waits = agglomerate(graph, known, threshold)
+    final = (joined == np.arange(len(joined))) & ~waits
+    records = contracted(graph, joined, final).records
+    rest = Part(contracted(graph, joined, waits), part.open)
+    return Outcome(graph.names, graph.names[joined], ~waits[joined], rest, graph.names[final], records)
+
+
+def chunk_part(
+    labels: NDArray[np.uint32],
+    ids: Names,
+    records: NDArray[np.void],
+    links: Links,
+    before: Sequence[Names],
+    after: Sequence[bool],
+) -> Part:
+    """The graph of one chunk.
+
+    Args:
+        labels: (z, y, x).
+        ids: the fragment of each label; that of label 0 is 0.
+        records: of the labels from 1 on.
+        links: of the chunk; edges to the chunks after it are theirs.
+        before: per axis, the fragments in the last plane of the chunk before it, of two dimensions; of none where there
+            is no chunk.
+        after: per axis, whether there is a chunk after it.
+    """
+    names = np.unique(np.concatenate([ids[1:], *(plane[plane > 0] for plane in before)]))
+    places = np.searchsorted(names, ids)
+    places[0] = -1
+    edges = [(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
+    sides: list[Names] = []
+    for axis, link in enumerate(links):
+        lines, planes = np.moveaxis(link, axis, 0), np.moveaxis(labels, axis, 0)
+        for k in range(1, len(planes)):  # plane by plane: places take eight bytes a voxel
+            differ = planes[k - 1] != planes[k]
+            edges.append(_edges(names, places[planes[k - 1][differ]], places[planes[k][differ]], lines[k][differ]))
+        sides += [np.zeros(0, np.int64)] * 2
+        if before[axis].size:
+            beyond = np.where(before[axis] > 0, np.searchsorted(names, before[axis]), -1)
+            edges.append(_edges(names, beyond.ravel(), places[planes[0]].ravel(), lines[0].ravel()))
+            sides[-2] = np.union1d(before[axis], ids[planes[0]])
+        if after[axis]:
+            sides[-1] = np.unique(ids[planes[-1]])
+    known = no_records(len(names))
+    add_parts(known, places[1:], records)
+    return Part(
+        RegionGraph(names, known, *summed(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True)))),
+        tuple(side[side > 0] for side in sides),
+    )
+
+
+def _edges(names: Names, one: Names, other: Names, links: NDArray[Any]) -> tuple[Names, Names, Names]:
+    """Edges between places in ``names``, -1 for background, summed over pairs."""
+    there = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
+    affinities = as_summands(links[there])
+    return summed(names, np.stack([one[there], other[there]], axis=1), affinities, np.ones_like(affinities))
+
+
+def group_part(parts: Mapping[Zyx, Part]) -> Part:
+    """The graph of a group of chunks or groups, by their positions in it, 0 or 1 on each axis."""
+    sides = []
+    for axis, side in SIDES:
+        outer = max(position[axis] for position in parts) if side else 0
+        found = [part.open[2 * axis + side] for position, part in parts.items() if position[axis] == outer]
+        sides.append(np.unique(np.concatenate(found)))
+    return Part(combined([part.graph for part in parts.values()]), tuple(sides))
+
+
+def as_arrays(part: Part) -> Arrays:
+    """For a file."""
+    graph = part.graph
+    sides = {f"open{number}": names for number, names in enumerate(part.open)}
+    return sides | {name: getattr(graph, name) for name in _GRAPH}
+
+
+def from_arrays(arrays: Arrays) -> Part:
+    """What :func:`as_arrays` has put into a file."""
+    graph = RegionGraph(*(arrays[name] for name in _GRAPH))
+    return Part(graph, tuple(arrays[f"open{number}"] for number in range(len(SIDES))))
+
+
+_GRAPH = ("names", "records", "pairs", "sums", "counts")

@@ -1,0 +1,105 @@
+"""A job that segments affinities, from what a user asks for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from beam_inference.bounding_box import Zyx
+from beam_inference.errors import ConfigError
+from beam_inference.segmentation.job import checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.work import Segmentation
+from beam_inference.storage import Storage
+
+_SIDE = 128
+_DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
+
+
+def planned_segmentation(
+    source: str,
+    target: str,
+    *,
+    threshold: float,
+    low: float,
+    high: float,
+    channels: Zyx = (0, 1, 2),
+    to_next: bool = False,
+    scale: int = 0,
+    min_size: int = 1,
+    format: str = "precomputed",
+    chunk_shape: Zyx | None = None,
+    block_shape: Zyx | None = None,
+    shard_shape: Zyx | None = None,
+    storage: Storage,
+) -> Segmentation:
+    """What is to be made, all open questions decided; its scratch folder is named later.
+
+    Args:
+        source: URL of the input.
+        target: URL of the output.
+        threshold: fragments are joined while their mean affinity, in stored units, is at least this.
+        low: the watershed joins no voxels of lower affinity.
+        high: and all of this affinity or more.
+        channels: of the input: the affinities along z, y and x.
+        to_next: whether a voxel's affinities are those to the next voxels; else to the ones before.
+        scale: of a precomputed input.
+        min_size: segments of fewer voxels are removed.
+        format: of the output, see :class:`~beam_inference.outputs.OutputSpec`.
+        chunk_shape: ZYX; some 128 on a side by default.
+        block_shape: ZYX; as the input's by default.
+        shard_shape: ZYX; by default a file holds one block.
+        storage: how object stores are reached.
+
+    Raises:
+        UserError: it cannot be done as asked.
+    """
+    volume = checked_input(source, target, scale, storage)
+    if len(set(channels)) < 3 or max(channels) >= volume.channels:
+        raise ConfigError(
+            f"--channels {','.join(map(str, channels))}: three different ones are needed, the affinities along z, y "
+            f"and x; {source} has the channels 0 … {volume.channels - 1}"
+        )
+    if volume.dtype.name not in _DTYPES:
+        raise ConfigError(f"{source} holds {volume.dtype}: affinities are {', '.join(_DTYPES)}")
+    for name, value in (("--threshold", threshold), ("--low", low), ("--high", high)):
+        if not math.isfinite(value):
+            raise ConfigError(f"{name} {value} is no number that affinities can be compared with")
+    if low > high:
+        raise ConfigError(f"--low {low:g} is more than --high {high:g}")
+    output, grid = output_and_grid(
+        volume,
+        target,
+        format=format,
+        side=_SIDE,
+        chunk_shape=chunk_shape,
+        block_shape=block_shape,
+        shard_shape=shard_shape,
+        storage=storage,
+    )
+    if volume.dtype.kind == "u":
+        low = max(low, 0)  # what is less stands for "no voxel"
+    return Segmentation(
+        source=source,
+        scale=scale,
+        channels=channels,
+        to_next=to_next,
+        low=comparable(low, volume.dtype),
+        high=comparable(high, volume.dtype),
+        threshold=threshold,
+        floats=volume.dtype.kind == "f",
+        min_size=min_size,
+        grid=grid,
+        output=output,
+        storage=storage,
+        input_bytes=3 * volume.dtype.itemsize,
+    )
+
+
+def segmentation_described(work: Segmentation) -> dict[str, Any]:
+    """What determines the bytes that are written."""
+    return described(work) | {
+        "input": {"path": work.source, "scale": work.scale, "channels": work.channels, "to_next": work.to_next},
+        "low": work.low,
+        "high": work.high,
+        "threshold": work.threshold,
+    }
