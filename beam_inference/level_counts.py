@@ -24,8 +24,8 @@ from beam_inference.volumes import Volume, open_volume
 QUANTILES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
 CHUNK_VOXELS = 2**25
 """About so many are read at a time."""
-SOME_BLOCKS = 8
-"""So many are looked at to notice that a volume was changed."""
+SOME_BLOCKS, SOME_VOXELS = 8, 2**27
+"""So many at most, but at least one block, are looked at to notice that a volume was changed."""
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,12 @@ def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float
 
 
 def _sum_of_products(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-    """Exact, for values up to 2^32 and counts up to 2^60: taken at once, 64 bits would not hold it.
+    """Exact, where 64 bits would not hold it: it is added up by 15 bits of the counts at a time.
 
-    It is added up by 15 bits of the counts at a time: no sum of 2^16 products of 32 and 15 bits exceeds 63.
+    A sum of 2^16 products, each of a square of 32 bits and of 15 bits, stays below 2^63.
     """
-    return sum(int((values * (counts >> bits & 0x7FFF)).sum()) << bits for bits in (0, 15, 30, 45))
+    parts = range(0, int(counts.max()).bit_length(), 15)
+    return sum(int((values * (counts >> bits & 0x7FFF)).sum()) << bits for bits in parts)
 
 
 def _lowest(dtype: np.dtype[Any]) -> int:
@@ -212,7 +213,8 @@ def hash_of_some_blocks(volume: Volume) -> str:
     """
     shape = [min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True)]
     blocks = ChunkGrid(volume.bounds, (shape[0], shape[1], shape[2]))
-    points = (0.5 + np.outer(np.arange(SOME_BLOCKS), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
+    some = max(1, min(SOME_BLOCKS, SOME_VOXELS // (volume.channels * math.prod(shape))))
+    points = (0.5 + np.outer(np.arange(some), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
     found = hashlib.sha256(volume.dtype.name.encode())
     for index in sorted({blocks.index(position) for position in (points * blocks.shape).astype(int).tolist()}):
         try:

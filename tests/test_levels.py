@@ -122,7 +122,7 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(made, tmp_path
     to.write_text(brighter(original))
     assert main(["run", path]) == 2
     told = capsys.readouterr().err
-    assert "model.normalize" in told
+    assert ("  model.normalize.levels[" if form.get("by") == "section" else "  model.normalize: {'scale'") in told
     assert " here, " in told
     assert "levels.json was made anew, of other values, since the job began" in told
     to.unlink()
