@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -153,7 +154,8 @@ def counted(array: NDArray[Any]) -> NDArray[np.int64]:
 def values_at(quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]) -> list[int]:
     """The smallest values that at least such shares do not exceed (NumPy's ``inverted_cdf``)."""
     upto = np.cumsum(counts)
-    ranks = np.maximum(1, np.ceil(np.asarray(quantiles) * upto[-1] - 1e-9))
+    # As the decimals that are written: 0.1 in binary is more than a tenth, of many voxels by some voxels.
+    ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
     return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
 
 

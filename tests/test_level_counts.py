@@ -58,6 +58,15 @@ def test_sums_beyond_64_bits_are_exact(pairs):
     assert mean_and_std(counts, np.dtype(np.uint16)) == (float(mean), math.sqrt(variance))
 
 
+def test_quantiles_of_many_voxels_are_exact():
+    number = 10**15
+    for quantile in QUANTILES[1:-1]:
+        rank = Fraction(str(quantile)) * number
+        for below, expected in ((int(rank), 0), (int(rank) - 1, 1)):
+            counts = np.array([below, number - below])
+            assert values_at((quantile,), counts, np.dtype(np.uint8)) == [expected], quantile
+
+
 def test_of_more_voxels_than_there_are_every_value_is_counted():
     counts = np.full(65536, 2**46, np.int64)  # 2^62 in all
     assert mean_and_std(counts, np.dtype(np.int16)) == (-0.5, math.sqrt((Fraction(65536) ** 2 - 1) / 12))
