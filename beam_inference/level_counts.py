@@ -154,7 +154,7 @@ def counted(array: NDArray[Any]) -> NDArray[np.int64]:
 def values_at(quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]) -> list[int]:
     """The smallest values that at least such shares do not exceed (NumPy's ``inverted_cdf``)."""
     upto = np.cumsum(counts)
-    # As the decimals that are written: 0.1 in binary is more than a tenth, of many voxels by some voxels.
+    # Of the decimals as they are written: products in float64 are off by a rank for some numbers of voxels.
     ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
     return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
 
