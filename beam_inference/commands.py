@@ -160,9 +160,9 @@ def verify(known: argparse.Namespace) -> int:
     from rich.console import Console
 
     from beam_inference.job_parts import output_spec
-    from beam_inference.launch import as_launched
     from beam_inference.outputs import open_output
     from beam_inference.printing import print_verification
+    from beam_inference.relaunch import as_launched
     from beam_inference.verification import verify as verified
 
     config, state, job = _launched(known, "nothing to verify")
@@ -181,9 +181,9 @@ def verify(known: argparse.Namespace) -> int:
 def mosaic(known: argparse.Namespace) -> int:
     """Draw some finished chunks."""
     from beam_inference.job_parts import open_input, output_spec
-    from beam_inference.launch import as_launched
     from beam_inference.mosaic import draw, spread
     from beam_inference.outputs import open_output
+    from beam_inference.relaunch import as_launched
 
     check_picture(known.to)
     config, state, job = _launched(known, "nothing to draw")
@@ -216,7 +216,7 @@ def report(known: argparse.Namespace) -> int:
     """Write a page about a job."""
     from importlib.util import find_spec
 
-    from beam_inference.launch import as_launched
+    from beam_inference.relaunch import as_launched
 
     absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
     if absent:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import ConfigError
-from beam_inference.normalize_config import Contrast
+from beam_inference.normalize_config import FromLevels
 from beam_inference.storage import holds_credentials
 
 
@@ -152,7 +152,7 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
         return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
 
     normalize = job.model.normalize
-    if isinstance(normalize, Contrast):
+    if isinstance(normalize, FromLevels):
         normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
     network = job.model.model_copy(
         update={"path": model(job.model.path), "weights": absolute(job.model.weights), "normalize": normalize}

@@ -12,7 +12,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.config import JobConfig
 from beam_inference.errors import PermanentReadError, TransientReadError
 from beam_inference.fill import source_sections
-from beam_inference.levels import stretched
+from beam_inference.levels import by_section
 from beam_inference.normalize_config import Affine, Sections
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.outputs import OutputSpec
@@ -32,14 +32,14 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
 
 
 def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
-    """What patches are cut out of: the input's voxels of a box, as stored; float32, 0 to 1, with a contrast by section.
+    """What patches are cut out of: the input's voxels of a box, as stored; normalised, float32, with levels by section.
 
     Raises as :meth:`beam_inference.volumes.Volume.read`.
     """
     fill, normalize = config.input.fill, config.model.normalize
     array = volume.cutout(box, fill, config.input.fill_value)
     if isinstance(normalize, Sections):
-        return stretched(array, source_sections(box, volume.bounds, fill), normalize)
+        return by_section(array, source_sections(box, volume.bounds, fill), normalize)
     return array
 
 

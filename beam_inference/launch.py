@@ -23,7 +23,6 @@ from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFa
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
-from beam_inference.normalize_config import Affine, Contrast, Sections
 from beam_inference.outputs import create_output, open_output
 from beam_inference.plan import index_ranges
 from beam_inference.predictors import (
@@ -37,6 +36,7 @@ from beam_inference.predictors import (
 )
 from beam_inference.predictors.contract import ContractReport
 from beam_inference.predictors.probe import fastest_batch_size
+from beam_inference.relaunch import as_begun, check_same
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.sample import sampled
@@ -49,7 +49,6 @@ from beam_inference.survey import (
     Survey,
     check_paths,
     default_state_url,
-    definite,
     survey,
 )
 from beam_inference.verification import parts_fault, receipt_fault
@@ -87,11 +86,11 @@ def prepare(
     with _state_errors():
         before = None if overwrite else state.load_job()
     if before is not None:
-        config = _as_decided(config, before)
+        config = as_begun(config, before)
     found = survey(config, place, workers)
     job = _with_network(found, place, allow_pickle)
     if before is not None:
-        _check_same(before, job, state.url)
+        check_same(before, job, state.url)
     if not overwrite:
         with _state_errors():
             _check_no_other_state(state, job)
@@ -118,7 +117,7 @@ def prepare(
             state.write_chunks(launch.id, some)
         if not found.output_exists:
             create_output(found.output)
-        _check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
+        check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
     return launch
 
 
@@ -130,45 +129,6 @@ def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
             "--seed"
         )
     return chunks
-
-
-def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob:
-    """The job that was launched, writing where ``config`` says now: a state folder moves with its output.
-
-    ``url`` is the state's. Neither the input nor the network is opened.
-
-    Raises:
-        StateError: ``config`` is another job.
-    """
-    config = definite(_as_decided(config, before), THIS_PROCESS)
-    normalize = before.config.model.normalize
-    if isinstance(config.model.normalize, Contrast) and isinstance(normalize, (Affine, Sections)):  # what it came to
-        config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
-    here, there = config.inference, before.config.inference
-    for key in ("device", "engine", "precision", "threads"):  # what the engine, which is not loaded, would tell
-        if getattr(here, key) != getattr(there, key):
-            raise StateError(
-                f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, here "
-                f"{getattr(here, key)}"
-            )
-    roi = config.roi or before.input_bounds
-    known = {"config": config.model_dump(), "roi": {"start": roi.start, "stop": roi.stop}}
-    job = ResolvedJob.model_validate(before.model_dump() | known)
-    _check_same(before, job, url)
-    return job
-
-
-def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
-    """What the job leaves open, as the first launch decided it: another device, say, would be another job."""
-    open_keys = {
-        "device": config.inference.device == "auto",
-        "engine": config.inference.engine == "auto",
-        "batch_size": config.inference.batch_size == "auto",
-        "chunk_shape": config.inference.chunk_shape == "auto",
-        "threads": config.inference.threads is None,
-    }
-    decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
-    return config.model_copy(update={"inference": config.inference.model_copy(update=decided)})
 
 
 @contextmanager
@@ -294,25 +254,6 @@ def _warn_of_range(config: JobConfig, low: float, high: float) -> None:
             high,
             list(limits),
         )
-
-
-def _check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
-    if before.fingerprint != job.fingerprint:
-        differences = "\n".join(f"  {line}" for line in job.differences(before))
-        raise StateError(
-            f"{url} belongs to another job (fingerprint {before.fingerprint[:12]}, this one {job.fingerprint[:12]}); "
-            f"going on would mix two results in one volume. What differs:\n{differences}\n"
-            "Use another output.path, or pass --overwrite to do every chunk anew."
-        )
-    theirs, ours = before.config.output.path, job.config.output.path
-    if job.config.job.state_path and theirs != ours:  # a state inside its output moves with it
-        raise StateError(
-            f"{url} is the state of a job that writes {theirs}, this one writes {ours}: its receipts say nothing of "
-            "this output. Use another job.state_path, or pass --overwrite to do every chunk anew."
-        )
-    changed = [f"{k} {before.versions[k]} → {v}" for k, v in job.versions.items() if before.versions.get(k, v) != v]
-    if changed:
-        logger.warning("versions differ from the first launch's: %s", ", ".join(changed))
 
 
 def _check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:

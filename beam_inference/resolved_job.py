@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
 from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
+from beam_inference.normalize_config import Contrast, Standard
 from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
 
@@ -48,7 +49,8 @@ class ResolvedJob(Frozen):
     """A job with every default and ``auto`` made definite: what workers and later launches go by.
 
     Attributes:
-        config: the job, paths absolute, device definite.
+        config: the job, paths absolute, device definite; ``model.normalize`` as what was made of a levels file.
+        asked_normalize: what the job file says instead, where it names such a file; not part of the fingerprint.
         input_bounds, input_channels, input_dtype: of the volume read.
         input_block_shape: of its storage, ZYX; not part of the fingerprint.
         roi: the box to produce.
@@ -61,6 +63,7 @@ class ResolvedJob(Frozen):
     """
 
     config: JobConfig
+    asked_normalize: Contrast | Standard | None = None
     input_bounds: Box
     input_channels: int
     input_dtype: str
@@ -154,12 +157,22 @@ class ResolvedJob(Frozen):
         lines = []
         for section, values in self.identity.items():
             theirs = other.identity[section]
-            lines += [
-                f"{section}.{key}: {_short(values.get(key))} here, {_short(theirs.get(key))} there"
-                for key in sorted({*values, *theirs})
-                if values.get(key) != theirs.get(key)
-            ]
+            for key in sorted({*values, *theirs}):
+                lines += _differences(f"{section}.{key}", values.get(key), theirs.get(key))
         return lines
+
+
+def _differences(key: str, here: object, there: object) -> list[str]:
+    """What differs between two JSON values: the values if they are short, else the first part that differs."""
+    if here == there:
+        return []
+    if max(len(str(here)), len(str(there))) > _TOLD:
+        if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
+            return [line for part in here for line in _differences(f"{key}.{part}", here[part], there[part])]
+        if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
+            first = next(place for place, value in enumerate(here) if value != there[place])
+            return _differences(f"{key}[{first}]", here[first], there[first])
+    return [f"{key}: {_short(here)} here, {_short(there)} there"]
 
 
 def _short(value: object) -> str:

@@ -21,7 +21,7 @@ from beam_inference.job_parts import normalization, open_input
 from beam_inference.levels import decided
 from beam_inference.mask import open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
-from beam_inference.normalize_config import Contrast, Sections
+from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import most_channels
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
@@ -142,8 +142,9 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         raise ConfigError(
             f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
         )
-    if isinstance(config.model.normalize, Contrast):
-        normalize = decided(config.model.normalize, volume, config.storage)
+    asked = config.model.normalize if isinstance(config.model.normalize, (Contrast, Standard)) else None
+    if asked is not None:
+        normalize = decided(asked, volume, config.storage)
         config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
     _check_sections(config.model.normalize, volume)
     normalization(config, volume.dtype)
@@ -159,6 +160,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     output, exists = _output(config, volume, roi)
     job = ResolvedJob(
         config=definite(config, place),
+        asked_normalize=asked,
         input_bounds=Box.of(volume.bounds),
         input_channels=volume.channels,
         input_dtype=volume.dtype.name,

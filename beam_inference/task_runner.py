@@ -84,13 +84,15 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
                 f"{job.state_url}/{job.record}",
                 lambda: store.write(job.record, text, if_equal=generation).result(timeout=PATIENCE_SECONDS),
             )
-        found = _fingerprint(_read(store, job))  # a racing launch may have been faster
+        found = _record(_read(store, job))  # a racing launch may have been faster
     except WorkerFault as error:
         raise StateError(f"the state folder of the target cannot be used: {error}") from None
-    if found != job.fingerprint:
+    if found.get("fingerprint") != job.fingerprint:
+        description = json.loads(json.dumps(job.description))
+        differing = ", ".join(key for key, value in description.items() if found.get(key) != value)
         raise StateError(
-            f"{job.state_url}/{job.kind} holds records of another job ({str(found)[:16]}): what it has made there "
-            "would be mixed with this. Use another target, or pass --overwrite to make everything anew."
+            f"{job.state_url}/{job.kind} holds records of another job (what differs: {differing}): what it has made "
+            "there would be mixed with this. Use another target, or pass --overwrite to make everything anew."
         )
 
 
@@ -101,9 +103,10 @@ def has_begun(job: TaskJob) -> bool:
         StateError: its state folder cannot be read.
     """
     try:
-        return _fingerprint(_read(open_kvstore(job.state_url, job.storage), job)) == job.fingerprint
+        found = _record(_read(open_kvstore(job.state_url, job.storage), job))
     except WorkerFault as error:
         raise StateError(f"the state folder of the target cannot be used: {error}") from None
+    return found.get("fingerprint") == job.fingerprint
 
 
 def _read(store: Any, job: TaskJob) -> Any:
@@ -111,12 +114,13 @@ def _read(store: Any, job: TaskJob) -> Any:
     return persistently("read", url, lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS))
 
 
-def _fingerprint(found: Any) -> object:
-    """Of the job that a record is of; None if there is none, or it cannot be understood."""
+def _record(found: Any) -> dict[str, Any]:
+    """What a record says; nothing if there is none, or it cannot be understood."""
     try:
-        return json.loads(found.value).get("fingerprint") if found.state == "value" else None
-    except (ValueError, AttributeError):
-        return None
+        record = json.loads(found.value) if found.state == "value" else None
+    except ValueError:
+        record = None
+    return record if isinstance(record, dict) else {}
 
 
 def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> TaskOutcome:

@@ -178,10 +178,11 @@ def _add_levels(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "levels",
-        "count a volume's values, for a contrast",
+        "count a volume's values, to normalise by them",
         "gs://bucket/em --to levels.json",
-        description="Count a volume's values, of the whole and of each section along z, and write their quantiles to a "
-        "file, of which model.normalize: {levels: FILE} of a job makes a contrast. Any flag of Apache Beam may follow.",
+        description="Count a volume's values, of the whole and of each section along z, and write quantiles, mean and "
+        "standard deviation to a file, by which model.normalize: {levels: FILE} of a job normalises. Any flag of "
+        "Apache Beam may follow.",
     )
     parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
     parser.add_argument("--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL")

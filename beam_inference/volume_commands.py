@@ -144,7 +144,7 @@ def _again(known: argparse.Namespace) -> str:
 
 def levels(known: argparse.Namespace) -> int:
     """Count a volume's values."""
-    from beam_inference.levels import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.level_counts import CountValues, SumCounts, chunks_to_count, described
     from beam_inference.stores import LOCAL, delete_folder, open_kvstore, read_key, storage_of_environment, url_of
     from beam_inference.task_runner import begin, check_place, print_task_outcome, run_tasks, task_job
     from beam_inference.volumes import open_volume
@@ -159,7 +159,7 @@ def levels(known: argparse.Namespace) -> int:
     folder, _, name = to.rpartition("/")
     job = task_job(
         "levels",
-        described(path, known.scale, channel, volume.bounds),
+        described(path, known.scale, channel, volume),
         f"{to}.parts",
         storage,
         [counting, SumCounts(counting, (folder, name))],
@@ -169,5 +169,5 @@ def levels(known: argparse.Namespace) -> int:
     outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
     if outcome.exit_code == COMPLETE:
         delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
-    print_task_outcome(outcome, to, shlex.join(known.words))
+    print_task_outcome(outcome, to, shlex.join(word for word in known.words if word != "--overwrite"))
     return outcome.exit_code

@@ -13,7 +13,9 @@ import yaml
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.grids import PatchLattice
+from beam_inference.level_counts import CountValues, SumCounts, chunks_to_count
 from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 
 TOYS = Path(__file__).parent / "toy_networks.py"
@@ -49,6 +51,15 @@ def write_volume(
     )
     create_output(spec).write(box, array)
     return spec.url
+
+
+def write_levels(url: str, folder: Path) -> Path:
+    """Count a volume's values, without Beam: the file that ``beam-inference levels`` would write."""
+    counting = CountValues(url, 0, None, Storage(), f"file://{folder}/counts", chunks_to_count(open_volume(url)))
+    for index in range(counting.count):
+        counting.opened()(index)
+    SumCounts(counting, (f"file://{folder}", "levels.json")).opened()(0)
+    return folder / "levels.json"
 
 
 def read_volume(path: Path | str) -> np.ndarray:

@@ -58,6 +58,7 @@ FLOORS = [
         ),
         *(
             "levels",
+            "level_counts",
             "verification",
             "status",
             "runs",
@@ -71,6 +72,7 @@ FLOORS = [
             "exchange",
             "survey",
             "calibration",
+            "relaunch",
             "launch",
             "precomputed_scales",
             "ome_scales",

@@ -18,8 +18,8 @@ from beam_inference.config import JobConfig, Network
 from beam_inference.detection import json_object
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.job_parts import output_spec
-from beam_inference.launch import as_launched
 from beam_inference.outputs import open_output
+from beam_inference.relaunch import as_launched
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import State
 from beam_inference.storage import Storage
