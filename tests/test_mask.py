@@ -256,6 +256,26 @@ def test_a_mask_needs_the_voxel_size_of_what_it_masks(tmp_path):
     assert not found[0][~at_full_resolution()].any()
 
 
+def test_a_plan_tells_of_masks_and_counts_them_in_memory(tmp_path, capsys):
+    write_volume(tmp_path / "in", INPUT[0])
+    path = str(write_job(tmp_path / "job.yaml", job_values("in", "out")))
+    mask_volume(tmp_path)
+    needed = []
+    for flags in (
+        [],
+        ["--set=mask.path=mask"],
+        ["--set=mask.path=mask", "--set=input.mask={path: mask, inverse: true}"],
+    ):
+        assert main(["plan", path, *flags, "--json"]) == 0
+        needed.append(json.loads(capsys.readouterr().out)["host_bytes_per_worker"])
+    piece = (2 + 1) * 24 * 16 * 32 + 3 * 2**22  # all blocks of the mask, and what is looked up, on each of two threads
+    assert needed[2] - needed[1] == needed[1] - needed[0] == 2 * piece + WANTED.size
+    assert main(["plan", path, *flags]) == 0
+    told = capsys.readouterr().out.replace("\n", "")
+    assert "input mask" in told
+    assert "output mask" in told
+
+
 def test_the_masks_are_part_of_the_fingerprint(tmp_path):
     write_volume(tmp_path / "in", INPUT)
     prints = set()
@@ -324,3 +344,22 @@ def test_a_mask_much_finer_than_the_output_is_read_in_whole_blocks_each_once(tmp
         for block in product(*(range(a // 16, (b - 1) // 16 + 1) for a, b in zip(each.start, each.stop, strict=True)))
     ]
     assert len(blocks) == len(set(blocks)) == 4 * 6 * 5
+
+
+@pytest.mark.slow
+def test_masks_finer_than_the_volume_fit_the_projection(tmp_path):
+    """In a worker that has a process of its own; of a chunk each has 64 MiB."""
+    from benchmarks.bench import worker_figures
+
+    array = np.random.default_rng(0).integers(0, 256, (128, 128, 256), dtype=np.uint8)
+    fine = write_volume(
+        tmp_path / "fine", array.repeat(4, 0).repeat(4, 1).repeat(2, 2) & 1, voxel_size_nm=(2.5, 2.5, 5.0)
+    )
+    mask = {"path": fine, "fill_value": 1}
+    source = write_volume(tmp_path / "in", array)
+    values = job_values(
+        source, tmp_path / "out", input={"mask": mask}, output=AS_STORED, inference={"chunk_shape": [128, 128, 128]}
+    )
+    figures = worker_figures(tmp_path, values | {"mask": mask | {"inverse": True}})
+    assert 0.3 < figures["peak_bytes"] / figures["projected_bytes"] <= 1, figures
+    assert (read_volume(tmp_path / "out") == 1).all()

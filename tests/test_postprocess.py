@@ -85,6 +85,12 @@ def test_classes_and_channels(tmp_path, seams):
     for name, operators, expected, output in [
         ("argmax", [{"operator": "argmax"}], INPUT.argmax(0)[None], {"dtype": "uint8"}),
         (
+            "vote",
+            [{"operator": "argmax", "background": 200}],
+            np.where(INPUT.max(0) >= 200, INPUT.argmax(0) + 1, 0)[None],
+            {"dtype": "uint8"},
+        ),
+        (
             "threshold",
             [{"operator": "select", "channels": [2, 0]}, {"operator": "threshold", "at": 100}],
             INPUT[[2, 0]] >= 100,
@@ -123,6 +129,16 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
         applied(wrong, INPUT.astype(np.float32))
     with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
         opened(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
+
+
+def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_background(tmp_path):
+    values = np.array([[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32).reshape(2, 1, 1, 5)
+    vote = {"operator": "argmax", "background": 0.5}
+    (operator,) = opened(parsed([vote], tmp_path, "uint8"))
+    assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
+    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]  # one channel has a choice, too
+    values = job_values("in", "out", output={"dtype": "uint8"})
+    assert parse_job(values | {"postprocess": [vote]}, tmp_path).output_channels == 1
 
 
 @pytest.mark.parametrize(
@@ -250,6 +266,8 @@ def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatc
 
 
 def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
-    values = job_values("in", "out", model={"input_channels": 300, "output_channels": 300}, output={"dtype": "uint8"})
-    with pytest.raises(ConfigError, match="labels up to 299, which uint8 does not hold"):
-        parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
+    model, output = {"input_channels": 256, "output_channels": 256}, {"dtype": "uint8"}
+    values = job_values("in", "out", model=model, output=output)
+    parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
+    with pytest.raises(ConfigError, match="labels up to 256, which uint8 does not hold"):
+        parse_job(values | {"postprocess": [{"operator": "argmax", "background": 0}]}, tmp_path)
