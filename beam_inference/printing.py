@@ -50,7 +50,7 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
         if mask is not None:
             facts.add_row(name, f"{mask.path}{', inverse' if mask.inverse else ''}, elsewhere {mask.fill_value}")
     if config.mask is not None:
-        facts.add_row("", "chunks wholly outside the output mask cost nothing: what follows is without it")
+        facts.add_row("", "chunks wholly outside it cost nothing: the figures below are upper bounds")
     chunk = plan.chunks.chunk_shape
     facts.add_row("chunks", f"{plan.chunks.count:,} of {_by(chunk)} voxels, {_by(plan.chunks.shape)} of them")
     patch = plan.lattice.patch_shape

@@ -310,13 +310,12 @@ def _selected(config: JobConfig) -> str:
 
 
 def _check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        if value != int(value) or not info.min <= value <= info.max:
-            raise ConfigError(
-                f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
-                "stored units"
-            )
+    info = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
+    if not float(info.min) <= value <= float(info.max) or (dtype.kind in "iu" and value != int(value)):
+        raise ConfigError(
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
+            "stored units"
+        )
 
 
 def _check_voxel_size(config: JobConfig, volume: Volume) -> None:

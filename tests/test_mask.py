@@ -89,7 +89,7 @@ def test_outside_its_mask_the_input_has_the_fill_value(tmp_path, seams):
         np.testing.assert_array_equal(found, np.where(at_full_resolution(inverse), INPUT, 9))
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
+@pytest.mark.parametrize("seams", ["recompute", "exchange", pytest.param("crop", marks=pytest.mark.slow)])
 def test_the_bits_are_those_of_a_volume_that_was_masked_before(tmp_path, seams):
     """With overlaps, margins, a reflection at the volume's ends, a contrast, an offset, and another mask behind it."""
     array, start = np.random.default_rng(3).integers(1, 256, (14, 27, 25), dtype=np.uint8), (3, -5, 2)
@@ -227,6 +227,8 @@ def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
             launch(path="https://user:secret@host/mask")
         with pytest.raises(ConfigError, match=rf"{key}.invers: unknown key; did you mean 'inverse'"):
             launch(path="mask", invers=True)
+    with pytest.raises(ConfigError, match=r"mask.fill_value 1e.300 is not a value of the volume's dtype float32"):
+        launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path), "fill_value": 1e300}, model=MODEL)
     assert not (tmp_path / "out").exists()
 
 
