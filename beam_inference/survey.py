@@ -158,10 +158,8 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     if config.input.fill == "constant":
         _check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
     for key, mask in masks.items():
-        masks_input = key == "input.mask"
-        _check_fill_value(
-            f"{key}.fill_value", mask.fill_value, volume.dtype if masks_input else np.dtype(config.output.dtype)
-        )
+        dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)
+        _check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
     _check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
@@ -310,11 +308,12 @@ def _selected(config: JobConfig) -> str:
 
 
 def _check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
-    info = np.iinfo(dtype) if dtype.kind in "iu" else np.finfo(dtype)
-    if not float(info.min) <= value <= float(info.max) or (dtype.kind in "iu" and value != int(value)):
+    whole = dtype.kind in "iu"
+    info = np.iinfo(dtype) if whole else np.finfo(dtype)
+    low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
+    if not low <= value <= high or (whole and value != int(value)):
         raise ConfigError(
-            f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
-            "stored units"
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is in stored units"
         )
 
 
