@@ -12,13 +12,14 @@ import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from beam_inference.normalize_config import Normalize
-from beam_inference.operator_config import Mask, Operator, channels_after, gives_labels, largest_label, total_halo
+from beam_inference.operator_config import Operator, channels_after, gives_labels, largest_label, total_halo
 from beam_inference.storage import Count, Model, Natural, Storage, Url, WritableUrl
 from beam_inference.volume_config import (
     INTEGER_DTYPES,
     LABEL_DTYPES,
     Input,
     Margin,
+    Mask,
     Output,
     Point,
     Roi,

@@ -67,6 +67,9 @@ class SeamExchange:
         summed = self._summed(indices) if worker.launch.honour_receipts else {}
         needed = {index for index in self.waiting(indices) if not worker.is_masked(index)}
         todo = [i for i in indices if i not in summed and needed.intersection(plan.receivers(i))]
+        for index in indices:
+            if index not in summed and index not in todo and self._is_needless(index):
+                self._write_nothing(index)
         records = run_chunks(
             todo,
             self._read_owned,
@@ -128,6 +131,16 @@ class SeamExchange:
 
     def _summed(self, indices: Sequence[int]) -> dict[int, Receipt]:
         return {receipt.chunk: receipt for receipt in self._worker.state.read_sums(indices)}
+
+    def _is_needless(self, index: int) -> bool:
+        """Whether a chunk owns patches, and the output is wanted nowhere that they touch."""
+        receivers = self._job.plan.receivers(index)
+        return bool(receivers) and all(map(self._worker.is_masked, receivers))
+
+    def _write_nothing(self, index: int) -> None:
+        """A first receipt without sums: that this chunk's patches need not be computed is known, and is progress."""
+        batch_size = self._job.config.inference.patches_per_call
+        self._worker.state.write_sums(self._worker.receipt(index, [], batch_size, 0, {}, {}))
 
     def _read_owned(self, index: int) -> Cutout:
         work = self._job.plan.owned_work(index)

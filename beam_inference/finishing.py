@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,11 @@ logger = logging.getLogger(__name__)
 STAGE = "postprocess"
 """Of a chunk's fault: an operator failed."""
 
+_REMEMBERED = 2**12
+"""Boxes of which it is kept whether the output is wanted there: neighbours ask, too, with seams: exchange."""
+
+Value = TypeVar("Value")
+
 
 class Finishing:
     """What a job does to values after its network; opened once per process."""
@@ -32,8 +39,9 @@ class Finishing:
         self._operators = opened(config.postprocess)
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
         self._channels, self._attempts = config.output_channels, config.job.attempts
-        self._fill_value = 0.0 if config.mask is None else config.mask.fill_value
-        self._mask = None if config.mask is None else open_mask(config.mask, job.voxel_size_nm, config.storage)
+        self._mask = None if config.mask is None else open_mask("mask", config.mask, job.voxel_size_nm, config.storage)
+        self._fill_value = 0.0 if self._mask is None else self._mask.fill_value
+        self._kept = lru_cache(_REMEMBERED)(self._is_kept)
 
     @property
     def on_device(self) -> Encoding:
@@ -73,28 +81,30 @@ class Finishing:
 
     def is_masked(self, box: BoundingBox) -> bool:
         """Whether the output is wanted nowhere in a box."""
-        return self._mask is not None and not self._wanted(box).any()
+        return not self._kept(box)
 
     def blank(self, box: BoundingBox) -> NDArray[Any]:
         """What is written where the output is not wanted."""
         return np.full((self._channels, *box.shape), self._fill_value, self._encoding.dtype)
 
-    def _fill_masked(self, array: NDArray[Any], box: BoundingBox) -> None:
-        if self._mask is not None:
-            array[:, ~self._wanted(box)] = self._fill_value
-
-    def _wanted(self, box: BoundingBox) -> NDArray[np.bool_]:
+    def _is_kept(self, box: BoundingBox) -> bool:
         mask = self._mask
-        assert mask is not None
+        return mask is None or self._looked_up(lambda: mask.keeps_any(box), box)
 
+    def _fill_masked(self, array: NDArray[Any], box: BoundingBox) -> None:
+        mask = self._mask
+        if mask is not None:
+            self._looked_up(lambda: mask.fill(array, box), box)
+
+    def _looked_up(self, action: Callable[[], Value], box: BoundingBox) -> Value:
         def tell(number: int, cause: str) -> None:
             logger.warning("the mask at %s cannot be read, attempt %d: %s", box, number, cause)
 
         try:
-            wanted, _ = attempt(lambda: mask.wanted(box), self._attempts, "read", _may_pass, tell)
+            result, _ = attempt(action, self._attempts, "read", _may_pass, tell)
         except ChunkFault as error:  # a chunk must not be left out because of a mask
             raise WorkerFault(f"the mask cannot be read: {error}") from error
-        return wanted
+        return result
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -18,6 +18,7 @@ from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import ConfigError
 from beam_inference.normalize_config import FromLevels
 from beam_inference.storage import holds_credentials
+from beam_inference.volume_config import Mask
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -151,6 +152,9 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             return path
         return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
 
+    def mask(given: Mask | None) -> Mask | None:
+        return given and given.model_copy(update={"path": url(given.path)})
+
     normalize = job.model.normalize
     if isinstance(normalize, FromLevels):
         normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
@@ -159,10 +163,10 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     )
     return job.model_copy(
         update={
-            "input": job.input.model_copy(update={"path": url(job.input.path)}),
+            "input": job.input.model_copy(update={"path": url(job.input.path), "mask": mask(job.input.mask)}),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,
-            "mask": job.mask and job.mask.model_copy(update={"path": url(job.mask.path)}),
+            "mask": mask(job.mask),
             "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
         }
     )

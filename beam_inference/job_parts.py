@@ -13,6 +13,7 @@ from beam_inference.config import JobConfig
 from beam_inference.errors import PermanentReadError, TransientReadError
 from beam_inference.fill import source_sections
 from beam_inference.levels import by_section
+from beam_inference.mask import masked, open_mask
 from beam_inference.normalize_config import Affine, Sections
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.outputs import OutputSpec
@@ -20,15 +21,26 @@ from beam_inference.plan import InferencePlan
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.contract import ContractReport, check_contract, check_difference
 from beam_inference.resolved_job import ResolvedJob
-from beam_inference.volumes import Volume, open_volume
+from beam_inference.volumes import Volume, VoxelSizeNm, open_volume
 
 logger = logging.getLogger(__name__)
 
 
 def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
-    """The job's input volume. Arguments and errors as :func:`beam_inference.volumes.open_volume`."""
-    given = config.input
-    return open_volume(given.path, given.spec, given.scale, given.channel, given.select, config.storage, cache_bytes)
+    """The job's input volume, masked if it says so.
+
+    Arguments and errors as :func:`beam_inference.volumes.open_volume` and :func:`beam_inference.mask.open_mask`.
+    """
+    given, storage = config.input, config.storage
+    volume = open_volume(given.path, given.spec, given.scale, given.channel, given.select, storage, cache_bytes)
+    if given.mask is None:
+        return volume
+    return masked(volume, open_mask("input.mask", given.mask, voxel_size_nm(config, volume), storage))
+
+
+def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
+    """Of the input, ZYX: what it says itself, else what the network was trained at; None if neither is known."""
+    return volume.voxel_size_nm or config.model.voxel_size_nm
 
 
 def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:

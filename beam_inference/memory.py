@@ -10,6 +10,8 @@ from beam_inference.bounding_box import Zyx
 CACHED_CUTOUTS = 2
 """Input that a process keeps, as decoded blocks: what the next chunk of each of two runs may read again."""
 
+MASK_CACHE_BYTES = 2**26
+"""Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
 
 KEPT_BYTES = 64 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks: 35 to 60 MB were measured, for
@@ -51,6 +53,8 @@ def projected_memory(
     look_ahead: int,
     trailing_writes: int,
     device_is_host: bool,
+    mask_piece_bytes: int,
+    mask_bytes: int,
 ) -> MemoryProjection:
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
@@ -59,7 +63,9 @@ def projected_memory(
     itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
     under way, one more while voxels outside the volume are filled in), the whole blocks that it reads
     (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each once more as the
-    store's own blocks). The process keeps the blocks of :data:`CACHED_CUTOUTS` more, and :data:`KEPT_BYTES`.
+    store's own blocks), and pieces of the masks (``mask_piece_bytes`` in all). The process keeps the blocks of
+    :data:`CACHED_CUTOUTS` more, of masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and
+    :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     result = output_channels * math.prod(core_shape) * output_itemsize
@@ -69,6 +75,7 @@ def projected_memory(
     device = cutout + slab + batch + patches + working_set_bytes
     host = KEPT_BYTES + threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
     host += (threads + CACHED_CUTOUTS) * input_blocks_bytes
+    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
     host += device - cutout if device_is_host else slab
     return MemoryProjection(host_bytes=host, device_bytes=device)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Field, FiniteFloat, NonNegativeFloat, model_validator
 
-from beam_inference.storage import Count, Model, Natural, Url
+from beam_inference.storage import Count, Model, Natural
 from beam_inference.volume_config import Margin
 
 SMOOTH_RADIUS = 4
@@ -45,9 +45,15 @@ class Threshold(Model):
 
 
 class Argmax(Model):
-    """The number of the channel with the largest value, the first of equal ones."""
+    """The number of the channel with the largest value, the first of equal ones.
+
+    With ``background`` it is 0 where no channel reaches that value, and channels are counted from 1 (a vote).
+    """
 
     operator: Literal["argmax"]
+    background: FiniteFloat | None = Field(
+        None, description="the result is 0 where no channel's value is at least this, and channels count from 1"
+    )
 
 
 class Own(Model):
@@ -66,15 +72,6 @@ class Own(Model):
 
 
 Operator = Annotated[Smooth | Select | Threshold | Argmax | Own, Discriminator("operator")]
-
-
-class Mask(Model):
-    """Where the output is wanted: where a volume is not zero. Chunks wholly outside are neither read nor computed."""
-
-    path: Url = Field(description="a volume of one channel and any voxel size; beyond its bounds it counts as zero")
-    scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
-    inverse: bool = Field(False, description="the output is wanted where the volume is zero, instead")
-    fill_value: int | FiniteFloat = Field(0, description="what is written elsewhere, in stored units")
 
 
 def total_halo(operators: list[Operator]) -> tuple[int, int, int]:
@@ -99,7 +96,7 @@ def channels_after(operators: list[Operator], channels: int) -> int:
         elif isinstance(operator, Own):
             channels = operator.output_channels
         elif isinstance(operator, Argmax):
-            if channels == 1:
+            if channels == 1 and operator.background is None:
                 raise ValueError(
                     "postprocess: argmax of one channel is 0 everywhere; threshold makes two classes of it"
                 )
@@ -109,7 +106,11 @@ def channels_after(operators: list[Operator], channels: int) -> int:
 
 def largest_label(operators: list[Operator], channels: int) -> int:
     """The largest value that operators which give labels can give, of ``channels`` of the network."""
-    return channels_after(operators[:-1], channels) - 1 if isinstance(operators[-1], Argmax) else 1
+    last = operators[-1]
+    if not isinstance(last, Argmax):
+        return 1
+    channels = channels_after(operators[:-1], channels)
+    return channels - 1 if last.background is None else channels
 
 
 def most_channels(operators: list[Operator], channels: int) -> int:

@@ -46,6 +46,11 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     facts.add_row("domain", f"{plan.lattice.domain}, what the patch lattice tiles")
     facts.add_row("output", f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}")
     facts.add_row("", "exists already" if survey.output_exists else "will be created")
+    for name, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
+        if mask is not None:
+            facts.add_row(name, f"{mask.path}{', inverse' if mask.inverse else ''}, elsewhere {mask.fill_value}")
+    if config.mask is not None:
+        facts.add_row("", "chunks wholly outside it cost nothing: the figures below are upper bounds")
     chunk = plan.chunks.chunk_shape
     facts.add_row("chunks", f"{plan.chunks.count:,} of {_by(chunk)} voxels, {_by(plan.chunks.shape)} of them")
     patch = plan.lattice.patch_shape

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,9 +18,9 @@ from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
-from beam_inference.job_parts import normalization, open_input
+from beam_inference.job_parts import normalization, open_input, voxel_size_nm
 from beam_inference.levels import decided
-from beam_inference.mask import open_mask
+from beam_inference.mask import Mask, MaskedVolume, open_mask
 from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import most_channels
@@ -73,12 +74,14 @@ class Survey:
         output: what the output is, or is to be.
         output_exists: whether it is there already.
         input: the input, opened.
+        masks: of input and output, opened.
     """
 
     job: ResolvedJob
     output: OutputSpec
     output_exists: bool
     input: Volume
+    masks: Sequence[Mask]
 
     def memory(self, place: Place) -> MemoryProjection:
         """Projected memory of one worker process."""
@@ -107,6 +110,8 @@ class Survey:
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,
             device_is_host=config.inference.device != "cuda",
+            mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks),
+            mask_bytes=sum(mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks),
         )
 
 
@@ -138,10 +143,13 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
             f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job says "
             f"model.input_channels: {config.model.input_channels}. Select with input.channel, or change the model."
         )
-    if is_within(volume.place, place_of_url(config.output.path, config.storage)):
-        raise ConfigError(
-            f"output.path {config.output.path} is the input: choose another place, so as not to overwrite it"
-        )
+    masks = _masks(config, volume)
+    there = place_of_url(config.output.path, config.storage)
+    for what, each in (("the input", volume), *((f"{key}, a mask", mask.volume) for key, mask in masks.items())):
+        if is_within(each.place, there):
+            raise ConfigError(
+                f"output.path {config.output.path} is {what}: choose another place, so as not to overwrite it"
+            )
     asked = config.model.normalize if isinstance(config.model.normalize, (Contrast, Standard)) else None
     if asked is not None:
         normalize = decided(asked, volume, config.storage)
@@ -150,6 +158,9 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     normalization(config, volume.dtype)
     if config.input.fill == "constant":
         _check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
+    for key, mask in masks.items():
+        dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)
+        _check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
     _check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
@@ -174,10 +185,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         versions={},
     )
     opened(config.postprocess)
-    if config.mask is not None:
-        open_mask(config.mask, output.voxel_size_nm, config.storage)
-        _check_fill_value("mask.fill_value", config.mask.fill_value, np.dtype(output.dtype))
-    found = Survey(job, output, exists, volume)
+    found = Survey(job, output, exists, volume, tuple(masks.values()))
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)
     check_alignment(found.job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
@@ -265,6 +273,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "input.path": config.input.path,
         "output.path": config.output.path,
         "job.state_path": config.job.state_path,
+        "input.mask.path": config.input.mask.path if config.input.mask else None,
         "mask.path": config.mask.path if config.mask else None,
         "model.path": None if in_package else config.model.path,
         "model.weights": config.model.weights,
@@ -275,6 +284,14 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
             raise ConfigError(
                 f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or s3://."
             )
+
+
+def _masks(config: JobConfig, volume: Volume) -> dict[str, Mask]:
+    """Those of a job, by key, opened."""
+    masks = {"input.mask": volume.mask} if isinstance(volume, MaskedVolume) else {}
+    if config.mask is not None:
+        masks["mask"] = open_mask("mask", config.mask, voxel_size_nm(config, volume), config.storage)
+    return masks
 
 
 def _check_sections(normalize: object, volume: Volume) -> None:
@@ -293,13 +310,13 @@ def _selected(config: JobConfig) -> str:
 
 
 def _check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        if value != int(value) or not info.min <= value <= info.max:
-            raise ConfigError(
-                f"{key} {value} is not a value of the volume's dtype {dtype} ({info.min} … {info.max}); it is in "
-                "stored units"
-            )
+    whole = dtype.kind in "iu"
+    info = np.iinfo(dtype) if whole else np.finfo(dtype)
+    low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
+    if not low <= value <= high or (whole and value != int(value)):
+        raise ConfigError(
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is in stored units"
+        )
 
 
 def _check_voxel_size(config: JobConfig, volume: Volume) -> None:
@@ -337,11 +354,7 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
                 f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no offset: "
                 "write start: [0, 0, 0]"
             )
-    voxel_size = volume.voxel_size_nm or config.model.voxel_size_nm
-    if voxel_size is None and config.mask is not None:
-        raise ConfigError(
-            "the input does not say its voxel size: where the mask lies cannot be known. Write model.voxel_size_nm."
-        )
+    voxel_size = voxel_size_nm(config, volume)
     if voxel_size is None:
         logger.warning("the input does not say its voxel size, nor does model.voxel_size_nm: the output will say 1 nm")
         voxel_size = (1.0, 1.0, 1.0)

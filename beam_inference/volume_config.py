@@ -51,6 +51,15 @@ _Scale = Annotated[
 ]
 
 
+class Mask(Model):
+    """What is kept of a volume: where another one is not zero."""
+
+    path: Url = Field(description="a volume of one channel and any voxel size; beyond its bounds it counts as zero")
+    scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
+    inverse: bool = Field(False, description="what is kept is where the volume is zero, instead")
+    fill_value: int | FiniteFloat = Field(0, description="what stands elsewhere, in stored units")
+
+
 class Input(Model):
     """The volume to read."""
 
@@ -65,6 +74,7 @@ class Input(Model):
     )
     fill: Literal["reflect", "constant"] = Field("reflect", description="what lies outside the volume")
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
+    mask: Mask | None = Field(None, description="where the network sees the volume, and elsewhere mask.fill_value")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

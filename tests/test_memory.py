@@ -17,6 +17,8 @@ BASE = {
     "look_ahead": 1,
     "trailing_writes": 1,
     "device_is_host": True,
+    "mask_piece_bytes": 500,
+    "mask_bytes": 9000,
 }
 
 
@@ -27,7 +29,15 @@ def test_the_sum_by_hand():
     assert projection.device_bytes == cutout + slab + patches + 10**6
     assert (
         projection.host_bytes
-        == KEPT_BYTES + 2 * 3 * cutout + (2 + CACHED_CUTOUTS) * 7000 + 2 * 3 * 3 * core + slab + patches + 10**6
+        == KEPT_BYTES
+        + 2 * 3 * cutout
+        + (2 + CACHED_CUTOUTS) * 7000
+        + 2 * 3 * 3 * core
+        + slab
+        + patches
+        + 10**6
+        + 2 * 500
+        + 9000
     )
 
 
@@ -46,7 +56,7 @@ def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
 def test_more_threads_share_one_accumulator():
     four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
-    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 7000 + 3 * 3 * 16 * 96 * 96)
+    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 7000 + 3 * 3 * 16 * 96 * 96 + 500)
 
 
 @pytest.mark.slow

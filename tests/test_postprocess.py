@@ -1,10 +1,8 @@
 """What is done after the network: each operator against NumPy on the whole volume, for more than one chunk shape."""
 
-import json
-
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, toy, write_job, write_volume
+from helpers import job_values, read_volume, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
@@ -12,13 +10,11 @@ from scipy import ndimage
 from beam_inference import prepare
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
-from beam_inference.errors import ConfigError, ModelContractError, VolumeError
+from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.job_file import parse_job
-from beam_inference.mask import Mask
 from beam_inference.operator_config import channels_after, total_halo
 from beam_inference.operators.postprocess import applied, opened
 from beam_inference.plan import make_plan
-from beam_inference.volumes import open_volume
 from beam_inference.worker import Worker
 
 CHANNELS = 3
@@ -89,6 +85,12 @@ def test_classes_and_channels(tmp_path, seams):
     for name, operators, expected, output in [
         ("argmax", [{"operator": "argmax"}], INPUT.argmax(0)[None], {"dtype": "uint8"}),
         (
+            "vote",
+            [{"operator": "argmax", "background": 200}],
+            np.where(INPUT.max(0) >= 200, INPUT.argmax(0) + 1, 0)[None],
+            {"dtype": "uint8"},
+        ),
+        (
             "threshold",
             [{"operator": "select", "channels": [2, 0]}, {"operator": "threshold", "at": 100}],
             INPUT[[2, 0]] >= 100,
@@ -127,6 +129,16 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
         applied(wrong, INPUT.astype(np.float32))
     with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
         opened(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
+
+
+def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_background(tmp_path):
+    values = np.array([[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32).reshape(2, 1, 1, 5)
+    vote = {"operator": "argmax", "background": 0.5}
+    (operator,) = opened(parsed([vote], tmp_path, "uint8"))
+    assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
+    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]  # one channel has a choice, too
+    values = job_values("in", "out", output={"dtype": "uint8"})
+    assert parse_job(values | {"postprocess": [vote]}, tmp_path).output_channels == 1
 
 
 @pytest.mark.parametrize(
@@ -222,101 +234,6 @@ def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context
         np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
 
 
-WANTED = np.zeros((20, 12, 25), np.uint8)
-WANTED[3:9, 2:7, 4:8] = 7
-
-
-def mask_volume(tmp_path):
-    """Half the resolution along z and x, a quarter along y."""
-    return write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), block_shape=(8, 8, 8))
-
-
-def at_full_resolution(inverse=False):
-    wanted = WANTED.repeat(2, 0).repeat(4, 1).repeat(2, 2) != 0
-    return ~wanted if inverse else wanted
-
-
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
-@pytest.mark.parametrize("inverse", [False, True])
-def test_outside_a_mask_stands_its_fill_value(tmp_path, seams, inverse):
-    mask = {"path": mask_volume(tmp_path), "inverse": inverse, "fill_value": 9}
-    output = {"dtype": "uint8", "value_range": [0, 255]}
-    inference = {"seams": seams, "patch_overlap": [0, 0, 0]}
-    expected = np.where(at_full_resolution(inverse), INPUT, 9)
-    for chunk_shape in ((16, 16, 16), (48, 48, 64)):
-        found = result(tmp_path, f"out{chunk_shape[0]}", chunk_shape, output, inference, mask=mask)
-        np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
-def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams, monkeypatch):
-    monkeypatch.setenv("TOY_NETWORK_LOG", str(tmp_path / "calls"))
-    write_volume(tmp_path / "in", np.random.default_rng(2).integers(1, 255, INPUT.shape[1:], dtype=np.uint8))
-    inference = {"seams": seams, "chunk_shape": [16, 16, 16]}
-    values = job_values(
-        tmp_path / "in", tmp_path / "out", model=toy("counted"), inference=inference, output={"dtype": "uint8"}
-    )
-    values["output"]["value_range"] = [0, 255]
-    values |= {"mask": {"path": mask_volume(tmp_path)}}
-    job = str(write_job(tmp_path / "job.yaml", values))
-    for block in (tmp_path / "in").rglob("32-50_*"):  # no patch that touches what is wanted reaches so far along x
-        block.write_bytes(b"damaged")
-    assert main(["run", job]) == 0
-    assert main(["verify", job, "--deep"]) == 0
-    calls = len((tmp_path / "calls").read_text().splitlines())
-    plan = prepare(parse_job(values, tmp_path)).resolved().plan  # which tries the network as the run did
-    tried, grid = len((tmp_path / "calls").read_text().splitlines()) - calls, plan.chunks
-    wanted = [i for i in range(grid.count) if at_full_resolution()[grid.core_box(i).slices_in(grid.roi)].any()]
-    blocks = [p for p in (tmp_path / "out").rglob("*_*") if p.is_file() and "_beam_inference" not in p.parts]
-    assert len(blocks) == len(wanted) < grid.count
-    works = [
-        plan.work(i) if seams == "recompute" else plan.owned_work(i)
-        for i in range(grid.count)
-        if (i in wanted if seams == "recompute" else set(plan.receivers(i)) & set(wanted))
-    ]
-    assert calls - tried == sum(-(-work.patch_count // 2) for work in works)
-    assert not read_volume(tmp_path / "out")[0][~at_full_resolution()].any()
-
-
-def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
-    write_volume(tmp_path / "in", INPUT)
-
-    def launch(**mask):
-        values = job_values(
-            tmp_path / "in", tmp_path / "out", model=MODEL, output={"dtype": "uint8", "value_range": [0, 255]}
-        )
-        prepare(parse_job(values | {"mask": mask}, tmp_path))
-
-    several = write_volume(tmp_path / "several", INPUT)
-    with pytest.raises(ConfigError, match="has 3 channels; a mask has one"):
-        launch(path=several)
-    with pytest.raises(VolumeError, match="no volume at"):
-        launch(path=str(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match="mask.fill_value 300"):
-        launch(path=mask_volume(tmp_path), fill_value=300)
-    url = write_volume(tmp_path / "z", WANTED, format="zarr2")
-    (tmp_path / "z" / ".zattrs").write_text(json.dumps({"_ARRAY_DIMENSIONS": list("czyx")}))
-    with pytest.raises(ConfigError, match="does not say its voxel size"):
-        launch(path=url)
-    assert not (tmp_path / "out").exists()
-
-
-@given(
-    st.tuples(*[st.integers(-6, 40)] * 3),
-    st.tuples(*[st.integers(1, 9)] * 3),
-    st.tuples(*[st.sampled_from([0.25, 0.5, 1.0, 1.7, 3.0])] * 3),
-    st.booleans(),
-)
-def test_a_voxel_is_looked_up_where_its_centre_lies(tmp_path_factory, start, shape, per_voxel, inverse):
-    url = mask_volume(tmp_path_factory.mktemp("mask"))
-    box = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
-    found = Mask(open_volume(url), per_voxel, inverse).wanted(box)
-    for position in np.ndindex(*shape):
-        place = [int(np.floor((s + p + 0.5) * r)) for s, p, r in zip(start, position, per_voxel, strict=True)]
-        inside = all(0 <= p < n for p, n in zip(place, WANTED.shape, strict=True)) and WANTED[tuple(place)] != 0
-        assert found[position] == (inside != inverse)
-
-
 def test_smoothing_is_that_of_scipy(tmp_path):
     (smooth,) = opened(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
     values = INPUT.astype(np.float32)
@@ -349,14 +266,8 @@ def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatc
 
 
 def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
-    values = job_values("in", "out", model={"input_channels": 300, "output_channels": 300}, output={"dtype": "uint8"})
-    with pytest.raises(ConfigError, match="labels up to 299, which uint8 does not hold"):
-        parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
-
-
-def test_a_mask_needs_the_voxel_size_of_the_output(tmp_path):
-    write_volume(tmp_path / "in", INPUT[0], format="zarr2")
-    (tmp_path / "in" / ".zattrs").write_text("{}")
-    values = job_values(tmp_path / "in", tmp_path / "out") | {"mask": {"path": mask_volume(tmp_path)}}
-    with pytest.raises(ConfigError, match="where the mask lies cannot be known"):
-        prepare(parse_job(values, tmp_path))
+    model, output = {"input_channels": 256, "output_channels": 256}, {"dtype": "uint8"}
+    values = job_values("in", "out", model=model, output=output)
+    parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
+    with pytest.raises(ConfigError, match="labels up to 256, which uint8 does not hold"):
+        parse_job(values | {"postprocess": [{"operator": "argmax", "background": 0}]}, tmp_path)

@@ -40,7 +40,7 @@ def _opened(operator: Operator) -> Callable[[Values], Values]:
     if isinstance(operator, Threshold):
         return lambda values: (values >= np.float32(operator.at)).astype(np.float32)
     if isinstance(operator, Argmax):
-        return lambda values: values.argmax(axis=0)[None].astype(np.float32)
+        return _vote(operator.background)
     return _own(operator)
 
 
@@ -52,6 +52,17 @@ def _smoothing(sigma: tuple[float, float, float]) -> Callable[[Values], Values]:
         return smoothed
 
     return smooth
+
+
+def _vote(background: float | None) -> Callable[[Values], Values]:
+    def vote(values: Values) -> Values:
+        classes: Values = values.argmax(axis=0)[None].astype(np.float32)
+        if background is not None:
+            classes += 1
+            classes[values.max(axis=0)[None] < np.float32(background)] = 0
+        return classes
+
+    return vote
 
 
 def _own(operator: Own) -> Callable[[Values], Values]:
