@@ -7,21 +7,35 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
+from beam_inference.chunk_tasks import DoStages, TaskJob
 from beam_inference.elements import Launch, Record
 from beam_inference.errors import WorkerFault
+from beam_inference.pyramid import list_complete
 from beam_inference.state import LaunchSummary
+from beam_inference.task_runner import failures
 from beam_inference.transforms import InferVolume
 
 
-def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1) -> None:
-    """Apply a whole job to a pipeline; its last step writes the launch's summary into the state folder."""
-    _ = (
+def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None) -> None:
+    """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
+
+    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all chunks are through;
+    where one of the job's has no receipt they do nothing.
+    """
+    summarized = (
         pipeline
         | "InferVolume" >> InferVolume(launch, workers)
         | "Outcomes" >> beam.Map(_outcome).with_output_types(str)
         | "Summarize" >> beam.CombineGlobally(CountOutcomes())
         | "WriteSummary" >> beam.Map(_write_summary, launch)
     )
+    if pyramid is not None:
+        _ = (
+            summarized
+            | "WithoutReceipt" >> beam.Map(_without_receipt, launch).with_output_types(int)
+            | "Pyramid" >> DoStages(pyramid, workers)
+            | "ListLevels" >> beam.Map(_list_levels, pyramid)
+        )
 
 
 class CountOutcomes(beam.CombineFn):
@@ -67,3 +81,21 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> None:
             f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
             f"{state.url}/quarantine.jsonl"
         )
+
+
+def _without_receipt(_: None, launch: Launch) -> int:
+    """How many chunks of the whole job are not done, also of those that this launch was not to do."""
+    count = launch.resolved().plan.chunks.count
+    return count - launch.state().count_receipts(0, count)
+
+
+def _list_levels(_: int, pyramid: TaskJob) -> None:
+    """The last step: readers are told of what is complete.
+
+    Raises:
+        WorkerFault: some of it cannot be made, so that the runner says failed.
+    """
+    list_complete(pyramid)
+    causes = failures(pyramid)
+    if causes and not pyramid.state().stop_requested(pyramid.launch):
+        raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

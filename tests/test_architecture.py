@@ -101,6 +101,7 @@ FLOORS = [
         "components",
         "mosaic",
         "pyramid",
+        "output_pyramid",
         "thumbnail",
         "convert",
         "demo",

@@ -6,7 +6,7 @@ import pytest
 
 from beam_inference import progress as progress_module
 from beam_inference.errors import WorkerFault
-from beam_inference.progress import Progress
+from beam_inference.progress import Phase, Progress
 
 
 class Clock:
@@ -24,7 +24,7 @@ def clock(monkeypatch):
 
 def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
     done = [16]
-    with Progress(64, 4096.0, lambda: done[0]) as progress:  # 64 chunks of 16³ voxels
+    with Progress(Phase("chunks", 64, 4096.0, lambda: done[0])) as progress:  # 64 chunks of 16³ voxels
         clock.now += 5
         progress.update()
         assert capsys.readouterr().err == ""
@@ -37,7 +37,7 @@ def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
 
 def test_receipts_are_not_counted_at_every_call(clock):
     calls = []
-    with Progress(64, 4096.0, lambda: calls.append(1) or 0) as progress:
+    with Progress(Phase("chunks", 64, 4096.0, lambda: calls.append(1) or 0)) as progress:
         for _ in range(100):
             clock.now += 0.01
             progress.update()
@@ -52,7 +52,7 @@ def test_a_state_that_does_not_answer_does_not_end_the_launch(clock, capsys):
             return answer
         raise WorkerFault("gone")
 
-    with Progress(64, 4096.0, count) as progress:
+    with Progress(Phase("chunks", 64, 4096.0, count)) as progress:
         clock.now += 20
         progress.update()
 
@@ -66,7 +66,7 @@ def test_a_terminal_shows_a_bar(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    with Progress(32, 4096.0, lambda: 16) as progress:
+    with Progress(Phase("chunks", 32, 4096.0, lambda: 16)) as progress:
         clock.now += 1
         progress.update()
         progress.say("stopping")
