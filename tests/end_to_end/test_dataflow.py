@@ -210,6 +210,7 @@ def test_a_staged_template_is_judged_by_its_own_last_step(installed, fib25, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
     """Its stages follow the chunks in the staged graph; the launcher is long gone when they are made and listed."""
     with google(installed, tmp_path, fail_rate=0.02, latency=0.002, seed=5) as cloud:
