@@ -145,7 +145,7 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
                 "%s has coarser levels, made before all chunks of this job are done: they are removed, and made anew",
                 config.output.path,
             )
-        remove(every)
+        remove(every.job())
     begin(job)
     return pyramid
 

@@ -10,9 +10,9 @@ import apache_beam as beam
 from beam_inference.chunk_tasks import DoStages, TaskJob
 from beam_inference.elements import Launch, Record
 from beam_inference.errors import WorkerFault
-from beam_inference.pyramid import list_complete
+from beam_inference.pyramid import list_complete, remove
 from beam_inference.state import LaunchSummary
-from beam_inference.task_runner import failures
+from beam_inference.task_runner import begin, counting, failures
 from beam_inference.transforms import InferVolume
 
 
@@ -32,7 +32,7 @@ def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: Ta
     if pyramid is not None:
         _ = (
             summarized
-            | "WithoutReceipt" >> beam.Map(_without_receipt, launch).with_output_types(int)
+            | "WithoutReceipt" >> beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
             | "Pyramid" >> DoStages(pyramid, workers)
             | "ListLevels" >> beam.Map(_list_levels, pyramid)
         )
@@ -63,8 +63,8 @@ def _outcome(record: Record) -> str:
     return record.outcome
 
 
-def _write_summary(counts: dict[str, int], launch: Launch) -> None:
-    """The launch's last step, on a worker: there may be no launcher left that could judge (a template has none).
+def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
+    """The last step of the chunks, on a worker: there may be no launcher left that could judge (a template has none).
 
     Raises:
         WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the runner says failed.
@@ -81,12 +81,20 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> None:
             f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
             f"{state.url}/quarantine.jsonl"
         )
+    return summary
 
 
-def _without_receipt(_: None, launch: Launch) -> int:
-    """How many chunks of the whole job are not done, also of those that this launch was not to do."""
+def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -> int:
+    """How many chunks of the whole job are not done, also of those that this launch was not to do.
+
+    Levels that somebody has made meanwhile, with the command, are of what was there then: if none is missing, they go.
+    """
     count = launch.resolved().plan.chunks.count
-    return count - launch.state().count_receipts(0, count)
+    left = count - launch.state().count_receipts(0, count)
+    if not left and summary.done and counting(pyramid)():
+        remove(pyramid)
+        begin(pyramid)
+    return left
 
 
 def _list_levels(_: int, pyramid: TaskJob) -> None:

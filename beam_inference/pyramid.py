@@ -204,7 +204,7 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
     """
     job = pyramid.job()
     if overwrite:
-        remove(pyramid)
+        remove(job)
     elif not has_begun(job) and (taken := pyramid.volume.listed(pyramid.levels)):
         raise VolumeError(
             f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid already, made by "
@@ -216,20 +216,24 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
     return outcome
 
 
-def remove(pyramid: Pyramid) -> None:
-    """Forget what was made of a volume's pyramid, this one or another, and remove such levels, whoever made them."""
-    job = pyramid.job()
+def remove(job: TaskJob) -> None:
+    """Forget what was made of a volume's pyramid, ``job`` or another, and remove such levels, whoever made them."""
     # Records first: what is listed and has no record is refused, until this was done to its end.
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
-    pyramid.volume.remove(pyramid.levels)
+    first, *_ = stages = _stages(job)
+    first.volume.remove([stage.level for stage in stages])
 
 
 def list_complete(job: TaskJob) -> None:
-    """Tell readers of the levels that are complete, and whose levels below are; ``job`` is a pyramid's."""
-    stages = [task for task in job.tasks if isinstance(task, MakeLevel)]
-    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, stages))
+    """Tell readers of the levels that are complete, and whose levels below are."""
+    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job)))
     if complete:
         complete[0].volume.list_levels([stage.level for stage in complete])
+
+
+def _stages(job: TaskJob) -> list[MakeLevel]:
+    """Of a pyramid's job."""
+    return [task for task in job.tasks if isinstance(task, MakeLevel)]
 
 
 def _method(volume: MultiscaleVolume, base: Volume) -> Method:

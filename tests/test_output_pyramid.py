@@ -246,6 +246,18 @@ def test_a_sample_makes_none_and_the_rest_does(job, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_levels_made_by_the_command_while_chunks_go_on_are_made_anew(job, tmp_path):
+    launch = prepare(load_job(job(output={"pyramid": TWO})))
+    pyramid = begin_levels(launch, overwrite=False)
+    list(Worker(launch).do(range(9)))
+    made(pyramid)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        build(pipeline, launch, 2, pyramid.job())
+    assert status_of(pyramid).complete
+    assert_levels_are_of_the_base(tmp_path / "out", 2)
+
+
+@pytest.mark.slow
 def test_a_level_that_cannot_be_made_fails_the_run_and_is_named(job, tmp_path, capsys):
     path = job(output={"pyramid": TWO})
     assert main(["run", path, "--set", "output.pyramid=false"]) == 0
