@@ -13,6 +13,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from beam_inference.bounding_box import Zyx
+from beam_inference.chunk_tasks import TaskJob
 from beam_inference.config import JobConfig
 from beam_inference.cost import Totals
 from beam_inference.detection import volume_at
@@ -72,8 +74,8 @@ def planned(found: Survey) -> Pyramid | None:
     return pyramid_of(found.job.config, output.url)
 
 
-def pyramid_of(config: JobConfig, url: str | None = None, levels: int | None = None) -> Pyramid | None:
-    """What a job asks for of its output, or of one like it at ``url``, which is there; with other ``levels``, if given.
+def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
+    """What a job asks for of its output, or of one like it at ``url``, which is there.
 
     None and errors as for :func:`planned`.
     """
@@ -84,9 +86,7 @@ def pyramid_of(config: JobConfig, url: str | None = None, levels: int | None = N
     url = url or config.output.path
     base = open_unread(url, storage=config.storage)  # there may be nothing in it yet
     try:
-        return plan_pyramid(
-            multiscale_volume(url, config.storage), method, asked.factor, levels or asked.levels, base=base
-        )
+        return plan_pyramid(multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base)
     except NoLevelNeeded:
         return None
 
@@ -139,13 +139,16 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     before = recorded(job)
     other = before is not None and before.fingerprint != job.fingerprint  # nothing came of it: it was looked at
     if overwrite or other or (before is not None and state.count_receipts(0, count) < count):
-        every = pyramid_of(config, levels=_EVERY) or pyramid  # an earlier launch may have made more of them
-        if every.volume.listed(every.levels):
+        factors = {pyramid.description["factor"], pyramid.description["factor"] if before is None else _factor(before)}
+        # An earlier launch, or the command, may have made more of them, or others.
+        several = [plan_pyramid(pyramid.volume, pyramid.method, each, _EVERY, base=pyramid.base) for each in factors]
+        if any(each.volume.listed(each.levels) for each in several):
             logger.warning(
                 "%s has coarser levels, made before all chunks of this job are done: they are removed, and made anew",
                 config.output.path,
             )
-        remove(every.job())
+        for each in several:
+            remove(each.job())
     begin(job)
     return pyramid
 
@@ -179,6 +182,15 @@ def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
         read_requests=whole.read_requests + sum(ChunkGrid(each, pyramid.base.read_shape).count for each in below),
         write_requests=whole.write_requests + sum(pyramid.blocks) + pyramid.count,
     )
+
+
+def _factor(job: TaskJob) -> Zyx | None:
+    """From each level of a pyramid that was begun to the next, as far as its record says."""
+    factor = job.description.get("factor")
+    if not isinstance(factor, list) or len(factor) != 3 or not all(isinstance(n, int) and n > 0 for n in factor):
+        return None
+    z, y, x = factor
+    return (z, y, x) if factor != [1, 1, 1] else None
 
 
 def _command(config: JobConfig, pyramid: Pyramid) -> str:

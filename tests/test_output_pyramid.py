@@ -153,6 +153,10 @@ def test_levels_made_of_holes_are_made_anew(job, tmp_path, caplog):
     without_beam(path, overwrite=True)
     assert status_of(pyramid).done == 0
     assert "removed" in caplog.text
+    made(pyramid)
+    other = without_beam(path, "output.pyramid={factor: 1x2x2}", overwrite=True)[1]
+    assert [level.factor for level in other.levels][:2] == [(1, 2, 2)] * 2
+    assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, "also those of another factor"
 
 
 def test_records_of_holes_do_not_outlive_a_run_without_the_key(job, tmp_path, caplog):
