@@ -165,7 +165,8 @@ class DoStages(beam.PTransform):
     """From the pipeline's begin to one number: how many chunks of the last stage begun are not done, 0 if all is done.
 
     Between two stages stands a sum over the whole of the first, which no runner has before all of it is through. A
-    stage after an unfinished one does nothing.
+    stage after an unfinished one does nothing. What other transforms make before the stages is told in the same way: by
+    one number instead of the pipeline's begin, how much of it is not done.
 
     Args:
         job: what is to be done.
@@ -176,9 +177,9 @@ class DoStages(beam.PTransform):
         super().__init__()
         self._job, self._workers = job, workers
 
-    def expand(self, begin: PBegin) -> PCollection[int]:
+    def expand(self, begin: PBegin | PCollection[int]) -> PCollection[int]:
         """Chain the stages."""
-        unfinished = begin | "Begin" >> beam.Create([0])
+        unfinished = begin if isinstance(begin, PCollection) else begin | "Begin" >> beam.Create([0])
         for number, task in enumerate(self._job.tasks):
             ranges = index_ranges(task.count, self._workers)
             length = default_run_length(task.count, self._workers)
@@ -216,13 +217,11 @@ class _DoRun(beam.DoFn):
         self._job, self._number = job, number
         self._shared = shared.Shared()
 
-    def setup(self) -> None:
-        """Open what the stage needs, once per process."""
-        job, task = self._job, self._job.tasks[self._number]
-        self._worker: StageWorker = self._shared.acquire(
-            lambda: StageWorker(job, task), tag=f"{job.launch} {task.name}"
-        )
-
     def process(self, run: tuple[int, ...]) -> Iterator[int]:
-        """Do the chunks of a run."""
-        yield run[1] if run[0] == _UNFINISHED else self._worker.do(run)
+        """Do the chunks of a run; what the stage needs is opened once per process, and not before there is a chunk."""
+        yield run[1] if run[0] == _UNFINISHED else self._worker().do(run)
+
+    def _worker(self) -> StageWorker:
+        job, task = self._job, self._job.tasks[self._number]
+        worker: StageWorker = self._shared.acquire(lambda: StageWorker(job, task), tag=f"{job.launch} {task.name}")
+        return worker

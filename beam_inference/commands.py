@@ -34,6 +34,7 @@ def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
     from beam_inference.config import SeamMode
     from beam_inference.files import load_job, set_chunk_shape
+    from beam_inference.output_pyramid import planned
     from beam_inference.printing import print_plan, print_suggestions
     from beam_inference.survey import THIS_PROCESS, suggested, survey
 
@@ -47,7 +48,7 @@ def plan(known: argparse.Namespace) -> int:
     if known.calibrate:
         return _calibrated(found, known)
     if not known.suggest:
-        print_plan(found, as_json=known.json)
+        print_plan(found, planned(found), as_json=known.json)
         return COMPLETE
     memory = round(known.worker_memory * 2**30)
     plans = {seams: suggested(found, seams, THIS_PROCESS, memory, known.workers) for seams in get_args(SeamMode)}
@@ -67,6 +68,7 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     from beam_inference.cost import Prices, estimates
     from beam_inference.files import load_prices
     from beam_inference.launch import tried
+    from beam_inference.output_pyramid import planned, with_pyramid
     from beam_inference.printing import print_estimates
     from beam_inference.survey import THIS_PROCESS
 
@@ -74,10 +76,10 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
     if known.worker_price is not None:
         prices = prices.model_copy(update={"worker_hour": known.worker_price})
     found, predictor = tried(found, THIS_PROCESS, allow_pickle=known.allow_pickle)
-    measured, whole = calibrate(found, predictor), totals(found)
-    print_estimates(
-        found, measured, whole, estimates(measured, whole, prices, known.workers, STRAGGLERS), as_json=known.json
-    )
+    pyramid = planned(found)
+    measured, whole = calibrate(found, predictor), with_pyramid(totals(found), pyramid)
+    expected = estimates(measured, whole, prices, known.workers, STRAGGLERS)
+    print_estimates(found, pyramid, measured, whole, expected, as_json=known.json)
     return COMPLETE
 
 
@@ -141,16 +143,22 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
 
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
-    from beam_inference.printing import print_status
+    from beam_inference.output_pyramid import pyramid_of, status_of
+    from beam_inference.printing import print_pyramid_status, print_status
     from beam_inference.status import job_status
 
     while True:
         start = time.monotonic()
-        _, state, job = _launched(known, "nothing to tell")
+        config, state, job = _launched(known, "nothing to tell")
         found = job_status(job, state, datetime.now(UTC))
         print_status(found)
+        pyramid = pyramid_of(config)
+        levels = status_of(pyramid) if pyramid else None
+        if levels:
+            print_pyramid_status(levels, waits=found.done < found.planned)
         sys.stdout.flush()
-        if not known.watch or not found.missing:
+        to_come = levels is not None and not levels.complete and not found.quarantined
+        if not known.watch or not (found.missing or to_come):
             return COMPLETE
         time.sleep(max(_WATCH_SECONDS, 10 * (time.monotonic() - start)))
 
@@ -160,8 +168,9 @@ def verify(known: argparse.Namespace) -> int:
     from rich.console import Console
 
     from beam_inference.job_parts import output_spec
+    from beam_inference.output_pyramid import pyramid_of, status_of
     from beam_inference.outputs import open_output
-    from beam_inference.printing import print_verification
+    from beam_inference.printing import print_pyramid_status, print_verification
     from beam_inference.relaunch import as_launched
     from beam_inference.verification import verify as verified
 
@@ -172,10 +181,14 @@ def verify(known: argparse.Namespace) -> int:
         raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
     with Console(stderr=True).status("verifying") as status:
         report = verified(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
+    pyramid = pyramid_of(config)
+    levels = status_of(pyramid) if pyramid else None
     with suppress(BrokenPipeError):  # as in run
         print_verification(report, deep=known.deep)
+        if levels:
+            print_pyramid_status(levels, waits=report.receipts < report.chunks)
         sys.stdout.flush()
-    return COMPLETE if report.complete else FAILED
+    return COMPLETE if report.complete and (levels is None or levels.complete) else FAILED
 
 
 def mosaic(known: argparse.Namespace) -> int:

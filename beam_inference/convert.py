@@ -29,7 +29,7 @@ from beam_inference.conversion.targets import FILE_FORMATS, check_holds, filling
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.grids import ChunkGrid
 from beam_inference.outputs import OutputSpec, check_output, create_output, default_bounds, open_output
-from beam_inference.progress import Progress
+from beam_inference.progress import Phase, Progress
 from beam_inference.storage import Storage, refuse_credentials
 from beam_inference.stores import local_folder, place_of_url, url_of
 from beam_inference.task_runner import begin, check_place, has_begun, print_task_outcome, run_tasks, task_job
@@ -126,7 +126,7 @@ def _into_file(request: Request, source: Source, box: BoundingBox, format: str, 
     done = 0
     with filling(path, format, spec, dataset) as target:
         total = chunks.count + target.steps
-        with Progress(total, box.size / total, lambda: done) as progress:
+        with Progress(Phase("chunks", total, box.size / total, lambda: done)) as progress:
             for index in range(chunks.count):
                 copy(lambda part: read(moved(part, back)), target.put, chunks.core_box(index), shapes, source.facts)
                 done += 1

@@ -67,12 +67,16 @@ def _scale(transformed: dict[str, Any], count: int) -> list[float]:
 
 
 def attributes(
-    version: str, name: str, scales: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]]
+    version: str,
+    name: str,
+    scales: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]],
+    *,
+    labels: bool = False,
 ) -> dict[str, Any]:
     """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
 
     ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative to the finest
-    level's, both ZYX in nm.
+    level's, both ZYX in nm. ``labels`` says that values are names of objects.
     """
     axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}]
     axes += [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
@@ -88,5 +92,6 @@ def attributes(
     ]
     image = {"name": name, "axes": axes, "datasets": datasets}
     if version == "0.4":
-        return {"multiscales": [{"version": "0.4", **image}]}
-    return {"ome": {"version": "0.5", "multiscales": [image]}}
+        kind = {"image-label": {"version": "0.4"}} if labels else {}
+        return {"multiscales": [{"version": "0.4", **image}], **kind}
+    return {"ome": {"version": "0.5", "multiscales": [image], **({"image-label": {}} if labels else {})}}

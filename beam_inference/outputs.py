@@ -209,10 +209,11 @@ def _group_files(spec: OutputSpec) -> dict[str, dict[str, Any]]:
     """Of an OME-Zarr group: that it is one, and what is in it."""
     name, scales = spec.url.rstrip("/").rpartition("/")[2], [(FINEST, spec.voxel_size_nm, (0.0, 0.0, 0.0))]
     if spec.format == "ome_zarr":
-        attributes = ome_zarr.attributes("0.5", name, scales)
+        attributes = ome_zarr.attributes("0.5", name, scales, labels=spec.labels)
         return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
     if spec.format == "ome_zarr_0.4":
-        return {".zattrs": ome_zarr.attributes("0.4", name, scales), ".zgroup": {"zarr_format": 2}}
+        attributes = ome_zarr.attributes("0.4", name, scales, labels=spec.labels)
+        return {".zattrs": attributes, ".zgroup": {"zarr_format": 2}}
     return {}
 
 

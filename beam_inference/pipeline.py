@@ -7,21 +7,35 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
+from beam_inference.chunk_tasks import DoStages, TaskJob
 from beam_inference.elements import Launch, Record
 from beam_inference.errors import WorkerFault
+from beam_inference.pyramid import list_complete, remove
 from beam_inference.state import LaunchSummary
+from beam_inference.task_runner import begin, counting, failures
 from beam_inference.transforms import InferVolume
 
 
-def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1) -> None:
-    """Apply a whole job to a pipeline; its last step writes the launch's summary into the state folder."""
-    _ = (
+def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None) -> None:
+    """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
+
+    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all chunks are through;
+    where one of the job's has no receipt they do nothing.
+    """
+    summarized = (
         pipeline
         | "InferVolume" >> InferVolume(launch, workers)
         | "Outcomes" >> beam.Map(_outcome).with_output_types(str)
         | "Summarize" >> beam.CombineGlobally(CountOutcomes())
         | "WriteSummary" >> beam.Map(_write_summary, launch)
     )
+    if pyramid is not None:
+        _ = (
+            summarized
+            | "WithoutReceipt" >> beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
+            | "Pyramid" >> DoStages(pyramid, workers)
+            | "ListLevels" >> beam.Map(_list_levels, pyramid)
+        )
 
 
 class CountOutcomes(beam.CombineFn):
@@ -49,8 +63,8 @@ def _outcome(record: Record) -> str:
     return record.outcome
 
 
-def _write_summary(counts: dict[str, int], launch: Launch) -> None:
-    """The launch's last step, on a worker: there may be no launcher left that could judge (a template has none).
+def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
+    """The last step of the chunks, on a worker: there may be no launcher left that could judge (a template has none).
 
     Raises:
         WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the runner says failed.
@@ -67,3 +81,29 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> None:
             f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
             f"{state.url}/quarantine.jsonl"
         )
+    return summary
+
+
+def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -> int:
+    """How many chunks of the whole job are not done, also of those that this launch was not to do.
+
+    Levels that somebody has made meanwhile, with the command, are of what was there then: if none is missing, they go.
+    """
+    count = launch.resolved().plan.chunks.count
+    left = count - launch.state().count_receipts(0, count)
+    if not left and summary.done and counting(pyramid)():
+        remove(pyramid)
+        begin(pyramid)
+    return left
+
+
+def _list_levels(_: int, pyramid: TaskJob) -> None:
+    """The last step: readers are told of what is complete.
+
+    Raises:
+        WorkerFault: some of it cannot be made, so that the runner says failed.
+    """
+    list_complete(pyramid)
+    causes = failures(pyramid)
+    if causes and not pyramid.state().stop_requested(pyramid.launch):
+        raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

@@ -17,6 +17,7 @@ from beam_inference.bounding_box import Zyx
 from beam_inference.calibration import blocks_written, totals
 from beam_inference.config import JobConfig, SeamMode
 from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
+from beam_inference.output_pyramid import with_pyramid
 from beam_inference.plan import InferencePlan
 from beam_inference.stores import local_folder
 from beam_inference.suggest import busiest_worker
@@ -24,6 +25,7 @@ from beam_inference.survey import THIS_PROCESS, Place, Survey, default_state_url
 from beam_inference.verification import VerifyReport
 
 if TYPE_CHECKING:
+    from beam_inference.output_pyramid import PyramidStatus
     from beam_inference.pyramid import Pyramid
     from beam_inference.runner import JobOutcome
     from beam_inference.status import JobStatus
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 _NAMED_CHUNKS = 10
 
 
-def print_plan(survey: Survey, *, as_json: bool = False) -> None:
-    """What a job comes to: boxes, counts, redundancy of each seam mode, bytes, objects, memory."""
+def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
+    """What a job comes to: boxes, counts, redundancy of each seam mode, bytes, objects, memory; and its pyramid."""
     if as_json:
-        print(json.dumps(plan_values(survey), indent=2))
+        print(json.dumps(plan_values(survey, pyramid), indent=2))
         return
     job, output = survey.job, survey.output
     plan, config = job.plan, job.config
@@ -62,6 +64,9 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}")
     objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
     facts.add_row("objects", objects + (f" + at most {plan.seam_files:,} seam files" if plan.seam_files else ""))
+    if config.output.pyramid is not None:
+        for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
+            facts.add_row(heading, line)
     place = Place()
     memory = survey.memory(place)
     threads = f"{place.threads_per_process} harness threads"
@@ -74,9 +79,19 @@ def print_plan(survey: Survey, *, as_json: bool = False) -> None:
     console.print(_seams_table(survey))
 
 
-def plan_values(survey: Survey) -> dict[str, Any]:
-    """The same as values for machines; bytes are decoded, shapes ZYX."""
-    job, plan, whole = survey.job, survey.job.plan, totals(survey)
+def _pyramid_lines(pyramid: Pyramid | None) -> list[str]:
+    if pyramid is None:
+        return ["no level: one block holds the output"]
+    coarsest = _by(pyramid.levels[-1].bounds.shape)
+    return [
+        f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once every chunk is done",
+        f"{_bytes(pyramid.size)} before compression, in {sum(pyramid.blocks):,} blocks + {pyramid.count:,} records",
+    ]
+
+
+def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
+    """The same as values for machines; bytes are decoded, shapes ZYX; what is stored includes the pyramid."""
+    job, plan, whole = survey.job, survey.job.plan, with_pyramid(totals(survey), pyramid)
     memory = survey.memory(Place())
     return {
         "roi": job.roi.model_dump(),
@@ -90,6 +105,15 @@ def plan_values(survey: Survey) -> dict[str, Any]:
         "objects": whole.write_requests,
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
+        "pyramid": pyramid
+        and {
+            "method": pyramid.method,
+            "levels": [
+                {"shape": level.bounds.shape, "factor": level.factor, "chunks": stage.count, "blocks": blocks}
+                for level, stage, blocks in zip(pyramid.levels, pyramid.stages, pyramid.blocks, strict=True)
+            ],
+            "bytes": pyramid.size,
+        },
         "seams": {
             mode.seams: {
                 "network_calls": mode.patch_count,
@@ -191,14 +215,20 @@ def suggested_values(found: Survey, plans: Mapping[str, InferencePlan | None], w
 
 
 def print_estimates(
-    found: Survey, measured: Measured, whole: Totals, expected: Sequence[Estimate], *, as_json: bool
+    found: Survey,
+    pyramid: Pyramid | None,
+    measured: Measured,
+    whole: Totals,
+    expected: Sequence[Estimate],
+    *,
+    as_json: bool,
 ) -> None:
     """What was measured, and how long the job will take, and cost, as far as prices are known."""
     per_chunk = chunk_seconds(measured, whole)
     speed = whole.voxels / whole.chunks / per_chunk
     if as_json:
         values = {"measured": asdict(measured), "seconds_per_chunk": per_chunk, "voxels_per_second_and_worker": speed}
-        print(json.dumps(plan_values(found) | values | {"estimates": [asdict(e) for e in expected]}, indent=2))
+        print(json.dumps(plan_values(found, pyramid) | values | {"estimates": [asdict(e) for e in expected]}, indent=2))
         return
     print(
         f"measured here: {measured.call_seconds:.3g} s a call, reading {1e-6 / measured.read_seconds:.0f} MB/s,",
@@ -213,6 +243,8 @@ def print_estimates(
         if each.money:
             line += f"; {each.money:.2f} in all, {each.money_per_billion_voxels:.3g} per 10^9 voxels"
         print(line)
+    if pyramid is not None:
+        print("the pyramid is in what is kept and in what requests cost, not in the hours")
     if expected[0].money_per_month:
         print(f"keeping the output, before compression: {expected[0].money_per_month:.2f} a month")
 
@@ -245,7 +277,11 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], 
         print(f"to do them again: {shlex.join([*again, '--chunks', file])}")
     if outcome.missing:
         print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
-    if not outcome.missing_of_job:
+    if outcome.pyramid:
+        print_pyramid_status(outcome.pyramid, waits=outcome.missing_of_job > 0)
+    if outcome.pyramid and not outcome.missing_of_job and not outcome.pyramid.complete:
+        print(f"to do what is missing of it: {shlex.join(again)}")
+    elif not outcome.missing_of_job:
         print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
     elif outcome.done == outcome.chunks:
         print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
@@ -294,6 +330,18 @@ def print_status(status: JobStatus) -> None:
         speed = f"{status.rate:.3g} chunks/s, {status.rate * status.voxels_per_chunk / 1e6:.3g} Mvoxel/s"
         left = timedelta(seconds=round(status.seconds_left or 0))
         print(f"{speed}, by {status.workers} or more worker processes; {left} left at this rate")
+
+
+def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:
+    """How far a job's pyramid is; it ``waits`` while chunks of the job are not done."""
+    if waits:
+        print("pyramid: not made yet, because not all chunks of the job are done; once they are, run makes it")
+    elif status.complete:
+        print(f"pyramid: complete, {status.levels} levels by {status.method}")
+    else:
+        print(f"pyramid: {status.done} of {status.chunks} chunks done")
+        for line in status.failures:
+            print(f"failed: {line}")
 
 
 def _itemsize(dtype: str) -> int:

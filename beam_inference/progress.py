@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -20,21 +20,33 @@ logger = logging.getLogger(__name__)
 _LINE_SECONDS = 10.0
 
 
-class Progress:
-    """Chunks done, voxels per second and time left, on standard error.
+class Phase(NamedTuple):
+    """What is counted for a while.
 
-    Args:
-        total: chunks to do. voxels_per_chunk: their mean size.
+    Attributes:
+        things: a word for them, such as "chunks".
+        total: how many there are to do. voxels_per_thing: their mean size.
         count_done: how many of them are done; called seldom enough not to matter.
     """
 
-    def __init__(self, total: int, voxels_per_chunk: float, count_done: Callable[[], int]) -> None:
-        self._count_done = count_done
-        self._total = total
-        self._voxels_per_chunk = voxels_per_chunk
+    things: str
+    total: int
+    voxels_per_thing: float
+    count_done: Callable[[], int]
+
+
+class Progress:
+    """Things done, voxels per second and time left, on standard error.
+
+    Args:
+        phases: one after the other; each begins when the one before is complete, with a speed of its own.
+    """
+
+    def __init__(self, *phases: Phase) -> None:
+        self._phase, *self._later = phases
         self._console = Console(file=sys.stderr)
         self._bar = Bar(
-            TextColumn("chunks"),
+            TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}"),
@@ -45,10 +57,8 @@ class Progress:
         self._next_count = self._next_line = 0.0
 
     def __enter__(self) -> Self:
-        self._start = time.monotonic()
-        self._at_start = self._done = self._count_done()
+        self._begin(self._phase, self._phase.count_done())
         self._bar.start()
-        self._task = self._bar.add_task("", total=self._total, completed=self._done, rate="")
         self._next_line = self._start + _LINE_SECONDS
         return self
 
@@ -59,13 +69,22 @@ class Progress:
         self.update()
         self._bar.stop()
 
+    def _begin(self, phase: Phase, done: int) -> None:
+        self._phase, self._start = phase, time.monotonic()
+        self._at_start = self._done = done
+        self._task = self._bar.add_task(phase.things, total=phase.total, completed=done, rate="")
+
     def update(self) -> None:
         """Show what is done by now, if it is time to look."""
         now = time.monotonic()
         if now < self._next_count:
             return
         try:
-            self._done = self._count_done()
+            self._done = self._phase.count_done()
+            while self._later and self._done >= self._phase.total:
+                self._bar.update(self._task, completed=self._done)
+                self._begin(self._later[0], self._later[0].count_done())
+                del self._later[0]
         except BeamInferenceError:
             return  # the launch itself will tell
         spent = time.monotonic() - now
@@ -74,19 +93,20 @@ class Progress:
         self._bar.update(self._task, completed=self._done, rate=f"{rate / 1e6:.2f} Mvoxel/s" if rate else "")
         if self._bar.disable and now >= self._next_line:
             self._next_line = now + _LINE_SECONDS
-            left = (self._total - self._done) * self._voxels_per_chunk / rate if rate else None
+            left = (self._phase.total - self._done) * self._phase.voxels_per_thing / rate if rate else None
             remaining = f", {left:.0f} s left" if left is not None else ""
-            self.say(f"{self._done} of {self._total} chunks, {rate / 1e6:.2f} Mvoxel/s{remaining}")
+            counted = f"{self._done} of {self._phase.total} {self._phase.things}"
+            self.say(f"{counted}, {rate / 1e6:.2f} Mvoxel/s{remaining}")
 
     def say(self, message: str) -> None:
         """A line, above the bar if there is one."""
         if logger.isEnabledFor(logging.INFO):  # structured logs have progress among them
-            logger.info(message, extra={"done": self._done, "chunks": self._total})
+            logger.info(message, extra={"done": self._done, "chunks": self._phase.total})
         elif self._bar.disable:
             print(message, file=self._console.file, flush=True)
         else:
             self._console.print(message)
 
     def _rate(self, now: float) -> float:
-        """Voxels per second since the launch began."""
-        return (self._done - self._at_start) * self._voxels_per_chunk / max(1e-9, now - self._start)
+        """Voxels per second since the phase began."""
+        return (self._done - self._at_start) * self._phase.voxels_per_thing / max(1e-9, now - self._start)

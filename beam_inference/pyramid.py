@@ -28,6 +28,10 @@ PART_BYTES = 2**24
 """What of that is held at a time, at most, where blocks allow: 16 MiB, and some times that while it is averaged."""
 
 
+class NoLevelNeeded(ConfigError):
+    """One block holds the volume."""
+
+
 @dataclass(frozen=True)
 class MakeLevel:
     """The stage that makes one level; see :class:`~beam_inference.chunk_tasks.ChunkTask`.
@@ -100,6 +104,22 @@ class Pyramid:
         """Its levels, finest first."""
         return [stage.level for stage in self.stages]
 
+    @property
+    def count(self) -> int:
+        """Number of chunks of all stages."""
+        return sum(stage.count for stage in self.stages)
+
+    @property
+    def voxels_per_chunk(self) -> float:
+        """On average."""
+        return sum(stage.level.bounds.size for stage in self.stages) / self.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of all levels, before compression."""
+        voxel = self.base.channels * self.base.dtype.itemsize
+        return voxel * sum(level.bounds.size for level in self.levels)
+
     def job(self) -> TaskJob:
         """The job that makes it; one with more levels goes on where one with fewer has ended."""
         return task_job("pyramid", self.description, self.volume.url, self.volume.storage, self.stages)
@@ -111,6 +131,7 @@ def plan_pyramid(
     factor: Zyx | None = None,
     count: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
+    base: Volume | None = None,
 ) -> Pyramid:
     """What a pyramid would be; opens the volume, and creates nothing.
 
@@ -120,12 +141,14 @@ def plan_pyramid(
         factor: from each level to the next, ZYX; None so that voxels become isotropic first.
         count: number of levels; None until a level fits into one block as readers read them.
         chunk_bytes: what a chunk reads, at most, where its blocks allow.
+        base: the scale that it is of, open; None to open it, and to refuse one that cannot be read right.
 
     Raises:
-        ConfigError: the method or the factor must be given, or there is no level to make.
+        NoLevelNeeded: there is no level to make.
+        ConfigError: the method or the factor must be given.
         VolumeError: the volume cannot be opened, or TensorStore cannot write scales like it.
     """
-    base = volume.open_base()
+    base = base or volume.open_base()
     method = method or _method(volume, base)
     if factor is None and base.voxel_size_nm is None:
         raise ConfigError(f"{base.url} does not say its voxel size: pass --factor=2x2x2, or what fits, in z, y, x")
@@ -135,7 +158,7 @@ def plan_pyramid(
         )
     levels = levels_above(base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, count)
     if not levels:
-        raise ConfigError(
+        raise NoLevelNeeded(
             f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one block holds it. "
             "--levels=1 makes one nevertheless."
         )
@@ -179,23 +202,38 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
         VolumeError: the volume has such a level, which was not made by this pyramid.
         StateError: another pyramid was begun there.
     """
-    job, volume = pyramid.job(), pyramid.volume
-    store = open_kvstore(job.state_url, job.storage)
-    if overwrite:  # records first: what is listed and has no record is refused, until this was done to its end
-        delete_folder(store, job.state_url, f"{job.kind}/")
-        volume.remove(pyramid.levels)
-    elif not has_begun(job) and (taken := volume.listed(pyramid.levels)):
+    job = pyramid.job()
+    if overwrite:
+        remove(job)
+    elif not has_begun(job) and (taken := pyramid.volume.listed(pyramid.levels)):
         raise VolumeError(
-            f"{volume.url} has {', '.join(level.name for level in taken)} of this pyramid already, made by something "
-            "else, or in another way. Pass --overwrite to replace them, or --scale to begin above them."
+            f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid already, made by "
+            "something else, or in another way. Pass --overwrite to replace them, or --scale to begin above them."
         )
     begin(job)
-    voxels = sum(stage.level.bounds.size for stage in pyramid.stages) / sum(stage.count for stage in pyramid.stages)
-    outcome = run_tasks(job, flags, voxels)
-    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, pyramid.stages))
-    if complete:
-        volume.list_levels([stage.level for stage in complete])
+    outcome = run_tasks(job, flags, pyramid.voxels_per_chunk)
+    list_complete(job)
     return outcome
+
+
+def remove(job: TaskJob) -> None:
+    """Forget what was made of a volume's pyramid, ``job`` or another, and remove such levels, whoever made them."""
+    # Records first: what is listed and has no record is refused, until this was done to its end.
+    delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    first, *_ = stages = _stages(job)
+    first.volume.remove([stage.level for stage in stages])
+
+
+def list_complete(job: TaskJob) -> None:
+    """Tell readers of the levels that are complete, and whose levels below are."""
+    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job)))
+    if complete:
+        complete[0].volume.list_levels([stage.level for stage in complete])
+
+
+def _stages(job: TaskJob) -> list[MakeLevel]:
+    """Of a pyramid's job."""
+    return [task for task in job.tasks if isinstance(task, MakeLevel)]
 
 
 def _method(volume: MultiscaleVolume, base: Volume) -> Method:

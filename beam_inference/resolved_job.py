@@ -142,6 +142,8 @@ class ResolvedJob(Frozen):
                 str(number): each.model_dump(mode="json") for number, each in enumerate(config.postprocess)
             },
             "mask": {} if config.mask is None else config.mask.model_dump(mode="json"),
+            # Not the pyramid: its levels are made of the output, and change none of its bytes. So a finished job that
+            # is given one has only that to make; what determines the levels is in the records of their own.
             "output": config.output.model_dump(
                 mode="json", include={"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
             ),

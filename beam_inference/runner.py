@@ -25,13 +25,16 @@ from beam_inference.errors import (
 )
 from beam_inference.execution import execute, explain
 from beam_inference.launch import prepare
+from beam_inference.output_pyramid import PyramidStatus, begin_levels, check_levels, status_of
 from beam_inference.plan import index_ranges
-from beam_inference.progress import Progress
+from beam_inference.progress import Phase, Progress
+from beam_inference.pyramid import Pyramid
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
 from beam_inference.seam_files import SeamFiles
 from beam_inference.state import LaunchSummary, QuarantineRecord, State
 from beam_inference.survey import check_paths
+from beam_inference.task_runner import counting
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +44,8 @@ class JobOutcome:
     """What a launch came to.
 
     Attributes:
-        exit_code: 0 complete, 1 failed, 3 finished with quarantined chunks within the bound, 130 interrupted.
+        exit_code: 0 complete, also the pyramid if there is one to make; 1 failed, 3 finished with quarantined chunks
+            within the bound, 130 interrupted.
         chunks: how many were to be done: all of the job's, or those of the chunks file.
         done: how many of them have a receipt.
         missing_of_job: chunks of the whole job without a receipt, also those that were not to be done.
@@ -49,6 +53,7 @@ class JobOutcome:
         summary: what this launch's workers did; None if it did not reach its end.
         seconds: wall time of the pipeline.
         error: what ended the launch early, if anything did.
+        pyramid: how far the output's pyramid is; None if the job has none to make.
         staged_at: where the pipeline was put for another to run (``--template_location``), instead of running it.
     """
 
@@ -60,6 +65,7 @@ class JobOutcome:
     summary: LaunchSummary | None
     seconds: float
     error: str | None
+    pyramid: PyramidStatus | None = None
     staged_at: str | None = None
 
     @property
@@ -92,6 +98,7 @@ def run_job(
     check_paths(config, place_of(options), chunks_file)  # before what follows asks services for their buckets
     check_options(options)
     workers = workers_of(options)
+    check_levels(config, overwrite=overwrite)
     launch = prepare(
         config,
         place_of(options),
@@ -104,16 +111,27 @@ def run_job(
     job, state = launch.resolved(), launch.state()
     file = launch.chunks_file
     chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
+    pyramid = begin_levels(launch, overwrite=overwrite)
+    levels = replace(pyramid.job(), launch=launch.id) if pyramid else None
     start = time.monotonic()
-    total = len(chosen) if chosen else job.plan.chunks.count
+    total, voxels = len(chosen) if chosen else job.plan.chunks.count, job.plan.chunks.roi.size
+    phases = [Phase("chunks", total, voxels / job.plan.chunks.count, lambda: _computed(state, job, chosen))]
+    if pyramid and levels:
+        phases.append(Phase("chunks of the pyramid", pyramid.count, pyramid.voxels_per_chunk, counting(levels)))
+
+    def request_stop() -> None:
+        state.request_stop(launch.id)
+        if levels:
+            levels.state().request_stop(launch.id)  # beside the output, where the job's state may not be
+
     interrupted, error = execute(
         options,
-        lambda pipeline: job_pipeline.build(pipeline, launch, workers),
+        lambda pipeline: job_pipeline.build(pipeline, launch, workers, levels),
         len(index_ranges(job.plan.chunks.count, workers)),
-        Progress(total, job.plan.chunks.roi.size / job.plan.chunks.count, lambda: _computed(state, job, chosen)),
-        lambda: state.request_stop(launch.id),
+        Progress(*phases),
+        request_stop,
     )
-    outcome = _judge(job, state, launch, chosen, interrupted, error, time.monotonic() - start)
+    outcome = _judge(job, state, launch, chosen, pyramid, interrupted, error, time.monotonic() - start)
     staged_at = options.view_as(GoogleCloudOptions).template_location
     if staged_at and not interrupted and error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
@@ -141,6 +159,7 @@ def _judge(
     state: State,
     launch: Launch,
     chosen: list[int] | None,
+    pyramid: Pyramid | None,
     interrupted: bool,
     error: BaseException | None,
     seconds: float,
@@ -157,11 +176,13 @@ def _judge(
     chunks = job.plan.chunks.count if chosen is None else len(chosen)
     done = done_of_job if chosen is None else _done(state, job, chosen)
     bound = job.config.job.max_failed_chunks
-    if done == chunks:
+    levels = status_of(pyramid) if pyramid else None
+    due = levels is not None and done_of_job == job.plan.chunks.count
+    if done == chunks and (levels is None or not due or levels.complete):
         code = COMPLETE
     elif interrupted:
         code = INTERRUPTED
-    elif error is not None or done + len(quarantined) < chunks or (bound is not None and len(quarantined) > bound):
+    elif due or error or done + len(quarantined) < chunks or (bound is not None and len(quarantined) > bound):
         code = FAILED
     else:
         code = COMPLETE_BUT_QUARANTINED
@@ -175,4 +196,5 @@ def _judge(
         summary=state.read_summary(launch.id),
         seconds=seconds,
         error=told,
+        pyramid=levels,
     )

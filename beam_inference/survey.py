@@ -189,6 +189,12 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)
     check_alignment(found.job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
+    if config.output.pyramid is not None and output.bounds != default_bounds(output.format, roi):
+        raise ConfigError(
+            f"output.pyramid: the output {output.url} is there with {output.bounds}, of which this job fills {roi}. A "
+            "pyramid is of the whole volume: remove the key, and give the command beam-inference pyramid once all of "
+            "it is there."
+        )
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from beam_inference.beam_flags import beam_options, check_options, place_of, workers_of
@@ -14,7 +14,7 @@ from beam_inference.chunk_tasks import ChunkTask, DoStages, TaskJob
 from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, ConfigError, StateError, WorkerFault
 from beam_inference.execution import execute, explain
 from beam_inference.plan import index_ranges
-from beam_inference.progress import Progress
+from beam_inference.progress import Phase, Progress
 from beam_inference.storage import Storage
 from beam_inference.stores import PATIENCE_SECONDS, delete_folder, open_kvstore, persistently
 from beam_inference.survey import STATE_FOLDER
@@ -96,17 +96,34 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
         )
 
 
+def recorded(job: TaskJob) -> TaskJob | None:
+    """What was begun before of the same kind and target: this job, or one of another description.
+
+    Raises:
+        StateError: its state folder cannot be read.
+    """
+    found = _looked_up(job)
+    if found.state != "value":
+        return None
+    description = _record(found)
+    description.pop("fingerprint", None)
+    return replace(job, description=description)
+
+
 def has_begun(job: TaskJob) -> bool:
     """Whether this very job has begun before.
 
     Raises:
         StateError: its state folder cannot be read.
     """
+    return bool(_record(_looked_up(job)).get("fingerprint") == job.fingerprint)
+
+
+def _looked_up(job: TaskJob) -> Any:
     try:
-        found = _record(_read(open_kvstore(job.state_url, job.storage), job))
+        return _read(open_kvstore(job.state_url, job.storage), job)
     except WorkerFault as error:
         raise StateError(f"the state folder of the target cannot be used: {error}") from None
-    return found.get("fingerprint") == job.fingerprint
 
 
 def _read(store: Any, job: TaskJob) -> Any:
@@ -132,6 +149,29 @@ def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> Ta
     workers = workers_of(options)
     total = sum(task.count for task in job.tasks)
     ranges = max(len(index_ranges(task.count, workers)) for task in job.tasks)
+    done = counting(job)
+    start = time.monotonic()
+    interrupted, error = execute(
+        options,
+        lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
+        ranges,
+        Progress(Phase("chunks", total, voxels_per_chunk, done)),
+        lambda: job.state().request_stop(job.launch),
+    )
+    finished = done()
+    code = COMPLETE if finished == total else INTERRUPTED if interrupted else FAILED
+    return TaskOutcome(
+        exit_code=code,
+        chunks=total,
+        done=finished,
+        failures=[] if code == COMPLETE else failures(job),
+        seconds=time.monotonic() - start,
+        error=None if error is None or code == COMPLETE else explain(error),
+    )
+
+
+def counting(job: TaskJob) -> Callable[[], int]:
+    """Tells how many chunks of a job are done by now; what was found complete is not counted again."""
     complete: set[str] = set()
 
     def done() -> int:
@@ -144,27 +184,11 @@ def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> Ta
             complete.add(task.name)
         return count
 
-    start = time.monotonic()
-    interrupted, error = execute(
-        options,
-        lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
-        ranges,
-        Progress(total, voxels_per_chunk, done),
-        lambda: job.state().request_stop(job.launch),
-    )
-    finished = done()
-    code = COMPLETE if finished == total else INTERRUPTED if interrupted else FAILED
-    return TaskOutcome(
-        exit_code=code,
-        chunks=total,
-        done=finished,
-        failures=[] if code == COMPLETE else _failures(job),
-        seconds=time.monotonic() - start,
-        error=None if error is None or code == COMPLETE else explain(error),
-    )
+    return done
 
 
-def _failures(job: TaskJob) -> list[str]:
+def failures(job: TaskJob) -> list[str]:
+    """Why chunks of a job could not be done, the first few of each stage."""
     told = []
     for task in job.tasks:
         failed = job.failed(task)

@@ -121,7 +121,37 @@ class Roi(Bounds):
     context: Margin = Field((0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI")
 
 
+class Pyramid(Model):
+    """Coarser levels of the output, as the command ``pyramid`` makes them."""
+
+    levels: Count | None = Field(None, description="how many; default until one block holds the volume")
+    factor: Shape | None = Field(
+        None, description="from level to level, ZYX; default [1, 2, 2], say, until voxels are isotropic, then [2, 2, 2]"
+    )
+    method: Literal["mean", "mode"] | None = Field(
+        None, description="default mode where threshold or argmax make labels, else mean"
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.factor == (1, 1, 1):
+            raise ValueError("factor [1, 1, 1] makes no smaller volume")
+        return self
+
+
+def _as_pyramid(value: object) -> object:
+    if value is True:
+        return {}
+    if value is False:
+        return None
+    if value is None or isinstance(value, (dict, Pyramid)):
+        return value
+    raise ValueError(f"write true, or a mapping with {', '.join(Pyramid.model_fields)}; found {value!r}")
+
+
 SHARDED_FORMATS = ("precomputed", "zarr3", "ome_zarr")
+MULTISCALE_FORMATS = ("precomputed", "ome_zarr", "ome_zarr_0.4")
+"""Those that have a place for coarser levels."""
 
 
 class Output(Model):
@@ -143,6 +173,9 @@ class Output(Model):
         None, description="what maps onto an integer dtype's full range; 0 to 1 after sigmoid or softmax"
     )
     bounds: Bounds | None = Field(None, description="extent of a new output, when the ROI is only a part of it")
+    pyramid: Annotated[Pyramid | None, BeforeValidator(_as_pyramid, json_schema_input_type=bool | Pyramid | None)] = (
+        Field(None, description="coarser levels, made once every chunk is done: true, or levels, factor and method")
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -159,6 +192,16 @@ class Output(Model):
         if self.shard_shape is not None and any(s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)):
             raise ValueError(
                 f"shard_shape {list(self.shard_shape)} must be a multiple of block_shape {list(self.block_shape)}"
+            )
+        if self.pyramid is not None and self.format not in MULTISCALE_FORMATS:
+            raise ValueError(
+                f"{self.format} is a single array, which has no place for the levels of a pyramid: remove pyramid, or "
+                f"write one of {', '.join(MULTISCALE_FORMATS)}"
+            )
+        if self.pyramid is not None and self.bounds is not None:
+            raise ValueError(
+                "pyramid makes levels of the whole volume, of which bounds says that this job fills a part: remove "
+                "pyramid, and give the command beam-inference pyramid once all parts are there"
             )
         if self.format == "precomputed" and self.dtype in ("int8", "int16"):
             raise ValueError(f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or zarr2")

@@ -36,6 +36,7 @@ def write_volume(
     block_shape: tuple[int, int, int] = (32, 32, 32),
     voxel_size_nm: tuple[float, float, float] = (10.0, 10.0, 10.0),
     format: str = "precomputed",
+    shard_shape: tuple[int, int, int] | None = None,
 ) -> str:
     """Write an array (z, y, x) or (channels, z, y, x) as a volume; its URL."""
     array = array if array.ndim == 4 else array[None]
@@ -48,6 +49,7 @@ def write_volume(
         bounds=box,
         block_shape=block_shape,
         voxel_size_nm=voxel_size_nm,
+        shard_shape=shard_shape,
     )
     create_output(spec).write(box, array)
     return spec.url

@@ -103,6 +103,7 @@ FLOORS = [
         "make_labels",
         "mosaic",
         "pyramid",
+        "output_pyramid",
         "thumbnail",
         "convert",
         "demo",

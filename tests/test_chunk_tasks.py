@@ -24,6 +24,7 @@ class Append:
 
     def opened(self):
         folder = Path(self.folder)
+        (folder / f"opened-{self.name}").touch()
 
         def do(index):
             with (folder / f"calls-{self.name}").open("a") as calls:
@@ -105,6 +106,17 @@ def test_bundles_that_are_tried_again_repeat_nothing(tmp_path, stages):
     calls = stages[0].calls()
     assert calls.count(11) == 3
     assert len(calls) == 22
+
+
+@pytest.mark.parametrize("unfinished", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_stages_may_follow_other_transforms(tmp_path, stages, unfinished):
+    job = a_job(tmp_path, stages)
+    with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions()) as pipeline:
+        left = pipeline | beam.Create([unfinished]) | DoStages(job)
+        _ = left | beam.Map(lambda count: (tmp_path / "left").write_text(str(count)))
+    assert (tmp_path / "left").read_text() == str(unfinished)
+    assert len(stages[0].calls()) == (0 if unfinished else 20)
+    assert (tmp_path / "opened-first").exists() == (not unfinished), "a stage that has nothing to do opens nothing"
 
 
 def test_what_was_asked_to_stop_begins_no_chunk(tmp_path, stages):

@@ -5,6 +5,7 @@ from beam_inference.config import JobConfig, factory_parts
 from beam_inference.errors import ConfigError
 from beam_inference.files import load_job
 from beam_inference.job_file import parse_job
+from beam_inference.volume_config import Pyramid
 
 
 def load(tmp_path, overrides=(), **sections):
@@ -118,11 +119,36 @@ def test_factory_paths(path, parts):
         ({"model": {"batch_norm": "batch"}}, "needs inference.batch_size: 1"),
         ({"model": {"sha256": "abc"}}, "64 lower-case hexadecimal"),
         ({"output": None}, "output: missing"),
+        (
+            {"output": {"pyramid": True, "format": "zarr3"}},
+            "no place for .* write one of precomputed, ome_zarr, ome_zarr_0.4",
+        ),
+        (
+            {"output": {"pyramid": "yes"}},
+            "output.pyramid: write true, or a mapping with levels, factor, method; found 'yes'",
+        ),
+        ({"output": {"pyramid": {"level": 3}}}, r"output.pyramid.level: unknown key; did you mean 'levels'\?"),
+        ({"output": {"pyramid": {"levels": 0}}}, "output.pyramid.levels: .*greater than 0; found 0"),
+        ({"output": {"pyramid": {"factor": [1, 1, 1]}}}, "output.pyramid: .*makes no smaller volume"),
+        ({"output": {"pyramid": {"method": "max"}}}, "output.pyramid.method: .*'mean' or 'mode'; found 'max'"),
+        (
+            {"output": {"pyramid": True, "bounds": {"start": [0, 0, 0], "stop": [1, 1, 1]}}},
+            "output: pyramid makes levels of the whole volume",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, sections, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **sections)
+
+
+def test_a_pyramid_is_true_false_or_says_what_it_is(tmp_path):
+    assert load(tmp_path).output.pyramid is None
+    assert load(tmp_path, output={"pyramid": False}).output.pyramid is None
+    assert load(tmp_path, output={"pyramid": True}).output.pyramid == Pyramid()
+    asked = load(tmp_path, ["output.pyramid.factor=1x2x2"], output={"pyramid": {"levels": 3, "method": "mode"}})
+    assert asked.output.pyramid == Pyramid(levels=3, factor=(1, 2, 2), method="mode")
+    assert JobConfig.model_validate_json(asked.model_dump_json()) == asked
 
 
 def test_all_faults_are_told_at_once(tmp_path):

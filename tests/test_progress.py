@@ -6,7 +6,7 @@ import pytest
 
 from beam_inference import progress as progress_module
 from beam_inference.errors import WorkerFault
-from beam_inference.progress import Progress
+from beam_inference.progress import Phase, Progress
 
 
 class Clock:
@@ -24,7 +24,7 @@ def clock(monkeypatch):
 
 def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
     done = [16]
-    with Progress(64, 4096.0, lambda: done[0]) as progress:  # 64 chunks of 16³ voxels
+    with Progress(Phase("chunks", 64, 4096.0, lambda: done[0])) as progress:  # 64 chunks of 16³ voxels
         clock.now += 5
         progress.update()
         assert capsys.readouterr().err == ""
@@ -35,9 +35,29 @@ def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
     assert capsys.readouterr().err == "48 of 64 chunks, 0.01 Mvoxel/s, 10 s left\n"
 
 
+def test_the_next_phase_begins_when_one_is_complete_with_a_speed_of_its_own(clock, capsys):
+    done, made = [0], [0]
+    phases = [Phase("chunks", 4, 1e6, lambda: done[0]), Phase("chunks of the pyramid", 8, 1e6, lambda: made[0])]
+    with Progress(*phases) as progress:
+        clock.now += 100
+        done[0] = 3
+        progress.update()
+        clock.now += 100
+        done[0] = 4
+        progress.update()
+        clock.now += 10
+        made[0] = 5
+        progress.update()
+    assert capsys.readouterr().err.splitlines() == [
+        "3 of 4 chunks, 0.03 Mvoxel/s, 33 s left",
+        "0 of 8 chunks of the pyramid, 0.00 Mvoxel/s",
+        "5 of 8 chunks of the pyramid, 0.50 Mvoxel/s, 6 s left",
+    ]
+
+
 def test_receipts_are_not_counted_at_every_call(clock):
     calls = []
-    with Progress(64, 4096.0, lambda: calls.append(1) or 0) as progress:
+    with Progress(Phase("chunks", 64, 4096.0, lambda: calls.append(1) or 0)) as progress:
         for _ in range(100):
             clock.now += 0.01
             progress.update()
@@ -52,7 +72,7 @@ def test_a_state_that_does_not_answer_does_not_end_the_launch(clock, capsys):
             return answer
         raise WorkerFault("gone")
 
-    with Progress(64, 4096.0, count) as progress:
+    with Progress(Phase("chunks", 64, 4096.0, count)) as progress:
         clock.now += 20
         progress.update()
 
@@ -66,7 +86,7 @@ def test_a_terminal_shows_a_bar(clock, monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    with Progress(32, 4096.0, lambda: 16) as progress:
+    with Progress(Phase("chunks", 32, 4096.0, lambda: 16)) as progress:
         clock.now += 1
         progress.update()
         progress.say("stopping")

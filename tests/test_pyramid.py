@@ -11,6 +11,7 @@ from helpers import truncated, write_volume
 from beam_inference.cli import main
 from beam_inference.detection import volume_at
 from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.grids import ChunkGrid
 from beam_inference.pyramid import make_pyramid, plan_pyramid
 from beam_inference.scales import multiscale_volume
 from beam_inference.stores import LOCAL
@@ -128,6 +129,31 @@ def test_blocks_encoding_and_shards_are_the_bases_and_shards_are_made_in_parts(t
     files = {path.name for path in (tmp_path / "seg" / "16_16_16").iterdir()}
     assert files == {f"{k:x}.shard" for k in range(pyramid.blocks[0])}
     np.testing.assert_array_equal(scales(url)[1][1], level_above(array[None], (0, 0, 0), (2, 2, 2), "mode"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "method"), [pytest.param("uint16", "mean", marks=pytest.mark.slow), ("uint64", "mode")]
+)
+def test_shards_of_ome_zarr_are_the_bases_and_each_is_written_once(tmp_path, dtype, method):
+    zarr = pytest.importorskip("zarr")
+    array = random((2, 50, 70, 45), dtype)
+    url = write_volume(tmp_path / "v", array, block_shape=(8, 8, 8), format="ome_zarr", shard_shape=(16, 32, 16))
+    pyramid = made(url, method=method, chunk_bytes=2**17, count=3)
+    first = pyramid.stages[0]
+    assert all(n % shard == 0 for n, shard in zip(first.chunks.chunk_shape, (16, 32, 16), strict=True)), "whole shards"
+    assert first.count > 1
+    assert np.prod(first.part_shape) < 16 * 32 * 16, "made in parts"
+    group, start, level = zarr.open_group(str(tmp_path / "v"), mode="r"), (0, 0, 0), array
+    for number, blocks in enumerate(
+        [(4, 3, 3), *(ChunkGrid(each.bounds, (16, 32, 16)).shape for each in pyramid.levels)]
+    ):
+        stored = group[str(number)]
+        assert (stored.shards, stored.chunks) == ((2, 16, 32, 16), (2, 8, 8, 8))
+        assert len([path for path in (tmp_path / "v" / str(number) / "c").rglob("*") if path.is_file()]) == np.prod(
+            blocks
+        )
+        np.testing.assert_array_equal(stored[:], level)
+        level = level_above(level, start, (2, 2, 2), method)
 
 
 def test_a_level_is_listed_once_it_is_complete_and_never_before(tmp_path):

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
+from downsampling_oracle import level_above
 from helpers import read_volume, truncated
 
 from beam_inference.cli import main
 from beam_inference.state import State
+from beam_inference.volumes import open_volume
 
 DASK = Path(sys.executable).with_name("dask")
 
@@ -64,6 +66,17 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, clus
     workers = {receipt.worker for receipt in receipts_of(tmp_path / "out")}
     assert len(workers) == 2
     assert not any(worker.endswith(f":{os.getpid()}") for worker in workers)
+
+
+@pytest.mark.slow
+def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
+    path, _ = conv_job
+    assert main(["run", path, *cluster, "--set", "output.pyramid={levels: 2}"]) == 0
+    assert "pyramid: complete, 2 levels by mean" in capsys.readouterr().out
+    for scale in (1, 2):
+        below, level = (open_volume((tmp_path / "out").as_uri(), scale=k) for k in (scale - 1, scale))
+        above = level_above(below.read(below.bounds), below.bounds.start, (2, 2, 2), "mean")
+        np.testing.assert_array_equal(level.read(level.bounds), above)
 
 
 @pytest.mark.slow

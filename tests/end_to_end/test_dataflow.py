@@ -15,10 +15,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from downsampling_oracle import level_above
 from fib25_job import NETWORKS, affinity_job, run_affinities
 from standins.dataflow import DONE, FAILED, DataflowStandIn, Job
 from standins.gcs import GcsStandIn, error_response
 
+from beam_inference.detection import volume_at
 from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 
@@ -205,6 +207,25 @@ def test_a_staged_template_is_judged_by_its_own_last_step(installed, fib25, tmp_
         assert cloud.work(Job("1", "affinities", "p", "us-central1", body)) == FAILED
         assert "job.max_failed_chunks allows 0" in cloud.logs
         assert cloud.gcs.get("bucket", "out/_beam_inference/quarantine.jsonl").count(b"\n") == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
+    """Its stages follow the chunks in the staged graph; the launcher is long gone when they are made and listed."""
+    with google(installed, tmp_path, fail_rate=0.02, latency=0.002, seed=5) as cloud:
+        upload_job(cloud.gcs, fib25, output={"pyramid": {"levels": 2}})
+        storage = Storage.model_validate({"gcs": {"endpoint": cloud.gcs.url}})
+        run = cloud.launcher(*FLAGS, "--template_location=gs://bucket/template")
+        assert run.returncode == 0, run.stdout + run.stderr
+        assert len(volume_at("gs://bucket/out", storage).scales) == 1
+        body = json.loads(cloud.gcs.get("bucket", "template"))
+        assert cloud.work(Job("1", "affinities", "p", "us-central1", body)) == DONE, cloud.logs
+        volumes = [open_volume("gs://bucket/out", scale=k, storage=storage) for k in range(3)]
+        base, *levels = [volume.read(volume.bounds) for volume in volumes]
+    for level in levels:
+        base = level_above(base, (0, 0, 0), (2, 2, 2), "mean")
+        np.testing.assert_array_equal(level, base)
 
 
 @pytest.mark.parametrize(
