@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import zipfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -60,10 +61,10 @@ class Scratch:
             try:
                 if found.state != "value":
                     raise self._broken(key, "is absent")
-                with np.load(io.BytesIO(bytes(found.value)), allow_pickle=False) as arrays:
-                    yield {name: arrays[name] for name in arrays.files}
+                arrays = _parsed(bytes(found.value))
             except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
                 raise self._broken(key, f"is damaged ({error})") from None
+            yield arrays
 
     def write_records(self, kind: str, index: int, records: NDArray[np.void]) -> None:
         """Write records so that some of them can be read without the rest."""
@@ -100,6 +101,16 @@ class Scratch:
             f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder changed? Give the "
             "command with --overwrite to start anew."
         )
+
+
+_PARSING = threading.Lock()
+"""NumPy parses headers with ``ast``, which in Python 3.11 fails now and then where two threads do so at the same time
+("AST constructor recursion depth mismatch")."""
+
+
+def _parsed(content: bytes) -> Arrays:
+    with _PARSING, np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+        return {name: arrays[name] for name in arrays.files}
 
 
 def _key(kind: str, index: int) -> str:

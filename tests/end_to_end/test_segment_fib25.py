@@ -10,9 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from helpers import read_volume, write_volume
+from fib25_job import affinity_job, run_affinities
+from helpers import files_of, read_volume, write_volume
 from scipy import ndimage
-from test_components_fib25 import files_of, image, labels  # noqa: F401
 
 from beam_inference.cli import main
 
@@ -22,13 +22,13 @@ STAGES = ["label", "match", "unite", "number", "deliver", "join0", "join1", "joi
 
 
 @pytest.fixture(scope="session")
-def affinities(image, labels) -> np.ndarray:  # noqa: F811
+def affinities(fib25_image, fib25_labels) -> np.ndarray:
     """(3, z, y, x) float32, along z, y and x, to the voxels before."""
-    bright = np.clip((ndimage.gaussian_filter(image.astype(np.float32), 1) - 90) / 80, 0, 1)
-    made = np.empty((3, *labels.shape), np.float32)
+    bright = np.clip((ndimage.gaussian_filter(fib25_image.astype(np.float32), 1) - 90) / 80, 0, 1)
+    made = np.empty((3, *fib25_labels.shape), np.float32)
     for axis in range(3):
         lesser = np.minimum(bright, np.roll(bright, 1, axis))
-        inside = (labels == np.roll(labels, 1, axis)) & (labels > 0)
+        inside = (fib25_labels == np.roll(fib25_labels, 1, axis)) & (fib25_labels > 0)
         made[axis] = np.where(inside, 0.5 + 0.5 * lesser, 0.45 * lesser)
     return made
 
@@ -47,7 +47,7 @@ def variation_of_information(one, other):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_whole_volume_in_three_chunk_shapes(affinities, labels, tmp_path):  # noqa: F811
+def test_the_whole_volume_in_three_chunk_shapes(affinities, fib25_labels, tmp_path):
     source = write_volume(tmp_path / "in", affinities, block_shape=(64, 64, 64))
     files = []
     for number, chunk_shape in enumerate(CHUNK_SHAPES):
@@ -56,14 +56,33 @@ def test_the_whole_volume_in_three_chunk_shapes(affinities, labels, tmp_path):  
         files.append(files_of(output))
     assert files[0] == files[1] == files[2]
     found = read_volume(tmp_path / "out0")[0]
-    of_bodies = labels > 0
-    splits, merges = variation_of_information(found[of_bodies], labels[of_bodies])
+    of_bodies = fib25_labels > 0
+    splits, merges = variation_of_information(found[of_bodies], fib25_labels[of_bodies])
     assert merges < 0.001, "no body is joined to another"
     assert splits < 2.5, "here is what dark interiors cost"
     table = np.genfromtxt(tmp_path / "out0" / "segments" / "000000.csv", delimiter=",", names=True)
     sizes = np.bincount(found.ravel())
     np.testing.assert_array_equal(table["id"], np.flatnonzero(sizes[1:]) + 1)
     np.testing.assert_array_equal(table["voxels"], sizes[sizes > 0][int(sizes[0] > 0) :])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_affinities_of_a_network(fib25, fib25_labels, tmp_path):
+    """From the image to objects, of planes that the network was not trained on."""
+    roi = {"start": [200, 0, 0], "stop": [250, 128, 128]}
+    values = affinity_job(fib25, tmp_path / "affinities", (50, 64, 64), roi=roi)
+    run_affinities(tmp_path / "job.yaml", values)
+    made = []
+    for chunk_shape in ("50x64x64", "50x128x64"):
+        command = ["segment", str(tmp_path / "affinities"), str(tmp_path / chunk_shape), f"--chunk_shape={chunk_shape}"]
+        assert main([*command, "--threshold=0.9", "--low=0.5", "--high=0.9999", "--min-size=20"]) == 0
+        made.append(files_of(tmp_path / chunk_shape))
+    assert made[0] == made[1]
+    found, truth = read_volume(tmp_path / chunk_shape)[0], fib25_labels[200:, :128, :128]
+    splits, merges = variation_of_information(found, truth)
+    alone = variation_of_information(np.zeros_like(truth), truth)[1]
+    assert splits + merges < 0.75 * alone, "the network is small, but better than nothing"
 
 
 @pytest.mark.slow
@@ -81,7 +100,7 @@ def test_waterz_joins_the_same_fragments(affinities, tmp_path):
         assert main([*command, str(output), f"--threshold={threshold}"]) == 0
         ours = read_volume(output)[0]
         theirs = next(waterz.agglomerate(crop, [1 - threshold], fragments=fragments.copy()))
-        assert len(np.unique(theirs)) < 0.8 * len(np.unique(fragments)), "much is joined"
+        assert fragments.max() - len(np.unique(theirs)) > 400, "much is joined"
         assert max(variation_of_information(ours, theirs)) < 0.001
 
 
