@@ -56,5 +56,16 @@ void main() {{
 """
 
 
+def kept(color: str, *, inverse: bool) -> str:
+    """A mask, to lie over an image: a colour where it is not zero; where it is zero, if ``inverse``."""
+    return f"""\
+#uicontrol vec3 color color(default="{color}")
+void main() {{
+  if (toNormalized(getDataValue()) {"==" if inverse else "!="} 0.0) emitRGB(color);
+  else emitTransparent();
+}}
+"""
+
+
 def _pair(shown: Range) -> str:
     return "[" + ", ".join(f"{value:.9g}" for value in shown) + "]"
