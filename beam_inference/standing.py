@@ -170,11 +170,16 @@ def print_status(status: JobStatus) -> None:
 
 def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:
     """How far a job's pyramid is; it ``waits`` while chunks of the job are not done."""
-    if waits:
-        print("pyramid: not made yet, because not all chunks of the job are done; once they are, run makes it")
-    elif status.complete:
-        print(f"pyramid: complete, {status.levels} levels by {status.method}")
-    else:
-        print(f"pyramid: {status.done} of {status.chunks} chunks done")
+    print(f"pyramid: {pyramid_told(status, waits=waits)}")
+    if not waits:
         for line in status.failures:
             print(f"failed: {line}")
+
+
+def pyramid_told(status: PyramidStatus, *, waits: bool) -> str:
+    """The same in a line, without why chunks could not be done."""
+    if waits:
+        return "not made yet, because not all chunks of the job are done; once they are, run makes it"
+    if status.complete:
+        return f"complete, {status.levels} levels by {status.method}"
+    return f"{status.done} of {status.chunks} chunks done"

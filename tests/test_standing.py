@@ -78,6 +78,8 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     assert (status["workers"], status["patches_computed"], status["pyramid"]) == (1, None, ran["pyramid"])
     assert datetime.fromisoformat(status["latest"]).tzinfo is not None
 
+    assert main(["report", path, "--to", str(tmp_path / "report.html")]) == 0
+    assert "Pyramid of the output: not made yet, because" in (tmp_path / "report.html").read_text()
     missing = sorted(set(range(18)) - {each.chunk for each in records})[0]
     (receipt,) = (tmp_path / "out").rglob(f"receipts/*/*/{missing:012}.json")
     receipt.unlink()
@@ -94,7 +96,7 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
 
 
 @pytest.mark.slow
-def test_a_job_that_is_complete(job, told):
+def test_a_job_that_is_complete(job, told, tmp_path):
     path = job(output={"pyramid": True}, inference={"seams": "exchange"})
     owners = survey(load_job(path)).job.plan.owners
     code, out = told("run", path, "--json")
@@ -108,6 +110,9 @@ def test_a_job_that_is_complete(job, told):
     code, text, verified = told("verify", path, "--deep")
     assert (code, verified["complete"], verified["wrong"], verified["pyramid"]) == (0, True, [], ran["pyramid"])
     assert "reads back as it was written" in text
+    assert main(["report", path, "--to", str(tmp_path / "report.html")]) == 0
+    levels = ran["pyramid"]["levels"]
+    assert f"Pyramid of the output: complete, {levels} levels by mean." in (tmp_path / "report.html").read_text()
     code, out = told("run", path, "--json", "--set", "output.pyramid=false")  # nothing to do
     assert (code, json.loads(out)["done_by_this_launch"], json.loads(out)["pyramid"]) == (0, 0, None)
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
+
+import numpy as np
 
 Range = tuple[float, float]
 
@@ -56,12 +59,17 @@ void main() {{
 """
 
 
-def kept(color: str, *, inverse: bool) -> str:
+def kept(color: str, dtype: np.dtype[Any], *, inverse: bool) -> str:
     """A mask, to lie over an image: a colour where it is not zero; where it is zero, if ``inverse``."""
+    value, zero = "toRaw(getDataValue())", "0u" if dtype.kind == "u" else "0"
+    if dtype.kind == "f":
+        value, zero = "getDataValue()", "0.0"
+    elif dtype == np.uint64:
+        value, zero = "getDataValue().value", "uvec2(0u)"
     return f"""\
 #uicontrol vec3 color color(default="{color}")
 void main() {{
-  if (toNormalized(getDataValue()) {"==" if inverse else "!="} 0.0) emitRGB(color);
+  if ({value} {"==" if inverse else "!="} {zero}) emitRGB(color);
   else emitTransparent();
 }}
 """

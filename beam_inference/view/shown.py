@@ -242,7 +242,7 @@ def _shown_masks(config: JobConfig) -> list[Shown]:
     for name, mask, color in (("input.mask", config.input.mask, "#009e73"), ("mask", config.mask, "#cc79a7")):
         if mask is not None:
             volume = open_unread(mask.path, scale=mask.scale, storage=config.storage, booleans=True)
-            shader = shaders.kept(color, inverse=mask.inverse)
+            shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
             try:
                 shown.append(Shown(name, volume, config.storage, shader, 0.3))
             except VolumeError as error:

@@ -274,14 +274,18 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["precomputed", "zarr2", "ome_zarr"])
-def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format):
+@pytest.mark.parametrize(
+    ("format", "dtypes"),
+    [("precomputed", ("uint64", "uint8")), ("zarr2", ("int16", "float32")), ("ome_zarr", ("int8", "uint32"))],
+)
+def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
     """Of other voxel sizes, dtypes and offsets than the input, one of them inverse; each tints what it keeps."""
     write_volume(tmp_path / "in", random(shape=(24, 40, 40)), (4, 8, 8))
     start = (1, 2, 3) if format == "precomputed" else (0, 0, 0)
-    kept = (np.random.default_rng(2).integers(0, 3, (9, 12, 20)) > 1).astype(np.uint64) * (2**40 + 1)
+    kept = (np.random.default_rng(2).integers(0, 3, (9, 12, 20)) > 1).astype(dtypes[0])
+    kept[kept > 0] = np.uint64(2**40) if dtypes[0] == "uint64" else -1
     write_volume(tmp_path / "kept", kept, start, voxel_size_nm=(30, 40, 20), format=format)
-    left_out = np.random.default_rng(3).integers(0, 2, (48, 24, 48), np.uint8)
+    left_out = np.random.default_rng(3).integers(0, 2, (48, 24, 48)).astype(dtypes[1])
     write_volume(tmp_path / "left_out", left_out, voxel_size_nm=(10, 20, 10), format=format)
     values = job_values(tmp_path / "in", tmp_path / "out", input={"mask": {"path": "left_out", "inverse": True}})
     path = write_job(tmp_path / "job.yaml", values | {"mask": {"path": "kept"}})
