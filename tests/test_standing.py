@@ -78,8 +78,6 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     assert (status["workers"], status["patches_computed"], status["pyramid"]) == (1, None, ran["pyramid"])
     assert datetime.fromisoformat(status["latest"]).tzinfo is not None
 
-    assert main(["report", path, "--to", str(tmp_path / "report.html")]) == 0
-    assert "Pyramid of the output: not made yet, because" in (tmp_path / "report.html").read_text()
     missing = sorted(set(range(18)) - {each.chunk for each in records})[0]
     (receipt,) = (tmp_path / "out").rglob(f"receipts/*/*/{missing:012}.json")
     receipt.unlink()
@@ -93,6 +91,17 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     assert (verified["done"], verified["wrong"]) == (ran["done"] - 1, [])
     assert verified["quarantine"] == ran["quarantine"]
     assert verified["pyramid"] == ran["pyramid"]
+
+
+@pytest.mark.slow
+def test_the_report_says_that_the_pyramid_waits(job, tmp_path):
+    path, page = job(output={"pyramid": True}), tmp_path / "report.html"
+    (tmp_path / "some").write_text("3\n")
+    assert main(["run", path, "--chunks", str(tmp_path / "some")]) == 0
+    assert main(["report", path, "--to", str(page)]) == 0
+    assert "Pyramid of the output: not made yet, because" in page.read_text()
+    assert main(["report", path, "--to", str(page), "--set", "output.pyramid=false"]) == 0
+    assert "Pyramid" not in page.read_text()
 
 
 @pytest.mark.slow
