@@ -93,6 +93,7 @@ def components(known: argparse.Namespace) -> int:
         known.beam_flags,
         _again(known),
         overwrite=known.overwrite,
+        pyramid=known.pyramid,
     )
 
 
@@ -119,6 +120,7 @@ def segment(known: argparse.Namespace) -> int:
         known.beam_flags,
         _again(known),
         overwrite=known.overwrite,
+        pyramid=known.pyramid,
     )
 
 
