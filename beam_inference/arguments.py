@@ -78,18 +78,15 @@ def command_parser() -> argparse.ArgumentParser:
     )
     run.add_argument("job", metavar="JOB.YAML", help="the job file")
     _add_run_flags(run)
+    run.add_argument("--json", action="store_true", help="print what the launch came to as JSON")
     run.set_defaults(command=commands.run, takes_beam_flags=True)
 
-    status = add_command(
-        subparsers, "status", "how far a job is, on any runner, seen from any machine", "job.yaml", "job.yaml --watch"
-    )
-    _add_job(status)
-    status.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
-    status.set_defaults(command=commands.status)
+    _add_status(subparsers)
 
     verify = add_command(subparsers, "verify", "is a job complete? exit 0 only if it is", "job.yaml", "job.yaml --deep")
     _add_job(verify)
     verify.add_argument("--deep", action="store_true", help="read every chunk back and compare its checksum")
+    verify.add_argument("--json", action="store_true", help="print JSON")
     verify.set_defaults(command=commands.verify)
 
     mosaic = add_command(
@@ -129,6 +126,17 @@ def command_parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     completion.set_defaults(command=commands.completion, parser=parser)
     return parser
+
+
+def _add_status(subparsers: Subparsers) -> None:
+    status = add_command(
+        subparsers, "status", "how far a job is, on any runner, seen from any machine", "job.yaml", "job.yaml --watch"
+    )
+    _add_job(status)
+    how = status.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="look again every few seconds, until nothing is missing")
+    how.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(command=commands.status)
 
 
 def _add_view(subparsers: Subparsers) -> None:

@@ -52,6 +52,7 @@ def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     known.beam_flags = beam_flags
     known.words = ["python", sys.argv[0], *words]
     known.command = commands.run
+    known.json = False
     return guarded(known)
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -86,8 +86,8 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
 def run(known: argparse.Namespace) -> int:
     """Run a job, or what is missing of it."""
     from beam_inference.files import load_job
-    from beam_inference.printing import print_outcome
     from beam_inference.runner import run_job
+    from beam_inference.standing import as_json, outcome_values, print_outcome
 
     if (
         "://" not in known.job
@@ -108,17 +108,21 @@ def run(known: argparse.Namespace) -> int:
         else:
             print(asked, file=sys.stderr)
     check_device(config.inference.device, gpu, flags)
-    outcome = run_job(
-        config,
-        flags,
-        chunks_file=known.chunks,
-        sample=None if known.sample is None else (known.sample, known.seed),
-        overwrite=known.overwrite,
-        allow_pickle=known.allow_pickle,
-    )
+    with redirect_stdout(sys.stderr) if known.json else nullcontext():  # of what a network prints, too
+        outcome = run_job(
+            config,
+            flags,
+            chunks_file=known.chunks,
+            sample=None if known.sample is None else (known.sample, known.seed),
+            overwrite=known.overwrite,
+            allow_pickle=known.allow_pickle,
+        )
     with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
-        view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
-        print_outcome(outcome, config, known.words, view)
+        if known.json:
+            print(as_json(outcome_values(outcome, config)))
+        else:
+            view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
+            print_outcome(outcome, config, known.words, view)
         sys.stdout.flush()
     return outcome.exit_code
 
@@ -144,18 +148,21 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
     from beam_inference.output_pyramid import pyramid_of, status_of
-    from beam_inference.printing import print_pyramid_status, print_status
+    from beam_inference.standing import as_json, print_pyramid_status, print_status, status_values
     from beam_inference.status import job_status
 
     while True:
         start = time.monotonic()
         config, state, job = _launched(known, "nothing to tell")
         found = job_status(job, state, datetime.now(UTC))
-        print_status(found)
         pyramid = pyramid_of(config)
         levels = status_of(pyramid) if pyramid else None
-        if levels:
-            print_pyramid_status(levels, waits=found.done < found.planned)
+        if known.json:
+            print(as_json(status_values(found, levels)))
+        else:
+            print_status(found)
+            if levels:
+                print_pyramid_status(levels, waits=found.done < found.planned)
         sys.stdout.flush()
         to_come = levels is not None and not levels.complete and not found.quarantined
         if not known.watch or not (found.missing or to_come):
@@ -170,8 +177,8 @@ def verify(known: argparse.Namespace) -> int:
     from beam_inference.job_parts import output_spec
     from beam_inference.output_pyramid import pyramid_of, status_of
     from beam_inference.outputs import open_output
-    from beam_inference.printing import print_pyramid_status, print_verification
     from beam_inference.relaunch import as_launched
+    from beam_inference.standing import as_json, print_pyramid_status, print_verification, verification_values
     from beam_inference.verification import verify as verified
 
     config, state, job = _launched(known, "nothing to verify")
@@ -183,12 +190,16 @@ def verify(known: argparse.Namespace) -> int:
         report = verified(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
     pyramid = pyramid_of(config)
     levels = status_of(pyramid) if pyramid else None
+    values = verification_values(report, levels, deep=known.deep)
     with suppress(BrokenPipeError):  # as in run
-        print_verification(report, deep=known.deep)
-        if levels:
-            print_pyramid_status(levels, waits=report.receipts < report.chunks)
+        if known.json:
+            print(as_json(values))
+        else:
+            print_verification(report, deep=known.deep)
+            if levels:
+                print_pyramid_status(levels, waits=report.receipts < report.chunks)
         sys.stdout.flush()
-    return COMPLETE if report.complete and (levels is None or levels.complete) else FAILED
+    return COMPLETE if values["complete"] else FAILED
 
 
 def mosaic(known: argparse.Namespace) -> int:

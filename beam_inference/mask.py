@@ -128,7 +128,9 @@ def open_mask(key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, s
             "the input does not say its voxel size: where the mask lies cannot be known. Write model.voxel_size_nm."
         )
     try:
-        volume = open_volume(config.path, scale=config.scale, storage=storage, cache_bytes=MASK_CACHE_BYTES)
+        volume = open_volume(
+            config.path, scale=config.scale, storage=storage, cache_bytes=MASK_CACHE_BYTES, booleans=True
+        )
     except VolumeError as error:
         raise VolumeError(f"{key}: {error}") from None
     if volume.channels != 1:

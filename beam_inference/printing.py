@@ -1,13 +1,11 @@
-"""What commands print for people: plans, outcomes and verifications."""
+"""What a job, or a pyramid, will come to: for people, or as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
 from rich.console import Console
@@ -15,23 +13,16 @@ from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.calibration import blocks_written, totals
-from beam_inference.config import JobConfig, SeamMode
+from beam_inference.config import SeamMode
 from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
 from beam_inference.output_pyramid import with_pyramid
 from beam_inference.plan import InferencePlan
-from beam_inference.stores import local_folder
 from beam_inference.suggest import busiest_worker
-from beam_inference.survey import THIS_PROCESS, Place, Survey, default_state_url
-from beam_inference.verification import VerifyReport
+from beam_inference.survey import THIS_PROCESS, Place, Survey
 
 if TYPE_CHECKING:
-    from beam_inference.output_pyramid import PyramidStatus
     from beam_inference.pyramid import Pyramid
-    from beam_inference.runner import JobOutcome
-    from beam_inference.status import JobStatus
-    from beam_inference.volumes import Volume
-
-_NAMED_CHUNKS = 10
+    from beam_inference.volumes import VoxelSizeNm
 
 
 def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
@@ -105,15 +96,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
         "objects": whole.write_requests,
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
-        "pyramid": pyramid
-        and {
-            "method": pyramid.method,
-            "levels": [
-                {"shape": level.bounds.shape, "factor": level.factor, "chunks": stage.count, "blocks": blocks}
-                for level, stage, blocks in zip(pyramid.levels, pyramid.stages, pyramid.blocks, strict=True)
-            ],
-            "bytes": pyramid.size,
-        },
+        "pyramid": pyramid and pyramid_values(pyramid),
         "seams": {
             mode.seams: {
                 "network_calls": mode.patch_count,
@@ -253,131 +236,78 @@ def _hours(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
 
 
-def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]) -> None:
-    """What a launch came to, and what to do next; ``words`` are the command given, ``view`` the one to look at it."""
-    state, again = default_state_url(config), _without_chunks(words)
-    if not config.job.resume:
-        again += ["--set", "job.resume=true"]  # what is done is not to be done anew
-    if outcome.staged_at:
-        print(f"staged at {outcome.staged_at}: whoever launches it runs the job; see how far it is with status")
-        return
-    if outcome.error:
-        print(f"the launch ended early: {outcome.error}")
-    print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s", end="")
-    if outcome.summary:
-        print(f" ({outcome.summary.done} by this launch)", end="")
-    print()
-    for record in outcome.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box.box()}: {record.cause}")
-    if len(outcome.quarantined) > _NAMED_CHUNKS:
-        print(f"… and {len(outcome.quarantined) - _NAMED_CHUNKS} more")
-    if outcome.quarantined:
-        folder = local_folder(state)
-        file = f"{folder or state}/quarantine.jsonl"
-        print(f"to do them again: {shlex.join([*again, '--chunks', file])}")
-    if outcome.missing:
-        print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
-    if outcome.pyramid:
-        print_pyramid_status(outcome.pyramid, waits=outcome.missing_of_job > 0)
-    if outcome.pyramid and not outcome.missing_of_job and not outcome.pyramid.complete:
-        print(f"to do what is missing of it: {shlex.join(again)}")
-    elif not outcome.missing_of_job:
-        print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
-    elif outcome.done == outcome.chunks:
-        print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
-
-
-def _without_chunks(words: Sequence[str]) -> list[str]:
-    """A command without what chooses chunks, and without --overwrite: what does the rest of the job."""
-    choosing, kept = ("--chunks", "--sample", "--seed"), []
-    for before, word in zip(["", *words], words, strict=False):
-        if before not in choosing and word.partition("=")[0] not in (*choosing, "--overwrite"):
-            kept.append(word)
-    return kept
-
-
-def print_verification(report: VerifyReport, *, deep: bool) -> None:
-    """What verification found."""
-    print(f"{report.receipts} of {report.chunks} chunks have a receipt")
-    for line in report.wrong[:_NAMED_CHUNKS]:
-        print(f"wrong: {line}")
-    if len(report.wrong) > _NAMED_CHUNKS:
-        print(f"… and {len(report.wrong) - _NAMED_CHUNKS} more that are wrong")
-    for record in report.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box.box()}: {record.cause}")
-    if report.missing_count:
-        more = " …" if report.missing_count > len(report.missing) else ""
-        print(f"missing: {report.missing_count} chunks: {', '.join(map(str, report.missing))}{more}")
-    if report.complete:
-        print("complete" + (", and every chunk reads back as it was written" if deep else ""))
-    else:
-        print("not complete")
-
-
-def print_status(status: JobStatus) -> None:
-    """How far a job is, in a few lines."""
-    done = status.done / status.planned
-    print(f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} missing", end="")
-    print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
-    if status.summed is not None and status.missing:
-        print(f"{status.summed:,} have their patches computed, and wait for their neighbours' or are done")
-    if not status.missing:
-        print("nothing is missing" if status.quarantined else "complete; verify reads it back")
-    elif status.rate is None:
-        since = f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC" if status.latest else ""
-        print(f"no chunk was finished in the last five minutes{since}")
-    else:
-        speed = f"{status.rate:.3g} chunks/s, {status.rate * status.voxels_per_chunk / 1e6:.3g} Mvoxel/s"
-        left = timedelta(seconds=round(status.seconds_left or 0))
-        print(f"{speed}, by {status.workers} or more worker processes; {left} left at this rate")
-
-
-def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:
-    """How far a job's pyramid is; it ``waits`` while chunks of the job are not done."""
-    if waits:
-        print("pyramid: not made yet, because not all chunks of the job are done; once they are, run makes it")
-    elif status.complete:
-        print(f"pyramid: complete, {status.levels} levels by {status.method}")
-    else:
-        print(f"pyramid: {status.done} of {status.chunks} chunks done")
-        for line in status.failures:
-            print(f"failed: {line}")
-
-
 def _itemsize(dtype: str) -> int:
     import numpy as np
 
     return np.dtype(dtype).itemsize
 
 
-def print_pyramid(pyramid: Pyramid) -> None:
+def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
     """The levels of a pyramid: sizes, voxel sizes, chunks, objects and bytes."""
-    base, rows = pyramid.base, Table(box=None, pad_edge=False)
+    if as_json:
+        print(json.dumps(_base_values(pyramid) | pyramid_values(pyramid), indent=2))
+        return
+    base, rows = _base_values(pyramid), Table(box=None, pad_edge=False)
     for heading in ("level", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"):
         rows.add_column(heading, justify="left" if heading == "level" else "right")
-    voxel = base.channels * base.dtype.itemsize
-    rows.add_row(
-        "base", _by(base.bounds.shape), _voxel_sizes(base, (1, 1, 1)), "", "", "", _bytes(base.bounds.size * voxel)
-    )
-    for stage, blocks in zip(pyramid.stages, pyramid.blocks, strict=True):
-        level = stage.level
+    rows.add_row("base", _by(base["shape"]), _sizes(base["voxel_size_nm"]), "", "", "", _bytes(base["base_bytes"]))
+    for level in pyramid_values(pyramid)["levels"]:
         rows.add_row(
-            *(level.name, _by(level.bounds.shape), _voxel_sizes(base, level.total), _by(level.factor)),
-            *(f"{stage.count:,}", f"{blocks:,}", _bytes(level.bounds.size * voxel)),
+            *(level["name"], _by(level["shape"]), _sizes(level["voxel_size_nm"]), _by(level["factor"])),
+            *(f"{level['chunks']:,}", f"{level['blocks']:,}", _bytes(level["bytes"])),
         )
     console = Console(width=110, highlight=False)
-    console.print(f"{base.url}: {base.channels} channel(s) of {base.dtype.name}, by {pyramid.method}", soft_wrap=True)
+    told = f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}"
+    console.print(told, soft_wrap=True)
     console.print(rows)
-    chunk = max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel
-    read = max(math.prod(stage.part_shape) * math.prod(stage.level.factor) for stage in pyramid.stages) * voxel
-    console.print(
-        f"bytes are those before compression; a chunk takes {_bytes(chunk)}, and {_bytes(read)} of what it reads"
-    )
+    chunk, read = _bytes(base["chunk_bytes"]), _bytes(base["read_at_once_bytes"])
+    console.print(f"bytes are those before compression; a chunk takes {chunk}, and {read} of what it reads")
 
 
-def _voxel_sizes(base: Volume, total: Zyx) -> str:
-    sizes = base.voxel_size_nm
-    return "unknown" if sizes is None else " × ".join(f"{a * b:g}" for a, b in zip(sizes, total, strict=True))
+def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
+    """The levels of a pyramid as values for machines; bytes are decoded, shapes and sizes ZYX."""
+    base = pyramid.base
+    voxel = base.channels * base.dtype.itemsize
+    return {
+        "method": pyramid.method,
+        "levels": [
+            {
+                "name": level.name,
+                "shape": level.bounds.shape,
+                "voxel_size_nm": base.voxel_size_nm and _times(base.voxel_size_nm, level.total),
+                "factor": level.factor,
+                "chunks": stage.count,
+                "blocks": blocks,
+                "bytes": level.bounds.size * voxel,
+            }
+            for level, stage, blocks in zip(pyramid.levels, pyramid.stages, pyramid.blocks, strict=True)
+        ],
+        "bytes": pyramid.size,
+    }
+
+
+def _base_values(pyramid: Pyramid) -> dict[str, Any]:
+    """What a pyramid is made of, and what making it takes, likewise."""
+    base = pyramid.base
+    voxel = base.channels * base.dtype.itemsize
+    return {
+        "volume": base.url,
+        "channels": base.channels,
+        "dtype": base.dtype.name,
+        "shape": base.bounds.shape,
+        "voxel_size_nm": base.voxel_size_nm,
+        "base_bytes": base.bounds.size * voxel,
+        "chunk_bytes": max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel,
+        "read_at_once_bytes": max(math.prod(s.part_shape) * math.prod(s.level.factor) for s in pyramid.stages) * voxel,
+    }
+
+
+def _times(sizes: VoxelSizeNm, factors: Zyx) -> tuple[float, ...]:
+    return tuple(size * factor for size, factor in zip(sizes, factors, strict=True))
+
+
+def _sizes(sizes: VoxelSizeNm | None) -> str:
+    return "unknown" if sizes is None else " × ".join(f"{size:g}" for size in sizes)
 
 
 def _by(shape: Zyx) -> str:

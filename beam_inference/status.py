@@ -47,6 +47,11 @@ class JobStatus:
         return self.planned - self.done - self.quarantined
 
     @property
+    def voxels_per_second(self) -> float | None:
+        """At the rate of late; None where there is none."""
+        return None if self.rate is None else self.rate * self.voxels_per_chunk
+
+    @property
     def seconds_left(self) -> float | None:
         """At the rate of late; None where there is none."""
         return max(0, self.left) / self.rate if self.rate else None

@@ -56,6 +56,7 @@ def _add_pyramid(subparsers: Subparsers) -> None:
         "--scale", type=natural, default=0, metavar="N", help="made from this one (default: 0, the finest)"
     )
     parser.add_argument("--dry-run", "--dry_run", action="store_true", help="tell what would be made; write nothing")
+    parser.add_argument("--json", action="store_true", help="with --dry-run: as JSON")
     parser.add_argument("--overwrite", action="store_true", help="remove such levels, and make them anew")
     add_logging(parser)
     parser.set_defaults(command=commands.pyramid, takes_beam_flags=True)

@@ -45,13 +45,15 @@ def pyramid(known: argparse.Namespace) -> int:
     from beam_inference.stores import LOCAL, storage_of_environment, url_of
     from beam_inference.task_runner import check_place, print_task_outcome
 
+    if known.json and not known.dry_run:
+        raise ConfigError("--json tells what would be made: give it with --dry-run")
     url = url_of(known.volume)
     check_place(known.beam_flags, [url])
     if url.startswith("http"):
         raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
     volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
     planned = plan_pyramid(volume, known.method, known.factor, known.levels)
-    print_pyramid(planned)
+    print_pyramid(planned, as_json=known.json)
     if known.dry_run:
         return COMPLETE
     sys.stdout.flush()

@@ -140,18 +140,20 @@ def open_volume(
     select: dict[str, int] | None = None,
     storage: Storage = LOCAL,
     cache_bytes: int = 0,
+    booleans: bool = False,
 ) -> Volume:
     """Open a volume for reading, by URL (the driver is detected from what lies there) or by a full TensorStore spec.
 
     ``scale`` is the index of a scale, 0 the finest, or its voxel size. ``select`` gives positions on axes other than
     z, y, x and channels, by name; an axis of length one needs none. Up to ``cache_bytes`` of decoded blocks are kept,
-    for whoever reads them next: nobody writes to a job's input while it runs.
+    for whoever reads them next: nobody writes to a job's input while it runs. A volume of truth values reads as uint8
+    if ``booleans``, as masks do; else it is refused.
 
     Raises:
         VolumeError: nothing readable is there, or it has no z, y, x axes of numbers, or the scale, position or channel
             is absent; also if its block files are compressed in a way TensorStore would silently read as zeros.
     """
-    volume = open_unread(path, spec, scale, channel, select, storage, cache_bytes)
+    volume = open_unread(path, spec, scale, channel, select, storage, cache_bytes, booleans)
     _refuse_compressed_blocks(volume.url, volume.store)
     return volume
 
@@ -164,6 +166,7 @@ def open_unread(
     select: dict[str, int] | None = None,
     storage: Storage = LOCAL,
     cache_bytes: int = 0,
+    booleans: bool = False,
 ) -> Volume:
     """The same for who reads no voxels through it: compressed block files do not matter. Otherwise as open_volume."""
     if spec is None and path is not None and "|" in path:
@@ -189,7 +192,7 @@ def open_unread(
         )
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
-    volume = as_volume(name, store, level, select)
+    volume = as_volume(name, store, level, select, booleans=booleans)
     return volume if channel is None else _select(volume, channel)
 
 
@@ -222,11 +225,16 @@ def _spec_of_url(path: str) -> dict[str, Any]:
 
 
 def as_volume(
-    url: str, store: ts.TensorStore, level: Level | None = None, select: dict[str, int] | None = None
+    url: str,
+    store: ts.TensorStore,
+    level: Level | None = None,
+    select: dict[str, int] | None = None,
+    *,
+    booleans: bool = False,
 ) -> Volume:
     """Wrap an open TensorStore, in whatever axis order it is, as a (channel, z, y, x) volume.
 
-    ``level`` is what an OME-Zarr group says of it, ``select`` as for :func:`open_volume`.
+    ``level`` is what an OME-Zarr group says of it, ``select`` and ``booleans`` as for :func:`open_volume`.
 
     Raises:
         VolumeError: its axes are not z, y, x and perhaps one of channels, or it does not hold numbers.
@@ -241,6 +249,8 @@ def as_volume(
         czyx = store[ts.d[order].transpose[0, 1, 2]][ts.newaxis]
     else:
         czyx = store[ts.d[order].transpose[0, 1, 2, 3]]
+    if booleans and czyx.dtype == ts.bool:
+        czyx = ts.cast(czyx, ts.uint8)
     dtype = czyx.dtype.numpy_dtype
     if dtype.kind not in "iufV" or czyx.dtype.name in ("json", "string", "ustring"):
         raise VolumeError(f"{url} holds {czyx.dtype.name}; expected integers or floating-point numbers")

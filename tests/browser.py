@@ -33,6 +33,11 @@ let before = false;
   setTimeout(look, 100);
 })()
 """
+_PANEL = """
+const panel = [...viewer.display.panels][0];
+return [panel.canvasRelativeClippedTop, panel.canvasRelativeClippedLeft, panel.renderViewport.height,
+        panel.renderViewport.width]
+"""
 _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().split(',')[1]"
 
 
@@ -84,12 +89,13 @@ class Page:
         assert not trouble, (trouble, self.complaints(), self.layer_errors())
 
     def center(self, position):
-        """The pixel, RGB, in the middle of a picture of the voxel at a position, ZYX."""
+        """The pixel, RGB, in the middle of the first panel, once the voxel at a position, ZYX, is there."""
         x, y, z = (n + 0.5 for n in position[::-1])
         self.driver.execute_script(f"viewer.navigationState.position.value = Float32Array.of({x}, {y}, {z})")
         self.wait()
-        picture = self.picture()
-        return tuple(int(value) for value in picture[picture.shape[0] // 2, picture.shape[1] // 2])
+        top, left, height, width = self.driver.execute_script(_PANEL)
+        # Of an even number of pixels the one left of the middle, as Neuroglancer rounds.
+        return tuple(int(value) for value in self.picture()[top + height // 2, left + (width - 1) // 2])
 
     def picture(self):
         """What the panels show: (Y, X, 3)."""
@@ -134,12 +140,12 @@ def chromium():
         browser.quit()
 
 
-def microscope(state):
-    """The same state as one xy panel in which a voxel is many pixels, with nothing drawn over it."""
+def microscope(state, voxels_per_pixel=0.02):
+    """The same state as one xy panel, closely by default, with nothing drawn over its volumes, which are opaque."""
     layers = [
         {**layer, "opacity": 1.0} if layer["type"] == "image" else {**layer, "selectedAlpha": 1.0}
         for layer in state["layers"]
         if layer["type"] != "annotation"
     ]
-    bare = {"showAxisLines": False, "showScaleBar": False, "layout": "xy", "crossSectionScale": 0.02}
+    bare = {"showAxisLines": False, "showScaleBar": False, "layout": "xy", "crossSectionScale": voxels_per_pixel}
     return {**state, "layers": layers, **bare}

@@ -92,6 +92,7 @@ FLOORS = [
         "task_runner",
         "runner",
         "printing",
+        "standing",
         "report",
         "flex_template",
         "shared_arguments",

@@ -7,6 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import zarr
 from helpers import job_values, read_volume, toy, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
@@ -230,6 +231,31 @@ def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"mask.fill_value 1e.300 is not a value of the volume's dtype float32"):
         launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path), "fill_value": 1e300}, model=MODEL)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["zarr2", "zarr3", "ome_zarr"])
+def test_a_mask_may_be_of_truth_values(tmp_path, format, caplog):
+    """As zarr arrays are that NumPy, scikit-image and napari make masks of; anything else of them is refused."""
+    write_volume(tmp_path / "in", INPUT[0])
+    url = write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), format=format)
+    bytes_of = result(tmp_path, "bytes", tmp_path / "in", {"path": url})
+    array = tmp_path / "mask" / ("0" if format == "ome_zarr" else "")
+    wanted = (WANTED != 0)[None]
+    attributes = dict(zarr.open_array(str(array)).attrs)
+    metadata = json.loads((array / "zarr.json").read_text()) if format != "zarr2" else {}
+    shape = {"chunks": (1, 8, 8, 8), "shape": wanted.shape, "overwrite": True}
+    names = metadata.get("dimension_names")
+    zarr.create_array(str(array), dtype=bool, zarr_format=2 if format == "zarr2" else 3, dimension_names=names, **shape)
+    stored = zarr.open_array(str(array), mode="r+")
+    stored.attrs.update(attributes)
+    stored[:] = wanted
+    assert np.array_equal(result(tmp_path, "truth", tmp_path / "in", {"path": url}), bytes_of)
+    with pytest.raises(VolumeError, match="holds bool; expected integers"):
+        open_volume(url)
+    path = str(write_job(tmp_path / "job.yaml", job_values("in", "new") | {"mask": {"path": "mask"}}))
+    assert main(["view", path, "--link"]) == 0  # which Neuroglancer would not show
+    assert "mask is not shown" in caplog.text
+    assert "holds bool" in caplog.text
 
 
 def test_masks_that_remote_workers_do_not_see_are_refused(tmp_path):

@@ -257,6 +257,13 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         told = [line.split() for line in capsys.readouterr().out.split("\n")]
         assert ["level-1", "20×32×32", "40", "×", "20", "×", "20", "1×2×2", "1", "8", "20", "KiB"] in told
         assert ["level-2", "20×16×16", "40", "×", "40", "×", "40", "1×2×2", "1", "2", "5", "KiB"] in told
+        assert main(["pyramid", str(tmp_path / format), "--dry-run", "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        level = {"name": "level-2", "shape": [20, 16, 16], "voxel_size_nm": [40, 40, 40], "factor": [1, 2, 2]}
+        assert values["levels"][1] == level | {"chunks": 1, "blocks": 2, "bytes": 5 * 2**10}
+        base = {"shape": [20, 64, 64], "dtype": "uint8", "channels": 1, "method": "mean", "bytes": 41 * 640}
+        assert values | base == values
+        assert [len(values["levels"]), values["volume"]] == [3, f"file://{tmp_path}/{format}"]
         assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -267,6 +274,7 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
         (["http://host/em"], "can only be read from"),
         (["gs://b/em?token=abc"], "credentials"),
         (["em", "--runner=NoSuch"], "NoSuch"),
+        (["em", "--json"], "give it with --dry-run"),
         (["em", "--no_such_flag=1"], "no_such_flag"),
     ],
 )

@@ -125,6 +125,15 @@ def test_before_its_first_run_a_job_shows_its_input_and_its_chunks(job, capsys):
     assert list(layers_of(state_of(job(), capsys=capsys))) == ["input", "chunks"]
 
 
+def test_masks_are_layers_of_their_own(job, tmp_path, capsys):
+    write_volume(tmp_path / "mask", np.ones((20, 30, 40), np.uint64), voxel_size_nm=(20, 20, 40))
+    inverse = f"--set=input.mask={{path: {tmp_path}/mask, inverse: true}}"
+    layers = layers_of(state_of(job(), f"--set=mask.path={tmp_path}/mask", inverse, capsys=capsys))
+    assert list(layers) == ["input", "input.mask", "mask", "chunks"]
+    assert "value == uvec2(0u)" in layers["input.mask"]["shader"]
+    assert "value != uvec2(0u)" in layers["mask"]["shader"]
+
+
 def test_a_run_says_how_to_look_at_it(job, capsys):
     assert main(["run", job(), "--roi=3x-5x2:19x27x34"]) == 0
     line = next(line for line in capsys.readouterr().out.splitlines() if "to look at it: " in line)
@@ -172,6 +181,30 @@ def test_volumes_are_images_or_labels_and_have_names_of_their_own(tmp_path, caps
     assert 100 <= low < 200  # by what is there, not by what uint16 could hold
     assert 2900 < high <= 3000
     assert state["dimensions"]["z"] == [pytest.approx(4e-8), "m"]
+
+
+@pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
+def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, capsys):
+    write_volume(tmp_path / "em", np.zeros((20, 30, 40), np.uint8), format=format, voxel_size_nm=(40, 8, 4))
+    state = state_of(tmp_path / "em", capsys=capsys)
+    source = state["layers"][0]["source"]
+    assert source["url"] == f"{'zarr3' if format == 'ome_zarr' else 'zarr2'}://file://{tmp_path}/em"
+    # Neuroglancer has voxel 0's centre at 0, of channels, too; all that is to be done is to move that by half a voxel.
+    matrix = np.array(source["transform"]["matrix"])
+    np.testing.assert_allclose(matrix, np.hstack([np.eye(4), np.full((4, 1), 0.5)]), rtol=1e-12)
+
+    file = tmp_path / "em" / ("zarr.json" if format == "ome_zarr" else ".zattrs")
+    text = file.read_text()
+    for before, after in (('"nanometer"', '"nm"'), ('"version": "0.', '"version": "9.')):
+        file.write_text(text.replace(before, after))
+        assert file.read_text() != text
+        (layer,) = state_of(tmp_path / "em", capsys=capsys)["layers"]
+        assert layer["source"]["url"].endswith("/em/0")  # what Neuroglancer refuses is shown by its array
+    file.write_text(text)
+    moved = text.replace('"scale": [1.0, 40.0, 8.0, 4.0]', '"scale": [1.0, 0.04, 0.008, 0.004]')
+    file.write_text(moved.replace('"nanometer"', '"micrometer"'))
+    again = state_of(tmp_path / "em", capsys=capsys)["layers"][0]["source"]["transform"]
+    np.testing.assert_allclose(np.array(again["matrix"]), matrix, rtol=1e-12)
 
 
 def test_volumes_elsewhere_are_not_served_but_linked_to(tmp_path, capsys):

@@ -154,6 +154,34 @@ def test_blocks_as_cloud_volume_writes_them_are_read_right_through_the_server(tm
         assert np.array_equal(volume.read(volume.bounds)[0], array)
 
 
+def test_an_older_client_is_told_of_a_group_as_it_knows_it(ask, folder, tmp_path):
+    """Of OME-Zarr 0.5, whose last draft was the same at another place; all else is sent as it is."""
+    write_volume(tmp_path / "em", np.zeros((8, 8, 8), np.uint8), format="ome_zarr")
+    group, array = json.loads((tmp_path / "em" / "zarr.json").read_text()), (tmp_path / "em" / "0" / "zarr.json")
+    for name, text in (
+        ("group", json.dumps(group)),
+        ("array", array.read_text()),
+        ("damaged", "{"),
+        ("plain", json.dumps({"node_type": "group", "attributes": {"ome": []}})),
+    ):
+        (folder / name).mkdir()
+        (folder / name / "zarr.json").write_text(text)
+        response, body = ask(f"/TOKEN/data/0/{name}/zarr.json")
+        assert response.headers["Content-Type"] == "application/json"
+        assert int(response.headers["Content-Length"]) == len(body)
+        if name != "group":
+            assert body == text.encode()
+            continue
+        told = json.loads(body)
+        (image,) = told["attributes"].pop("multiscales")
+        assert told == group
+        assert image == {**group["attributes"]["ome"]["multiscales"][0], "version": "0.5-dev"}
+        assert ask(f"/TOKEN/data/0/{name}/zarr.json", If_None_Match=response.headers["ETag"])[0].status == 304
+        assert ask(f"/TOKEN/data/0/{name}/zarr.json", "HEAD")[1] == b""
+    assert ask("/TOKEN/data/0/nowhere/zarr.json")[0].status == 404
+    assert ask("/TOKEN/data/0/_beam_inference/zarr.json")[0].status == 404
+
+
 @pytest.mark.parametrize(("bind", "port"), [("127.0.0.1", None), ("no.such.host.invalid", 0), ("203.0.113.1", 0)])
 def test_an_address_that_cannot_be_had_is_told(ask, folder, bind, port):
     import socket

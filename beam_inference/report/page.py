@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import yaml
@@ -16,6 +16,7 @@ from markupsafe import Markup
 from beam_inference.bounding_box import Zyx
 from beam_inference.errors import BeamInferenceError, UserError
 from beam_inference.job_parts import open_input, output_spec
+from beam_inference.output_pyramid import PyramidStatus, pyramid_of, status_of
 from beam_inference.outputs import open_output
 from beam_inference.plan import AXES
 from beam_inference.report.canvas import WIDTH
@@ -36,8 +37,10 @@ from beam_inference.report.pictures import draw_histograms, draw_maps, draw_plan
 from beam_inference.report.seam_profile import SeamProfile, seam_profiles
 from beam_inference.report.slices import Plane, centre_of, histograms, missing_share, place_to_show, read_planes
 from beam_inference.resolved_job import ResolvedJob
+from beam_inference.standing import pyramid_told
 from beam_inference.state import ChannelStatistics, State
-from beam_inference.volumes import Volume
+
+Value = TypeVar("Value")
 
 CHANNELS_LISTED = 64
 LAUNCHES_LISTED = 12
@@ -54,6 +57,7 @@ class Report:
         place: that the planes go through. planes: of the volume. profiles: of its seams, by axis.
         statistics: of each channel, over the receipts that were read. stages: seconds, likewise. retries: likewise.
         speed: over time. worker_hours: so far. worker_price: of one of them, or None.
+        pyramid: how far the output's is; None if the job has none to make.
         absent: what could not be opened, and why.
     """
 
@@ -69,6 +73,7 @@ class Report:
     speed: Timeline | None
     worker_hours: float
     worker_price: float | None
+    pyramid: PyramidStatus | None
     absent: list[str]
 
 
@@ -84,6 +89,8 @@ def make_report(
     grid, state = job.plan.chunks, state.of(job)
     source = _opened(lambda: open_input(job.config), "input", absent)
     output = _opened(lambda: open_output(output_spec(job)), "output", absent)
+    pyramid = None if output is None else _opened(lambda: pyramid_of(job.config), "pyramid", absent, may_lack=True)
+    levels = None if pyramid is None else _opened(lambda: status_of(pyramid), "pyramid", absent)
     finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
     if facts.sums:
         finished = {"patches computed": (facts.sums, facts.summed)} | finished
@@ -101,22 +108,25 @@ def make_report(
         speed=timeline(finished, grid),
         worker_hours=worker_hours([*facts.receipts, *facts.sums], facts.done + facts.summed),
         worker_price=worker_price,
+        pyramid=levels,
         absent=absent,
     )
 
 
-def _opened(opening: Any, name: str, absent: list[str]) -> Volume | None:
+def _opened(
+    opening: Callable[[], Value | None], name: str, absent: list[str], *, may_lack: bool = False
+) -> Value | None:
     try:
-        volume: Volume | None = opening()
+        found = opening()
     except UserError as error:
         absent.append(f"The {name} cannot be opened: {error}")
         return None
     except BeamInferenceError as error:
         absent.append(f"The {name} cannot be read: {error}")
         return None
-    if volume is None:
+    if found is None and not may_lack:
         absent.append(f"The {name} is gone.")
-    return volume
+    return found
 
 
 def render(report: Report) -> str:
@@ -146,6 +156,7 @@ def _values(report: Report) -> dict[str, Any]:
         "input_path": job.config.input.path or job.config.input.spec,
         "job_file": yaml.safe_dump(job.config.model_dump(mode="json", exclude_defaults=True), sort_keys=False),
         "verdict": _verdict(report),
+        "pyramid": report.pyramid and pyramid_told(report.pyramid, waits=facts.done < facts.chunks),
         "percent": _percents(facts),
         "voxels_done": job.plan.chunks.roi.size * facts.done / facts.chunks,
         "duration": _duration(report.speed),

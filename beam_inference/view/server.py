@@ -20,6 +20,7 @@ from tornado.httpserver import HTTPServer
 
 from beam_inference.errors import ConfigError
 from beam_inference.survey import STATE_FOLDER
+from beam_inference.view.multiscale import told_to_older_clients
 
 StateAt = Callable[[str], dict[str, Any]]
 """What Neuroglancer is to show, as JSON values, where folder NAME is served at ``BASE/NAME``, by that base."""
@@ -156,6 +157,16 @@ class _Volume(tornado.web.StaticFileHandler):
 
     def options(self, *_: str) -> None:
         self.set_status(204)
+
+    async def get(self, path: str, include_body: bool = True) -> None:
+        """Also of a group of arrays what older clients understand."""
+        if Path(path).name == "zarr.json":
+            self.path = self.parse_url_path(path)
+            self.absolute_path = self.validate_absolute_path(self.root, self.get_absolute_path(self.root, self.path))
+            self.set_header("Content-Type", "application/json")
+            self.finish(told_to_older_clients(Path(self.absolute_path).read_bytes()))
+        else:
+            await super().get(path, include_body)
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
         """The file to send; 404 for whatever is not a regular file of the volume."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
+from typing import Any
+
+import numpy as np
 
 Range = tuple[float, float]
 
@@ -52,6 +55,22 @@ float total = 0.0;
 void add(vec3 color, float p) {{ mixed += p * color; total += p; }}
 void main() {{
 {adding}  emitRGBA(vec4(mixed / max(total, 1e-6), min(total, 1.0)));
+}}
+"""
+
+
+def kept(color: str, dtype: np.dtype[Any], *, inverse: bool) -> str:
+    """A mask, to lie over an image: a colour where it is not zero; where it is zero, if ``inverse``."""
+    value, zero = "toRaw(getDataValue())", "0u" if dtype.kind == "u" else "0"
+    if dtype.kind == "f":
+        value, zero = "getDataValue()", "0.0"
+    elif dtype == np.uint64:
+        value, zero = "getDataValue().value", "uvec2(0u)"
+    return f"""\
+#uicontrol vec3 color color(default="{color}")
+void main() {{
+  if ({value} {"==" if inverse else "!="} {zero}) emitRGB(color);
+  else emitTransparent();
 }}
 """
 

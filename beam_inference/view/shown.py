@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, count, islice
@@ -27,8 +28,11 @@ from beam_inference.stores import LOCAL, local_folder, storage_of_environment
 from beam_inference.survey import default_state_url, survey
 from beam_inference.view import shaders
 from beam_inference.view.boxes import chunk_boxes, patch_boxes
+from beam_inference.view.multiscale import Scales, scales_at
 from beam_inference.view.state import Axis, Boxes, VolumeLayer, VoxelSizeNm, view_state
 from beam_inference.volumes import Volume, open_unread
+
+logger = logging.getLogger(__name__)
 
 _FORMATS = {"neuroglancer_precomputed": "precomputed", "zarr": "zarr2", "zarr3": "zarr3", "n5": "n5"}
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
@@ -58,9 +62,10 @@ class Shown:
     channel: int = 0
 
     def __post_init__(self) -> None:
-        if self.volume.dtype.name not in _DTYPES:
+        stored = self.volume.store.spec().to_json().get("base", {}).get("dtype", self.volume.dtype.name)
+        if stored not in _DTYPES:  # what is read as another dtype, too
             raise VolumeError(
-                f"{self.volume.url} holds {self.volume.dtype.name}, which Neuroglancer does not show; it shows "
+                f"{self.volume.url} holds {stored}, which Neuroglancer does not show; it shows "
                 f"{', '.join(_DTYPES)}. Convert it."
             )
         if self._driver not in _FORMATS:
@@ -74,13 +79,22 @@ class Shown:
         return str(self.volume.store.spec().to_json()["driver"])
 
     @cached_property
-    def url(self) -> str:
-        """Where it lies, as a viewer may read it: without a slash at the end."""
+    def _array_url(self) -> str:
         kvstore = self.volume.store.kvstore
         spec, endpoint = kvstore.spec().to_json(), self.storage.s3.endpoint
         if spec["driver"] == "s3" and endpoint is not None:
             return f"{endpoint.rstrip('/')}/{spec['bucket']}/{spec.get('path', '')}".rstrip("/")
         return str(kvstore.url).rstrip("/")
+
+    @cached_property
+    def _scales(self) -> Scales | None:
+        """Of the OME-Zarr group that it is an array of, if a viewer reads that."""
+        return scales_at(self.volume.url, self._array_url, self.storage)
+
+    @cached_property
+    def url(self) -> str:
+        """Where it lies, with all its scales, as a viewer may read it: without a slash at the end."""
+        return self._array_url.removesuffix(f"/{self._scales.path}") if self._scales else self._array_url
 
     @property
     def folder(self) -> Path | None:
@@ -89,7 +103,7 @@ class Shown:
 
     @cached_property
     def _axes(self) -> tuple[Axis, ...]:
-        """Its own axes, in their own order."""
+        """Its own axes, in their own order, as a viewer would place them."""
         methods, axes = ts.OutputIndexMethod, []
         for each in self.volume.store.spec().transform.output:
             if each.method == methods.constant:
@@ -115,12 +129,24 @@ class Shown:
         units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get("dimension_units")
         return 1.0 if units is None else None
 
+    @property
+    def _taken(self) -> Iterable[tuple[float | None, float]]:
+        """What Neuroglancer takes a voxel for along each axis, None where that is right; and how far it lies off."""
+        if self._scales is not None:
+            return zip(self._scales.voxels, self._scales.shifts, strict=True)
+        return [(self._assumed_m, 0.0)] * len(self._axes)
+
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
         """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
         source, size = f"{_FORMATS[self._driver]}://{address}", self.volume.voxel_size_nm or voxel_size_nm
         if self._driver == "neuroglancer_precomputed":  # says itself where it lies, and its voxel size at every scale
-            return VolumeLayer(self.name, source, (), size, None, self.shader, self.opacity)
-        return VolumeLayer(self.name, source, self._axes, size, self._assumed_m, self.shader, self.opacity)
+            return VolumeLayer(self.name, source, (), size, self.shader, self.opacity)
+        metres = {name: nm * 1e-9 for name, nm in zip("zyx", size, strict=True)}
+        axes = [
+            axis if taken is None else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
+            for axis, (taken, shift) in zip(self._axes, self._taken, strict=True)
+        ]
+        return VolumeLayer(self.name, source, axes, size, self.shader, self.opacity)
 
 
 @dataclass(frozen=True)
@@ -205,8 +231,23 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     if output is not None:
         shader = None if config.gives_labels else output_shader(output, config.model, roi)
         shown.append(Shown("output", output, config.storage, shader, 0.5))
+    shown += _shown_masks(config)
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, job, before is not None, patches, roi, job.voxel_size_nm)
+
+
+def _shown_masks(config: JobConfig) -> list[Shown]:
+    """What the masks of a job keep; without those that a viewer cannot show, which are told."""
+    shown = []
+    for name, mask, color in (("input.mask", config.input.mask, "#009e73"), ("mask", config.mask, "#cc79a7")):
+        if mask is not None:
+            volume = open_unread(mask.path, scale=mask.scale, storage=config.storage, booleans=True)
+            shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
+            try:
+                shown.append(Shown(name, volume, config.storage, shader, 0.3))
+            except VolumeError as error:
+                logger.warning("%s is not shown: %s", name, error)
+    return shown
 
 
 def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:

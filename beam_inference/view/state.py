@@ -31,10 +31,19 @@ void main() {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a volume: ``c``, ``z``, ``y`` or ``x``; or, with no name, another one, shown at a position."""
+    """One axis of a volume: ``c``, ``z``, ``y`` or ``x``; or, with no name, another one, shown at a position.
+
+    Attributes:
+        name: of it.
+        position: on it.
+        stretch: how many times as long as Neuroglancer takes it for a voxel is along it.
+        shift: how far beyond where Neuroglancer puts it a voxel lies along it, in voxels.
+    """
 
     name: str
     position: int = 0
+    stretch: float = 1.0
+    shift: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +55,6 @@ class VolumeLayer:
         source: Neuroglancer's name of the volume: a format and a URL, as ``precomputed://gs://bucket/em``.
         axes: the volume's own axes in their own order; none if Neuroglancer knows them itself.
         voxel_size_nm: ZYX.
-        assumed_m: what Neuroglancer takes a voxel's sides for, in metres, where the volume does not say; else None.
         shader: None for labels, which have a colour each.
         opacity: over the layers before it, 0 to 1.
     """
@@ -55,7 +63,6 @@ class VolumeLayer:
     source: str
     axes: Sequence[Axis]
     voxel_size_nm: VoxelSizeNm
-    assumed_m: float | None
     shader: str | None
     opacity: float
 
@@ -136,11 +143,14 @@ def _transform(volume: VolumeLayer) -> dict[str, Any]:
             dimensions[axis.name] = space[axis.name]
         else:  # ^ marks channels, which shaders select from, and ' a dimension of this layer alone
             dimensions["c^" if axis.name == "c" else f"d{number}'"] = [1, ""]
-    if volume.assumed_m is None:
+    if all((axis.stretch, axis.shift) == (1.0, 0.0) for axis in volume.axes):
         return {"outputDimensions": dimensions}
-    rows = list(enumerate(size / volume.assumed_m for size, _ in dimensions.values()))
-    matrix = [[factor if row == column else 0 for column in range(len(rows) + 1)] for row, factor in rows]
-    return {"outputDimensions": dimensions, "matrix": matrix}
+    count = len(volume.axes)
+    rows = [
+        [axis.stretch if row == column else 0 for column in range(count)] + [axis.shift]
+        for row, axis in enumerate(volume.axes)
+    ]
+    return {"outputDimensions": dimensions, "matrix": rows}
 
 
 def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:

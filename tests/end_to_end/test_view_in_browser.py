@@ -1,21 +1,27 @@
 """What Neuroglancer shows is what is stored, voxel by voxel; skipped where there is no Chromium."""
 
 import gzip
+import json
 
 import numpy as np
 import pytest
 import tensorstore as ts
 from browser import chromium, microscope, served
-from helpers import TOYS, read_volume, write_volume
+from helpers import TOYS, job_values, read_volume, write_job, write_volume
 from neuroglancer.segment_colors import hex_string_from_segment_id
 
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.files import load_job
 from beam_inference.outputs import create_output
+from beam_inference.pyramid import plan_pyramid
 from beam_inference.resolved_job import Box
+from beam_inference.scales import multiscale_volume
 from beam_inference.state import QuarantineRecord, State
+from beam_inference.stores import LOCAL
 from beam_inference.survey import default_state_url, survey
 from beam_inference.view.shaders import CLASS_COLORS
 from beam_inference.view.shown import view_of
+from beam_inference.volumes import open_volume
 
 SHAPE = (20, 40, 50)
 SIZE_NM = (40.0, 8.0, 4.0)
@@ -157,6 +163,68 @@ def test_blocks_as_cloud_volume_writes_them_are_shown(page, tmp_path):
         assert (page.complaints(), page.layer_errors()) == ([], [])
 
 
+def with_levels(folder, format, start=(0, 0, 0)):
+    """A volume of three scales whose sizes are no multiples, with blocks smaller than any of them; its URL."""
+    url = write_volume(
+        folder, random(shape=(20, 141, 150)), start, block_shape=(16,) * 3, voxel_size_nm=(40, 4, 4), format=format
+    )
+    pyramid = plan_pyramid(multiscale_volume(url, LOCAL), "mean", (1, 2, 2), 2)
+    for stage in pyramid.stages:
+        do = stage.opened()
+        for index in range(stage.count):
+            do(index)
+    pyramid.volume.list_levels(pyramid.levels)
+    return url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["precomputed", "ome_zarr", "ome_zarr_0.4"])
+def test_zoomed_out_the_pixel_in_the_middle_is_the_coarse_voxel(page, tmp_path, format):
+    url = with_levels(tmp_path / "em", format, (3, -5, 2) if format == "precomputed" else (0, 0, 0))
+    view = view_of(None, [url], patches=False)
+    for scale, zoom in ((0, 0.02), (1, 2), (2, 4)):
+        volume = open_volume(url, scale=scale)
+        array, start = volume.read(volume.bounds)[0], volume.bounds.start
+        some = [(0, 1, 1), (7, 4, 5), (19, 30, 31)]
+        # Positions are voxels of the finest scale, of whose middle centre() makes a point.
+        places = [[s + i for s, i in zip(start, p, strict=True)] for p in some]
+        middles = [[i * f + (f - 1) / 2 for i, f in zip(p, (1, 2**scale, 2**scale), strict=True)] for p in places]
+        with served(view.folders, lambda base, zoom=zoom: microscope(view.state(base, 100), zoom)) as viewer:
+            page.open(viewer)
+            assert [page.center(middle) for middle in middles] == [(array[p],) * 3 for p in some]
+            assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("translated", [True, False])
+@pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
+def test_of_a_group_the_scale_that_a_job_reads_lies_where_the_job_says(page, tmp_path, format, translated):
+    """Whatever translations its group has: other programs write none."""
+    url = with_levels(tmp_path / "em", format)
+    if not translated:
+        file = tmp_path / "em" / ("zarr.json" if format == "ome_zarr" else ".zattrs")
+        group = json.loads(file.read_text())
+        (image,) = group.get("attributes", {}).get("ome", group)["multiscales"]
+        for each in image["datasets"]:
+            del each["coordinateTransformations"][1:]
+        file.write_text(json.dumps(group))
+    values = job_values(url, tmp_path / "out", input={"scale": 1})
+    view = view_of(load_job(str(write_job(tmp_path / "job.yaml", values))), [], patches=False)
+    volume = open_volume(url, scale=1)
+    array = volume.read(volume.bounds)[0]
+    some = [(0, 0, 0), (7, 33, 20), (19, 70, 74)]
+    coarse_only = {"crossSectionRenderScale": 60}  # pixels of a voxel, at least: at this zoom one of scale 1 has 50
+
+    def state(base):
+        found = microscope(view.state(base, 100))
+        return {**found, "layers": [{**layer, **coarse_only} for layer in found["layers"]]}
+
+    with served(view.folders, state) as viewer:
+        page.open(viewer)
+        assert [page.center(p) for p in some] == [(array[p],) * 3 for p in some]
+        assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
 def over(below, color, alpha):
     """A colour, 0 to 1, drawn over a grey one, as bytes."""
     return tuple(255 * (alpha * part + (1 - alpha) * below) for part in color)
@@ -203,6 +271,44 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
         assert red > green + 30
         assert green == blue
         assert (page.complaints(), page.layer_errors()) == ([], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("format", "dtypes"),
+    [("precomputed", ("uint64", "uint8")), ("zarr2", ("int16", "float32")), ("ome_zarr", ("int8", "uint32"))],
+)
+def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
+    """Of other voxel sizes, dtypes and offsets than the input, one of them inverse; each tints what it keeps."""
+    write_volume(tmp_path / "in", random(shape=(24, 40, 40)), (4, 8, 8))
+    start = (1, 2, 3) if format == "precomputed" else (0, 0, 0)
+    kept = (np.random.default_rng(2).integers(0, 3, (9, 12, 20)) > 1).astype(dtypes[0])
+    kept[kept > 0] = np.uint64(2**40) if dtypes[0] == "uint64" else -1
+    write_volume(tmp_path / "kept", kept, start, voxel_size_nm=(30, 40, 20), format=format)
+    left_out = np.random.default_rng(3).integers(0, 2, (48, 24, 48)).astype(dtypes[1])
+    write_volume(tmp_path / "left_out", left_out, voxel_size_nm=(10, 20, 10), format=format)
+    values = job_values(tmp_path / "in", tmp_path / "out", input={"mask": {"path": "left_out", "inverse": True}})
+    path = write_job(tmp_path / "job.yaml", values | {"mask": {"path": "kept"}})
+    config = load_job(str(path))
+    view = view_of(config, [], patches=False)
+    found, kinds = survey(config), {"#cc79a7": (204, 121, 167), "#009e73": (0, 158, 115)}
+    masks = dict(zip(("input.mask", "mask"), found.masks, strict=True))
+
+    def state(name):
+        def of(base):
+            layers = microscope(view.state(base, 100))
+            return {**layers, "layers": [layer for layer in layers["layers"] if layer["name"] == name]}
+
+        return of
+
+    points = [(4, 8, 8), (11, 14, 13), (12, 12, 19), (13, 27, 20), (18, 23, 30), (26, 45, 41), (27, 47, 47)]
+    for name, color in (("input.mask", "#009e73"), ("mask", "#cc79a7")):
+        keeps = [masks[name].keeps_any(BoundingBox(p, tuple(n + 1 for n in p))) for p in points]
+        assert len(set(keeps)) == 2
+        with served(view.folders, state(name)) as viewer:
+            page.open(viewer)
+            assert [page.center(p) for p in points] == [kinds[color] if keep else (0, 0, 0) for keep in keeps]
+            assert (page.complaints(), page.layer_errors()) == ([], [])
 
 
 @pytest.mark.slow

@@ -1,0 +1,103 @@
+"""OME-Zarr groups as Neuroglancer reads them: all scales of an image, where one of its arrays lies as jobs say.
+
+Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. For a job, and for its masks,
+the corner of voxel 0 of the array that is read lies at 0, whatever its group says; other scales lie relative to that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from beam_inference.detection import json_object, volume_at
+from beam_inference.storage import Storage
+from beam_inference.stores import open_kvstore
+
+_METRES = {
+    **{"meter": 1.0, "millimeter": 1e-3, "micrometer": 1e-6, "nanometer": 1e-9, "angstrom": 1e-10, "picometer": 1e-12},
+    **{"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0},
+}
+"""What Neuroglancer makes of a unit, by its one name in OME-Zarr; a group with a unit of another name it refuses."""
+_VERSIONS = ("0.4", "0.5")
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """All scales of an image.
+
+    Attributes:
+        path: of the array that is meant, in the group.
+        voxels: what Neuroglancer takes its voxels' sides for, along each of its axes, in metres, or in the axis's unit.
+        shifts: how far it puts the corner of voxel 0 before 0 along each, in voxels.
+    """
+
+    path: str
+    voxels: Sequence[float]
+    shifts: Sequence[float]
+
+
+def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
+    """Of the group at a URL, one of whose arrays is meant; None where there is none that Neuroglancer reads.
+
+    Raises:
+        VolumeError: its metadata are damaged, or the store does not answer.
+    """
+    found = None if "|" in url or "://" not in url else volume_at(url, storage)
+    if found is None or not found.driver.startswith("ome_zarr"):
+        return None
+    store = open_kvstore(url, storage)
+    if found.driver == "ome_zarr":
+        group = json_object(store, "zarr.json", url)["attributes"].get("ome", {})
+    else:
+        group = json_object(store, ".zattrs", url)
+    image = (group.get("multiscales") or [{}])[0]
+    version = group.get("version") if found.driver == "ome_zarr" else image.get("version")
+    if version not in _VERSIONS:
+        return None
+    try:
+        return _scales(image, array_url)
+    except (KeyError, TypeError, ValueError):  # what a specification does not have
+        return None
+
+
+def _scales(image: dict[str, Any], array_url: str) -> Scales | None:
+    """As Neuroglancer computes it; KeyError and the like where it would complain."""
+    units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
+    whole = image.get("coordinateTransformations", [])
+    placed = {each["path"]: _placed([*each["coordinateTransformations"], *whole]) for each in image["datasets"]}
+    path = next((path for path in placed if array_url.endswith(f"/{path}")), None)
+    if path is None:
+        return None
+    scale, translation = (np.broadcast_to(values, units.shape) for values in placed[path])
+    return Scales(path, (scale * units).tolist(), (0.5 - translation / scale).tolist())
+
+
+def _placed(transformations: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+    """Scale and translation along each axis, of one transformation after the other."""
+    scale: Any = np.float64(1)
+    translation: Any = np.float64(0)
+    for each in transformations:
+        if each["type"] == "scale":
+            factors = np.array(each["scale"], float)
+            scale, translation = scale * factors, translation * factors
+        elif each["type"] == "translation":
+            translation = translation + np.array(each["translation"], float)
+        elif each["type"] != "identity":
+            raise KeyError(each["type"])
+    return scale, translation
+
+
+def told_to_older_clients(text: bytes) -> bytes:
+    """A zarr.json, in which Neuroglancer before 2.41 finds OME-Zarr 0.5 as well: as its last draft."""
+    try:
+        group = json.loads(text)
+        image = group["attributes"]["ome"]
+        drafted = [{**each, "version": "0.5-dev"} for each in image["multiscales"] if image["version"] == "0.5"]
+    except (ValueError, KeyError, TypeError):  # an array's, or damaged
+        return text
+    group["attributes"].setdefault("multiscales", drafted)
+    return json.dumps(group).encode()
