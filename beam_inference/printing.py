@@ -133,7 +133,8 @@ def _seams_table(survey: Survey) -> Table:
     table = Table(title="seam modes", title_justify="left")
     for column in ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"):
         table.add_column(column, justify="left" if column in ("seams", "at chunk borders") else "right")
-    modes = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
+    borders = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
+    modes = [(mode, border) for mode, border in borders if mode.seams in survey.job.config.seam_modes]
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
         calls, redundancy = f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}"
@@ -187,11 +188,16 @@ def print_suggestions(
             f"{blocks + plan.chunks.count + plan.owners + plan.seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
+    network = f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as measured here"
+    if not found.job.working_set_bytes:
+        network = (
+            "without what the network itself allocates for a batch; --calibrate measures it, where that can be done"
+        )
     console = Console(width=max(150, Console().width), highlight=False)
     console.print(table)
     console.print(
         f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its patches at worst, over an "
-        "even share. Seam files are written and read once, and removed."
+        f"even share. Seam files are written and read once, and removed. Memory is counted {network}."
     )
 
 

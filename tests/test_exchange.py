@@ -19,6 +19,7 @@ from beam_inference.errors import WorkerFault
 from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
+from beam_inference.runs import missing_runs
 from beam_inference.state import State
 from beam_inference.status import job_status
 from beam_inference.verification import verify
@@ -337,6 +338,30 @@ def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, vol
     list(SeamExchange(Worker(launch)).add_up(range(18)))
     next((tmp_path / "out").rglob("sums/*/*/000000000007.json")).write_text("{")
     run(launch_of(volume_in, tmp_path / "out"))
+    check_complete(tmp_path / "out")
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
+
+
+def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_path):
+    """Chunks that own no patch never have sums, nor those that were done without their neighbours."""
+    launch = launch_of(volume_in, tmp_path / "out")
+    plan, state, worker = launch.resolved().plan, launch.state(), Worker(launch)
+
+    def listed():
+        ranges = [missing_runs((start, start + 6), state, 4, plan.receivers) for start in (0, 6, 12)]
+        return [chunk for runs in ranges for run in runs for chunk in run]
+
+    assert listed() == list(range(18))
+    assert plan.owners < 18
+    list(worker.do([chunk for chunk in range(18) if chunk != 9]))
+    needed = sorted({9, *plan.contributors(9)})
+    assert listed() == needed
+    assert len(needed) > 4
+    exchange = SeamExchange(worker)
+    assert [record.chunk for record in exchange.add_up(needed)] == needed
+    assert listed() == [9]
+    list(exchange.merge([9]))
+    assert not listed()
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 

@@ -131,6 +131,35 @@ def test_what_does_not_fit_is_said(job, capsys):
     assert main(["plan", job(), "--write"]) == 2
 
 
+def test_what_the_network_allocates_is_counted_once_it_is_measured(job, capsys):
+    keys = {"patch_shape": [16, 64, 48], "patch_overlap": [4, 16, 16], "batch_size": 4}
+    path = job(model=toy("batch_norm", output_channels=2), inference=keys)
+    asked = ["plan", path, "--suggest", "--worker-memory", "0.09"]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "none fits" not in said
+    assert "without what the network itself allocates" in said
+    assert main([*asked, "--calibrate", "--allow_pickle"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("none fits") == 3
+    assert "that the network allocates for a batch, as measured here" in said
+    assert main([*asked, "--calibrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == dict.fromkeys(("exchange", "recompute", "crop"))
+    assert main([*asked, "--calibrate", "--worker-price", "1"]) == 2
+
+
+def test_operators_that_look_beyond_a_chunk_leave_no_exchange(volume_in, tmp_path, capsys):
+    values = job_values(volume_in, tmp_path / "out") | {"postprocess": [{"operator": "smooth", "sigma": [0, 1, 1]}]}
+    path = str(write_job(tmp_path / "job.yaml", values))
+    for words in (["plan", path, "--suggest", "--json"], ["plan", path, "--suggest"], ["plan", path]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "exchange" not in said
+        assert "recompute" in said
+        assert "crop" in said
+    assert main(["plan", path, "--set", "inference.seams=exchange"]) == 2
+
+
 @pytest.mark.parametrize(
     "text",
     [
