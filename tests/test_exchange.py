@@ -316,7 +316,10 @@ def test_plan_and_status_speak_of_both_stages(volume_in, tmp_path, capsys):
     launch = launch_of(volume_in, tmp_path / "out")
     list(SeamExchange(Worker(launch)).add_up(range(10)))
     assert main(["status", job]) in (0, 1)
-    assert "8 have their patches computed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 of 18 chunks done" in said
+    assert "first stage: the patches of 8 of 12 chunks are computed" in said
+    assert "left of the first stage at this rate" in said
 
 
 def test_an_output_that_was_emptied_between_the_stages_is_refused(volume_in, tmp_path, capsys):
@@ -369,13 +372,20 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
     exchange, job = SeamExchange(Worker(launch)), launch.resolved()
-    list(exchange.add_up(range(18)))
+    list(exchange.add_up(range(9)))
+    status = job_status(job, State(launch.state_url), datetime.now(UTC))
+    assert (status.done, status.in_first_stage) == (0, True)
+    assert status.left == job.plan.owners - status.summed > 0
+    assert status.voxels_per_chunk * job.plan.owners == job.plan.chunks.roi.size
+    list(exchange.add_up(range(9, 18)))
+    status = job_status(job, State(launch.state_url), datetime.now(UTC))
+    assert (status.in_first_stage, status.left, status.rate) == (False, 18, None)
     state = launch.state()
     for receipt in state.read_sums(range(18)):
         early = receipt.finished_at - timedelta(minutes=10)
         state.write_sums(receipt.model_copy(update={"finished_at": early}))
     done = [record.chunk for record in exchange.merge(range(6))]
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
-    assert (status.done, status.summed) == (len(done), job.plan.owners)
+    assert (status.done, status.summed, status.in_first_stage) == (len(done), job.plan.owners, False)
     assert status.rate is not None
     assert status.left == 18 - len(done)
