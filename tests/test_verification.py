@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.job_parts import output_spec
 from beam_inference.launch import prepare
@@ -14,10 +15,17 @@ from beam_inference.verification import verify
 from beam_inference.worker import Worker
 
 
-@pytest.fixture
-def done(volume_in, tmp_path):
-    worker = Worker(prepare(parse_job(job_values(volume_in, tmp_path / "out"), tmp_path)))
-    list(worker.do(range(worker.job.plan.chunks.count)))
+@pytest.fixture(params=["recompute", "exchange"])
+def done(request, volume_in, tmp_path):
+    values = job_values(volume_in, tmp_path / "out", inference={"seams": request.param})
+    worker = Worker(prepare(parse_job(values, tmp_path)))
+    chunks = range(worker.job.plan.chunks.count)
+    if request.param == "exchange":
+        exchange = SeamExchange(worker)
+        list(exchange.add_up(chunks))
+        list(exchange.merge(chunks))
+    else:
+        list(worker.do(chunks))
     return worker
 
 
