@@ -15,7 +15,10 @@ from beam_inference.verification import verify
 from beam_inference.worker import Worker
 
 
-@pytest.fixture(params=["recompute", "exchange"])
+in_both_seam_modes = pytest.mark.parametrize("done", ["recompute", "exchange"], indirect=True)
+
+
+@pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
 def done(request, volume_in, tmp_path):
     values = job_values(volume_in, tmp_path / "out", inference={"seams": request.param})
     worker = Worker(prepare(parse_job(values, tmp_path)))
@@ -52,6 +55,7 @@ def test_a_missing_receipt_is_named(done, tmp_path):
     assert (report.missing_count, report.missing) == (1, [3])
 
 
+@in_both_seam_modes
 def test_a_changed_voxel_is_found_only_by_looking_deep(done):
     output = open_output(output_spec(done.job))
     box = done.job.plan.chunks.core_box(2)
@@ -66,6 +70,7 @@ def test_a_changed_voxel_is_found_only_by_looking_deep(done):
     assert "CRC" in report.wrong[0]
 
 
+@in_both_seam_modes
 def test_a_truncated_or_missing_block_is_found(done, tmp_path):
     blocks = sorted((tmp_path / "out").rglob("*-*_*"))
     blocks[0].write_bytes(b"")
