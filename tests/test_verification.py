@@ -14,7 +14,6 @@ from beam_inference.state import crc32
 from beam_inference.verification import verify
 from beam_inference.worker import Worker
 
-
 in_both_seam_modes = pytest.mark.parametrize("done", ["recompute", "exchange"], indirect=True)
 
 
