@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from beam_inference.errors import COMPLETE
+from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.outputs import create_output
+from beam_inference.pyramid import make_pyramid, plan_pyramid
+from beam_inference.scales import multiscale_volume
 from beam_inference.segmentation.job import memory_gib
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.table import count_of
@@ -27,12 +29,19 @@ def make_labels(
     again: str,
     *,
     overwrite: bool,
+    pyramid: bool,
 ) -> int:
     """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
 
     ``kind`` is what the job is called, ``flags`` are Beam's, ``again`` is the command that goes on. The scratch folder
-    is in the output's state folder, but not among the records of what is done, which are listed.
+    is in the output's state folder, but not among the records of what is done, which are listed. ``pyramid`` is whether
+    coarser levels are made of it as well.
+
+    Raises:
+        UserError: it cannot be done as asked.
     """
+    if pyramid and work.output.format not in ("precomputed", "ome_zarr"):
+        raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
     job = task_job(kind, description, work.output.url, work.storage, ())
     scratch = f"{job.state_url}/{kind}_scratch"
     work = replace(work, scratch_url=f"{scratch}/{job.fingerprint[:16]}")
@@ -48,4 +57,11 @@ def make_labels(
     done = outcome.exit_code == COMPLETE
     made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""
     print_task_outcome(outcome, made, again)
+    return _coarser(work, flags, again, overwrite=overwrite) if done and pyramid else outcome.exit_code
+
+
+def _coarser(work: Labelling, flags: Sequence[str], again: str, *, overwrite: bool) -> int:
+    planned = plan_pyramid(multiscale_volume(work.output.url, work.storage), "mode")
+    outcome = make_pyramid(planned, flags, overwrite=overwrite)
+    print_task_outcome(outcome, f"{len(planned.levels)} coarser levels", again)
     return outcome.exit_code

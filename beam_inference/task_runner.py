@@ -141,7 +141,9 @@ def _record(found: Any) -> dict[str, Any]:
 
 
 def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> TaskOutcome:
-    """Do what is missing of a job that has begun; ``flags`` are Beam's, ``voxels_per_chunk`` is for the progress.
+    """Do what is missing of a job that has begun, if anything is.
+
+    ``flags`` are Beam's, ``voxels_per_chunk`` is for the progress.
 
     From the main thread, SIGINT and SIGTERM stop it after the chunks under way.
     """
@@ -151,14 +153,16 @@ def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> Ta
     ranges = max(len(index_ranges(task.count, workers)) for task in job.tasks)
     done = counting(job)
     start = time.monotonic()
-    interrupted, error = execute(
-        options,
-        lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
-        ranges,
-        Progress(Phase("chunks", total, voxels_per_chunk, done)),
-        lambda: job.state().request_stop(job.launch),
-    )
-    finished = done()
+    finished, interrupted, error = done(), False, None
+    if finished < total:
+        interrupted, error = execute(
+            options,
+            lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
+            ranges,
+            Progress(Phase("chunks", total, voxels_per_chunk, done)),
+            lambda: job.state().request_stop(job.launch),
+        )
+        finished = done()
     code = COMPLETE if finished == total else INTERRUPTED if interrupted else FAILED
     return TaskOutcome(
         exit_code=code,

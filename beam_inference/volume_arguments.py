@@ -170,6 +170,7 @@ def _add_labels(parser: argparse.ArgumentParser, what: str, side: int) -> None:
         metavar="ZxYxX",
         help="of OUT: many blocks in a file (default: none)",
     )
+    parser.add_argument("--pyramid", action="store_true", help="then make coarser levels of OUT, by mode")
     parser.add_argument("--overwrite", action="store_true", help="forget what was done for OUT; make everything anew")
     add_logging(parser)
 

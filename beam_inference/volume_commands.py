@@ -91,6 +91,7 @@ def components(known: argparse.Namespace) -> int:
         known.beam_flags,
         _again(known),
         overwrite=known.overwrite,
+        pyramid=known.pyramid,
     )
 
 
@@ -117,6 +118,7 @@ def segment(known: argparse.Namespace) -> int:
         known.beam_flags,
         _again(known),
         overwrite=known.overwrite,
+        pyramid=known.pyramid,
     )
 
 

@@ -51,11 +51,23 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def fib25(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The FIB-25 volume, 250³ uint8 voxels of 10 nm, as precomputed with blocks of 64³."""
+def fib25_image(shared_data: Path) -> np.ndarray:
+    """FIB-25, 250³ uint8 voxels of 10 nm."""
+    return np.load(shared_data / "fib25_medulla_train2_image.npy")
+
+
+@pytest.fixture(scope="session")
+def fib25_labels(shared_data: Path) -> np.ndarray:
+    """Its bodies, uint16; 0 is unlabelled."""
+    with np.load(shared_data / "fib25_medulla_train2_labels.npz") as file:
+        return file["labels"]
+
+
+@pytest.fixture(scope="session")
+def fib25(fib25_image: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The FIB-25 volume as precomputed with blocks of 64³."""
     folder = tmp_path_factory.mktemp("fib25") / "image"
-    array = np.load(shared_data / "fib25_medulla_train2_image.npy")
-    write_volume(folder, array, block_shape=(64, 64, 64))
+    write_volume(folder, fib25_image, block_shape=(64, 64, 64))
     return folder
 
 

@@ -144,3 +144,12 @@ def oracle(
         total[(slice(None), *where)] += predict(box).astype(np.float64) * window
         weights[where] += window
     return total / weights, weights
+
+
+def files_of(output: Path) -> dict[str, bytes]:
+    """What was made: voxels and table, without the state."""
+    return {
+        str(path.relative_to(output)): path.read_bytes()
+        for path in output.rglob("*")
+        if path.is_file() and "_beam_inference" not in path.parts and not path.name.endswith(".__lock")
+    }

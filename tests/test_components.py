@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from label_volumes import read_table, rows_by_brute_force, write
 
-from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
-from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.outputs import create_output
 from beam_inference.segmentation import table
 from beam_inference.segmentation.component_job import components_described, planned_components
 from beam_inference.segmentation.component_stages import component_stages
@@ -23,28 +23,6 @@ from beam_inference.stores import LOCAL, open_kvstore
 from beam_inference.volumes import open_volume
 
 _numbers = count()
-
-
-def write(array, start=(3, -5, 2), voxel_size_nm=(40.0, 8.0, 4.0), **spec):
-    """A volume in memory; its URL."""
-    array = array if array.ndim == 4 else array[None]
-    box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape[1:], strict=True)))
-    url = f"memory://in{next(_numbers)}"
-    create_output(
-        OutputSpec(
-            **{
-                "url": url,
-                "format": "precomputed",
-                "dtype": array.dtype.name,
-                "channels": len(array),
-                "bounds": box,
-                "block_shape": (8, 8, 8),
-                "voxel_size_nm": voxel_size_nm,
-            }
-            | spec
-        )
-    ).write(box, array)
-    return url
 
 
 def make(url, **asked):
@@ -58,21 +36,6 @@ def make(url, **asked):
             do(index)
     output = open_volume(target)
     return work, output.read(output.bounds)[0]
-
-
-def read_table(work, parts=1):
-    store = open_kvstore(work.table_url)
-    texts = [store.read(f"{part:06d}.csv").result().value.decode() for part in range(parts)]
-    assert store.read(f"{parts:06d}.csv").result().state == "missing"
-    return texts
-
-
-def rows_by_brute_force(labels, start, voxel_size_nm):
-    for label in np.unique(labels[labels > 0]):
-        places = np.argwhere(labels == label)
-        box = [*(places.min(0) + start), *(places.max(0) + 1 + start)]
-        centre = ((places + start + 0.5) * voxel_size_nm).mean(0)
-        yield [label, len(places), *box, *centre]
 
 
 def without_small(labels, min_size):

@@ -7,12 +7,14 @@ import pickle
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_components import read_table, rows_by_brute_force, write
+from label_volumes import read_table, rows_by_brute_force, write
 
+from beam_inference.errors import ConfigError
 from beam_inference.segmentation import table
-from beam_inference.segmentation.segment_job import planned_segmentation
+from beam_inference.segmentation.segment_job import planned_segmentation, segmentation_described
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.stores import LOCAL, open_kvstore
 from beam_inference.volumes import open_volume
@@ -141,3 +143,54 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     rows = [[float(cell) for cell in row] for row in list(csv.reader(io.StringIO(tables[0])))[1:]]
     brute = list(rows_by_brute_force(expected, (3, -5, 2), (40.0, 8.0, 4.0)))
     np.testing.assert_allclose(np.reshape(rows, (-1, 11)), np.reshape(brute, (-1, 11)), atol=6e-4)
+
+
+def test_channels_shards_formats_and_background():
+    random = np.random.default_rng(1)
+    affinities = random.integers(0, 256, (4, 11, 12, 13)).astype(np.uint8)
+    asked = {"threshold": 150, "low": 60, "high": 250, "chunk_shape": (8, 8, 8), "block_shape": (4, 4, 4)}
+    _, expected = make(write(affinities[[2, 3, 0]]), **asked)
+    url = write(affinities, start=(0, 0, 0))
+    _, output = make(url, channels=(2, 3, 0), **asked, format="zarr3", shard_shape=(8, 8, 8))
+    np.testing.assert_array_equal(output, expected)
+    assert make(url, **asked | {"low": 256, "high": 300})[1].max() == 0
+    assert make(url, **asked | {"low": 0, "high": 0, "threshold": 300})[1].max() == 1, "all of it is one fragment"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"channels": (0, 1, 3)}, "has the channels 0 … 2"),
+        ({"channels": (0, 1, 1)}, "three different ones"),
+        ({"threshold": float("nan")}, "--threshold nan is no number"),
+        ({"high": float("inf")}, "--high inf is no number"),
+        ({"low": 3}, "--low 3 is more than --high 2"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(asked, message):
+    with pytest.raises(ConfigError, match=message):
+        make(write(np.zeros((3, 4, 4, 4), np.uint8)), **{"threshold": 1, "low": 1, "high": 2} | asked)
+
+
+def test_integers_that_are_no_affinities_are_refused():
+    with pytest.raises(ConfigError, match="holds int16: affinities are uint8"):
+        make(write(np.zeros((3, 4, 4, 4), np.int16), format="zarr3", start=(0, 0, 0)), threshold=1, low=1, high=2)
+
+
+def test_the_description_holds_all_that_the_caller_decides():
+    url = write(np.zeros((4, 20, 9, 9), np.uint16))
+    basis = {"threshold": 3, "low": 1, "high": 5, "storage": LOCAL}
+    descriptions = [
+        segmentation_described(planned_segmentation(url, "memory://other", **basis | asked))
+        for asked in (
+            {},
+            {"threshold": 2},
+            {"low": 2},
+            {"high": 6},
+            {"channels": (1, 0, 2)},
+            {"to_next": True},
+            {"min_size": 2},
+            {"chunk_shape": (8, 16, 16)},
+        )
+    ]
+    assert len({str(each) for each in descriptions}) == len(descriptions)

@@ -18,7 +18,6 @@ rounded monotonically, which is all that is needed.
 from __future__ import annotations
 
 import heapq
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -92,56 +91,85 @@ def agglomerate(
         Of each region, the place of the region that it is now part of, which is the least of its parts; and which
         regions are waiting, meaningful for those that are no part of another.
     """
-    sums, counts = array("q", graph.sums.tobytes()), array("q", graph.counts.tobytes())
-    neighbours: list[dict[int, int]] = [{} for _ in range(len(graph.names))]  # and the edge that leads there
-    queue: list[tuple[float, int, int, int, int, int]] = []
-    parent = list(range(len(graph.names)))
-    name = list(parent)  # of the region in a slot: a join keeps the slot of the part that has more neighbours
-    waiting = (~known).tolist()
-
-    def entry(mean: float, edge: int, one: int, other: int) -> tuple[float, int, int, int, int, int]:
-        first, second = name[one], name[other]
-        return (-mean, -max(first, second), -min(first, second), edge, one, other)
-
-    for edge, (one, other) in enumerate(graph.pairs.tolist()):
-        neighbours[one][other] = neighbours[other][one] = edge
-        if (mean := sums[edge] / counts[edge]) >= threshold:
-            queue.append(entry(mean, edge, one, other))
+    regions = _Regions(graph, known)
+    queue = [regions.rank(edge) for edge in np.flatnonzero(graph.sums / graph.counts >= threshold).tolist()]
     heapq.heapify(queue)
     while queue:
-        best = heapq.heappop(queue)
-        _, _, _, edge, one, other = best
-        if neighbours[one].get(other) != edge or sums[edge] / counts[edge] != -best[0]:
-            continue  # it is no more, or has another mean, with which it was queued again
-        if (now := entry(-best[0], edge, one, other)) != best:
-            heapq.heappush(queue, now)  # by its names it comes later now
-            continue
-        if waiting[one] or waiting[other]:
-            waiting[one] = waiting[other] = True
-            continue
-        if len(neighbours[one]) < len(neighbours[other]):
+        rank = regions.rank(queue[0][-1])
+        if -rank[0] < threshold:
+            heapq.heappop(queue)
+        elif rank != queue[0]:  # it has sunk since it was queued
+            heapq.heapreplace(queue, rank)
+        else:
+            heapq.heappop(queue)
+            regions.join(rank[-1])
+    slots = np.array(regions.parent, np.int64)
+    while not np.array_equal(above := slots[slots], slots):
+        slots = above
+    names = np.array(regions.name, np.int64)[slots]
+    waits = np.zeros(len(names), bool)
+    waits[names] = np.array(regions.waiting, bool)[slots]
+    return names, waits
+
+
+class _Regions:
+    """What is joined so far.
+
+    A region has a slot: that of the part of it that had more neighbours when it was joined, so that a body which takes
+    in thousands is not gone through each time.
+    """
+
+    def __init__(self, graph: RegionGraph, known: NDArray[np.bool_]) -> None:
+        self._sums, self._counts = graph.sums.tolist(), graph.counts.tolist()  # of edges; a count of 0: it is no more
+        self._ends = graph.pairs.tolist()
+        self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]  # of slots: to others, by which edge
+        self.parent = list(range(len(graph.names)))
+        self.name = list(self.parent)  # of slots
+        self.waiting = (~known).tolist()  # of slots
+        for edge, (one, other) in enumerate(self._ends):
+            self._edges[one][other] = self._edges[other][one] = edge
+
+    def rank(self, edge: int) -> tuple[float, int, int, int]:
+        """The lower, the better: minus the mean affinity, minus the greater name and the lesser; and the edge."""
+        if not self._counts[edge]:
+            return (np.inf, 0, 0, edge)
+        one, other = (self.name[self._slot(end)] for end in self._ends[edge])
+        return (-self._sums[edge] / self._counts[edge], -max(one, other), -min(one, other), edge)
+
+    def _slot(self, region: int) -> int:
+        parent = self.parent
+        while parent[region] != region:
+            parent[region] = region = parent[parent[region]]
+        return region
+
+    def join(self, edge: int) -> None:
+        """Join the two regions of the best edge of all, or let them wait."""
+        one, other = (self._slot(end) for end in self._ends[edge])
+        if self.waiting[one] or self.waiting[other]:
+            self.waiting[one] = self.waiting[other] = True
+            return
+        if len(self._edges[one]) < len(self._edges[other]):
             one, other = other, one
-        mine, gone = neighbours[one], neighbours[other]
-        parent[other], neighbours[other] = one, {}
-        name[one] = min(name[one], name[other])
+        mine, gone = self._edges[one], self._edges[other]
+        self.parent[other], self._edges[other] = one, {}
+        self.name[one] = min(self.name[one], self.name[other])
+        self._counts[edge] = 0
         del mine[other], gone[one]
         for third, theirs in gone.items():
-            del neighbours[third][other]
-            both = mine.setdefault(third, theirs)
-            if both == theirs:
-                neighbours[third][one] = theirs
-            else:
-                sums[both] += sums[theirs]
-                counts[both] += counts[theirs]
-            if (mean := sums[both] / counts[both]) >= threshold:
-                heapq.heappush(queue, entry(mean, both, one, third))
-    roots = np.array(parent, np.int64)
-    while not np.array_equal(above := roots[roots], roots):
-        roots = above
-    names = np.array(name, np.int64)[roots]
-    waits = np.zeros(len(names), bool)
-    waits[names] = np.array(waiting, bool)[roots]
-    return names, waits
+            edges = self._edges[third]
+            del edges[other]
+            own = mine.get(third)
+            mine[third] = edges[one] = theirs if own is None else self._sum(own, theirs)
+
+    def _sum(self, one: int, other: int) -> int:
+        """Two edges as one: as the better of them, whose place in the queue is not below that of both together."""
+        sums, counts = self._sums, self._counts
+        if sums[one] * counts[other] < sums[other] * counts[one]:
+            one, other = other, one
+        sums[one] += sums[other]
+        counts[one] += counts[other]
+        counts[other] = 0
+        return one
 
 
 def contracted(graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]) -> RegionGraph:

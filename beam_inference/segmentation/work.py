@@ -117,7 +117,7 @@ class Segmentation(Labelling):
     threshold: float
     floats: bool
     table_folder: ClassVar[str] = "segments"
-    working_bytes: ClassVar[int] = 64
+    working_bytes: ClassVar[int] = 48
 
     @property
     def levels(self) -> tuple[Zyx, ...]:

@@ -10,33 +10,13 @@ from pathlib import Path
 import cc3d
 import numpy as np
 import pytest
-from helpers import read_volume, truncated, write_volume
+from helpers import files_of, read_volume, truncated, write_volume
 
 from beam_inference.cli import main
 
 CHUNK_SHAPES = ["64x64x64", "128x64x192", "64x256x128"]
 CROP = (slice(20, 110), slice(60, 150), slice(100, 200))
 STAGES = ["label", "match", "unite", "number", "deliver", "relabel", "tabulate"]
-
-
-@pytest.fixture(scope="session")
-def labels(shared_data) -> np.ndarray:
-    with np.load(shared_data / "fib25_medulla_train2_labels.npz") as file:
-        return file["labels"]
-
-
-@pytest.fixture(scope="session")
-def image(shared_data) -> np.ndarray:
-    return np.load(shared_data / "fib25_medulla_train2_image.npy")
-
-
-def files_of(output: Path) -> dict[str, bytes]:
-    """What was made: voxels and table, without the state."""
-    return {
-        str(path.relative_to(output)): path.read_bytes()
-        for path in output.rglob("*")
-        if path.is_file() and "_beam_inference" not in path.parts and not path.name.endswith(".__lock")
-    }
 
 
 def left_behind(output: Path) -> list[Path]:
@@ -50,8 +30,8 @@ def without_small(components: np.ndarray, min_size: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_a_crop_by_the_command(labels, tmp_path, capsys):
-    crop = labels[CROP]
+def test_a_crop_by_the_command(fib25_labels, tmp_path, capsys):
+    crop = fib25_labels[CROP]
     source = write_volume(tmp_path / "in", crop, (5, -7, 11), block_shape=(32, 32, 32))
     words = ["components", source, str(tmp_path / "out"), "--multilabel", "--connectivity=26", "--min-size=50"]
     assert main([*words, "--chunk_shape=32x64x64"]) == 0
@@ -70,8 +50,8 @@ def test_a_crop_by_the_command(labels, tmp_path, capsys):
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("connectivity", [6, 18, 26])
 @pytest.mark.parametrize("of", ["labels", "image"])
-def test_the_whole_volume_in_three_chunk_shapes(of, connectivity, labels, image, tmp_path):
-    values = labels if of == "labels" else image
+def test_the_whole_volume_in_three_chunk_shapes(of, connectivity, fib25_labels, fib25_image, tmp_path):
+    values = fib25_labels if of == "labels" else fib25_image
     source = write_volume(tmp_path / "in", values, block_shape=(64, 64, 64))
     what = ["--multilabel"] if of == "labels" else ["--threshold=165.5"]
     expected = cc3d.connected_components(values if of == "labels" else values >= 165.5, connectivity=connectivity)
@@ -94,8 +74,8 @@ def test_the_whole_volume_in_three_chunk_shapes(of, connectivity, labels, image,
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_killed_in_every_stage_then_finished(image, tmp_path):
-    source = write_volume(tmp_path / "in", image[CROP], block_shape=(16, 16, 16))
+def test_killed_in_every_stage_then_finished(fib25_image, tmp_path):
+    source = write_volume(tmp_path / "in", fib25_image[CROP], block_shape=(16, 16, 16))
     words = ["components", source, "--threshold=150", "--min-size=3", "--connectivity=26", "--chunk_shape=32x32x32"]
     assert main([*words[:2], str(tmp_path / "undisturbed"), *words[2:]]) == 0
     output = tmp_path / "out"
@@ -116,8 +96,8 @@ def test_killed_in_every_stage_then_finished(image, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_corrupt_block_is_told_of_and_done_later(image, tmp_path, capsys):
-    source = write_volume(tmp_path / "in", image[CROP], block_shape=(32, 32, 32))
+def test_a_corrupt_block_is_told_of_and_done_later(fib25_image, tmp_path, capsys):
+    source = write_volume(tmp_path / "in", fib25_image[CROP], block_shape=(32, 32, 32))
     words = ["components", source, str(tmp_path / "out"), "--threshold=150", "--chunk_shape=32x32x32"]
     block = tmp_path / "in" / "10_10_10" / "32-64_0-32_0-32"
     with truncated(block):
@@ -125,7 +105,7 @@ def test_a_corrupt_block_is_told_of_and_done_later(image, tmp_path, capsys):
         assert "failed: label, chunk 1: cannot read" in capsys.readouterr().out
     assert main(words) == 0
     np.testing.assert_array_equal(
-        read_volume(tmp_path / "out")[0], cc3d.connected_components(image[CROP] >= 150, connectivity=6)
+        read_volume(tmp_path / "out")[0], cc3d.connected_components(fib25_image[CROP] >= 150, connectivity=6)
     )
     assert main([*words[:4], "--chunk_shape=64x64x64", "--overwrite"]) == 0
 

@@ -1,0 +1,122 @@
+"""Segmentation of affinities of a real volume (FIB-25): bytes for any chunks, killed runs, and waterz beside it.
+
+The affinities are of the ground truth's boundaries and of the image's membranes: as of a network that errs nowhere.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from helpers import read_volume, write_volume
+from scipy import ndimage
+from test_components_fib25 import files_of, image, labels  # noqa: F401
+
+from beam_inference.cli import main
+
+CHUNK_SHAPES = ["64x64x64", "128x64x192", "256x256x256"]
+LIMITS = ["--threshold=0.6", "--low=0.1", "--high=0.9999"]
+STAGES = ["label", "match", "unite", "number", "deliver", "join0", "join1", "join2", "settle1", "paint", "tabulate"]
+
+
+@pytest.fixture(scope="session")
+def affinities(image, labels) -> np.ndarray:  # noqa: F811
+    """(3, z, y, x) float32, along z, y and x, to the voxels before."""
+    bright = np.clip((ndimage.gaussian_filter(image.astype(np.float32), 1) - 90) / 80, 0, 1)
+    made = np.empty((3, *labels.shape), np.float32)
+    for axis in range(3):
+        lesser = np.minimum(bright, np.roll(bright, 1, axis))
+        inside = (labels == np.roll(labels, 1, axis)) & (labels > 0)
+        made[axis] = np.where(inside, 0.5 + 0.5 * lesser, 0.45 * lesser)
+    return made
+
+
+def variation_of_information(one, other):
+    """Splits and merges, in bits (Meila 2007): H(one | other), H(other | one)."""
+
+    def entropy(names):
+        shares = np.unique(names, return_counts=True)[1] / names.size
+        return -(shares * np.log2(shares)).sum()
+
+    both = one.ravel().astype(np.int64) * (int(other.max()) + 1) + other.ravel()
+    joint = entropy(both)
+    return joint - entropy(other.ravel()), joint - entropy(one.ravel())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_volume_in_three_chunk_shapes(affinities, labels, tmp_path):  # noqa: F811
+    source = write_volume(tmp_path / "in", affinities, block_shape=(64, 64, 64))
+    files = []
+    for number, chunk_shape in enumerate(CHUNK_SHAPES):
+        output = tmp_path / f"out{number}"
+        assert main(["segment", source, str(output), *LIMITS, f"--chunk_shape={chunk_shape}"]) == 0
+        files.append(files_of(output))
+    assert files[0] == files[1] == files[2]
+    found = read_volume(tmp_path / "out0")[0]
+    of_bodies = labels > 0
+    splits, merges = variation_of_information(found[of_bodies], labels[of_bodies])
+    assert merges < 0.001, "no body is joined to another"
+    assert splits < 2.5, "here is what dark interiors cost"
+    table = np.genfromtxt(tmp_path / "out0" / "segments" / "000000.csv", delimiter=",", names=True)
+    sizes = np.bincount(found.ravel())
+    np.testing.assert_array_equal(table["id"], np.flatnonzero(sizes[1:]) + 1)
+    np.testing.assert_array_equal(table["voxels"], sizes[sizes > 0][int(sizes[0] > 0) :])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_waterz_joins_the_same_fragments(affinities, tmp_path):
+    """It adds up means in float32, each rounded: where means are as good as equal, another pair may come first."""
+    waterz = pytest.importorskip("waterz")
+    crop = np.ascontiguousarray(affinities[:, :96, :96, :96])
+    source = write_volume(tmp_path / "in", crop, block_shape=(32, 32, 32))
+    command = ["segment", source, "--low=0.1", "--high=0.9999", "--chunk_shape=32x64x96"]
+    assert main([*command, str(tmp_path / "fragments"), "--threshold=2"]) == 0
+    fragments = read_volume(tmp_path / "fragments")[0].astype(np.uint64)
+    for threshold in (0.8, 0.6, 0.4):
+        output = tmp_path / f"out{threshold}"
+        assert main([*command, str(output), f"--threshold={threshold}"]) == 0
+        ours = read_volume(output)[0]
+        theirs = next(waterz.agglomerate(crop, [1 - threshold], fragments=fragments.copy()))
+        assert len(np.unique(theirs)) < 0.8 * len(np.unique(fragments)), "much is joined"
+        assert max(variation_of_information(ours, theirs)) < 0.001
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_killed_in_every_stage_then_finished(affinities, tmp_path):
+    source = write_volume(tmp_path / "in", affinities[:, 20:110, 60:150, 100:200], block_shape=(16, 16, 16))
+    words = ["segment", source, *LIMITS, "--min-size=5", "--chunk_shape=32x32x32", "--pyramid"]
+    assert main([*words[:2], str(tmp_path / "undisturbed"), *words[2:]]) == 0
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "beam_inference", *words[:2], str(output), *words[2:]]
+    for stage in STAGES:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        deadline = time.monotonic() + 90
+        while not list((output / "_beam_inference" / "segment").glob(f"*/{stage}/done/*/*.json")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert subprocess.run(command, capture_output=True).returncode == 0
+    assert files_of(output) == files_of(tmp_path / "undisturbed")
+    assert not [path for path in output.rglob("*") if "segment_scratch" in path.parts and path.is_file()]
+
+
+def test_what_the_command_refuses(tmp_path, capsys):
+    source = write_volume(tmp_path / "in", np.zeros((3, 8, 8, 8), np.uint8), block_shape=(8, 8, 8))
+    out = str(tmp_path / "out")
+    limits = ["--threshold=3", "--low=1", "--high=5"]
+    for words, told in [
+        ([source, out, *limits, "--channels=0,1,3"], "has the channels 0 … 2"),
+        ([source, source, *limits], "the same place"),
+        ([source, out, *limits, "--format=zarr3", "--pyramid"], "zarr3 holds one scale"),
+        ([source, "https://example.com/out", *limits], "can only be read from"),
+    ]:
+        assert main(["segment", *words]) == 2
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists(), "nothing is created before all is checked"
