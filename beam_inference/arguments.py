@@ -51,7 +51,10 @@ def command_parser() -> argparse.ArgumentParser:
     _add_job(plan)
     plan.add_argument("--suggest", action="store_true", help="the best chunk shape for each seam mode")
     plan.add_argument(
-        "--calibrate", action="store_true", help="time the network, the input and the store; foretell hours and money"
+        "--calibrate",
+        action="store_true",
+        help="time the network, the input and the store; foretell hours and money. With --suggest: count the memory "
+        "that the network takes here",
     )
     plan.add_argument("--prices", metavar="PRICES.YAML", help="for --calibrate, see templates/prices.yaml")
     plan.add_argument("--worker-price", type=float, metavar="P", help="of an hour of a worker, instead of the prices'")

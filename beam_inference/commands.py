@@ -10,7 +10,7 @@ import time
 from contextlib import nullcontext, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 from beam_inference.accelerators import check_device, dataflow_flags, gpu_options
 from beam_inference.errors import COMPLETE, FAILED, ConfigError, StateError
@@ -32,26 +32,35 @@ STRAGGLERS = 0.3
 
 def plan(known: argparse.Namespace) -> int:
     """Tell what a job comes to."""
-    from beam_inference.config import SeamMode
-    from beam_inference.files import load_job, set_chunk_shape
+    from beam_inference.files import load_job
     from beam_inference.output_pyramid import planned
-    from beam_inference.printing import print_plan, print_suggestions
-    from beam_inference.survey import THIS_PROCESS, suggested, survey
+    from beam_inference.printing import print_plan
+    from beam_inference.survey import survey
 
     if known.write and not known.suggest:
         raise ConfigError("--write puts what --suggest finds into the job file: give both")
-    if known.suggest and known.calibrate:
-        raise ConfigError("--suggest and --calibrate answer two questions: ask one after the other")
-    if (known.prices or known.worker_price is not None) and not known.calibrate:
-        raise ConfigError("prices say something only with --calibrate")
+    if (known.prices or known.worker_price is not None) and (known.suggest or not known.calibrate):
+        raise ConfigError("prices say something only with --calibrate, without --suggest")
     found = survey(load_job(known.job, known.overrides))
+    if known.suggest:
+        return _suggested(found, known)
     if known.calibrate:
         return _calibrated(found, known)
-    if not known.suggest:
-        print_plan(found, planned(found), as_json=known.json)
-        return COMPLETE
+    print_plan(found, planned(found), as_json=known.json)
+    return COMPLETE
+
+
+def _suggested(found: Survey, known: argparse.Namespace) -> int:
+    from beam_inference.files import set_chunk_shape
+    from beam_inference.launch import tried
+    from beam_inference.printing import print_suggestions
+    from beam_inference.survey import THIS_PROCESS, suggested
+
+    if known.calibrate:  # what the network allocates is then counted
+        found, _ = tried(found, THIS_PROCESS, allow_pickle=known.allow_pickle)
     memory = round(known.worker_memory * 2**30)
-    plans = {seams: suggested(found, seams, THIS_PROCESS, memory, known.workers) for seams in get_args(SeamMode)}
+    modes = found.job.config.seam_modes
+    plans = {seams: suggested(found, seams, THIS_PROCESS, memory, known.workers) for seams in modes}
     print_suggestions(found, plans, memory, known.workers, as_json=known.json)
     if known.write:
         best = plans[found.job.plan.seams]

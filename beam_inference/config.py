@@ -6,7 +6,7 @@ How a file becomes such a model is in :mod:`beam_inference.job_file`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -207,10 +207,15 @@ class JobConfig(Model):
         """Whether the output is whole numbers that name something, written as they are."""
         return gives_labels(self.postprocess)
 
+    @property
+    def seam_modes(self) -> list[str]:
+        """What ``inference.seams`` may be; operators that look beyond a chunk leave no exchange."""
+        return [mode for mode in get_args(SeamMode) if mode != "exchange" or not any(total_halo(self.postprocess))]
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         inference, model = self.inference, self.model
-        if any(total_halo(self.postprocess)) and inference.seams == "exchange":
+        if inference.seams not in self.seam_modes:
             raise ValueError(
                 "inference.seams: exchange gives a chunk the sums of its own voxels only, but postprocess looks "
                 f"{list(total_halo(self.postprocess))} voxels (z, y, x) further: write seams: recompute"

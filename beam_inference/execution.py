@@ -9,6 +9,7 @@ import re
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from types import FrameType
@@ -24,6 +25,8 @@ from beam_inference.progress import Progress
 logger = logging.getLogger(__name__)
 
 _LAST_CHUNKS_SECONDS = 10
+_KEPT_TEXTS = 10_000
+"""Of what is printed between two looks, a fifth of a second: the latest."""
 
 
 def execute(
@@ -61,7 +64,8 @@ def execute(
     thread = threading.Thread(target=run, name="pipeline", daemon=True)
     stop = threading.Event()
     asked, asked_at = False, 0.0
-    with _signals(stop), progress, redirect_stderr(_ToLog()):
+    printed = _Printed()
+    with _signals(stop), progress, redirect_stderr(printed):
         thread.start()
         while thread.is_alive():
             thread.join(0.2)
@@ -77,7 +81,9 @@ def execute(
                 asked_at = time.monotonic()
             if asked and time.monotonic() > asked_at + _LAST_CHUNKS_SECONDS and any(map(has_no_workers, results)):
                 results.pop().cancel()  # a terminal's Ctrl-C reaches workers that it has started, too
+            printed.log()
             progress.update()
+        printed.log()
     return asked, failures[0] if failures else None
 
 
@@ -97,20 +103,32 @@ def explain(error: BaseException) -> str:
     return re.sub(r"\s*\[?while running '[^']*'\]?", "", lines[0] if own else text if seen is not None else lines[0])
 
 
-class _ToLog(io.TextIOBase):
-    """Beam's local runner prints the stack of every exception to standard error; we tell of it once, as a message."""
+class _Printed(io.TextIOBase):
+    """What is printed to standard error meanwhile, for the log, where --debug shows it.
 
-    _within = threading.local()
+    Beam's local runner prints the stack of every exception; we tell of it once, as a message. It is only kept here, and
+    logged by the thread that waits: logging itself prints when a handler fails, and still holds that handler's lock.
+    Two threads that would log it there, each in another handler, would wait for each other for ever.
+    """
+
+    def __init__(self) -> None:
+        self._texts = deque[str](maxlen=_KEPT_TEXTS)
+        self._logged_by: int | None = None
 
     def write(self, text: str) -> int:
-        """To the log, where --debug shows it; but not what the log itself says when it cannot be written."""
-        if text.strip() and not getattr(self._within, "log", False):
-            self._within.log = True
-            try:
-                logger.debug("%s", text.rstrip())
-            finally:
-                self._within.log = False
+        """Keep it; but not what the log says when it cannot be written, while this is logged: that had no end."""
+        if text.strip() and threading.get_ident() != self._logged_by:
+            self._texts.append(text.rstrip())
         return len(text)
+
+    def log(self) -> None:
+        """Log what was printed since the last time."""
+        self._logged_by = threading.get_ident()
+        try:
+            while self._texts:
+                logger.debug("%s", self._texts.popleft())
+        finally:
+            self._logged_by = None
 
 
 @contextmanager

@@ -6,14 +6,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.calibration import blocks_written, totals
-from beam_inference.config import SeamMode
 from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
 from beam_inference.output_pyramid import with_pyramid
 from beam_inference.plan import InferencePlan
@@ -104,7 +103,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
                 "seam_bytes": mode.seam_voxels * survey.job.config.model.output_channels * 4,
                 "this_job": mode.seams == plan.seams,
             }
-            for mode in map(job.plan_in, get_args(SeamMode))
+            for mode in map(job.plan_in, survey.job.config.seam_modes)
         },
     }
 
@@ -116,7 +115,8 @@ def _seams_table(survey: Survey) -> Table:
     table = Table(title="seam modes", title_justify="left")
     for column in ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"):
         table.add_column(column, justify="left" if column in ("seams", "at chunk borders") else "right")
-    modes = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
+    borders = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
+    modes = [(mode, border) for mode, border in borders if mode.seams in survey.job.config.seam_modes]
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
         calls, redundancy = f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}"
@@ -170,11 +170,16 @@ def print_suggestions(
             f"{blocks + plan.chunks.count + plan.owners + plan.seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
+    network = f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as measured here"
+    if not found.job.working_set_bytes:
+        network = (
+            "without what the network itself allocates for a batch; --calibrate measures it, where that can be done"
+        )
     console = Console(width=max(150, Console().width), highlight=False)
     console.print(table)
     console.print(
         f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its patches at worst, over an "
-        "even share. Seam files are written and read once, and removed."
+        f"even share. Seam files are written and read once, and removed. Memory is counted {network}."
     )
 
 

@@ -114,8 +114,7 @@ def run_job(
     pyramid = begin_levels(launch, overwrite=overwrite)
     levels = replace(pyramid.job(), launch=launch.id) if pyramid else None
     start = time.monotonic()
-    total, voxels = len(chosen) if chosen else job.plan.chunks.count, job.plan.chunks.roi.size
-    phases = [Phase("chunks", total, voxels / job.plan.chunks.count, lambda: _computed(state, job, chosen))]
+    phases = _phases(state, job, chosen)
     if pyramid and levels:
         phases.append(Phase("chunks of the pyramid", pyramid.count, pyramid.voxels_per_chunk, counting(levels)))
 
@@ -138,13 +137,20 @@ def run_job(
     return outcome
 
 
-def _computed(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
-    """How many of the chunks to do have their patches computed, which with ``seams: exchange`` is most of the work."""
-    done = _done(state, job, chosen)
-    if chosen is not None or job.plan.seams != "exchange" or done == job.plan.chunks.count:
-        return done
-    count = job.plan.chunks.count
-    return max(done, min(count - 1, state.count_sums(0, count) * count // job.plan.owners))
+def _phases(state: State, job: ResolvedJob, chosen: list[int] | None) -> list[Phase]:
+    """The chunks to do; with ``seams: exchange`` first those whose patches are computed, which is most of the work."""
+    plan, voxels = job.plan, job.plan.chunks.roi.size
+    count, owners, before = plan.chunks.count, plan.owners, _done(state, job, chosen)
+    total = count if chosen is None else len(chosen)
+    chunks = Phase("chunks", total, voxels / count, lambda: _done(state, job, chosen))
+    if plan.seams != "exchange" or chosen is not None or before == count:
+        return [chunks]
+
+    def computed() -> int:
+        """All, once receipts come: of quarantined chunks, and where nobody needs them, the patches stay uncomputed."""
+        return owners if _done(state, job, None) > before else state.count_sums(0, count)
+
+    return [Phase("chunks of the first stage", owners, voxels / owners, computed), chunks]
 
 
 def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:

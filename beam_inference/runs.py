@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 from beam_inference.chunk_entries import absent
@@ -14,13 +14,17 @@ from beam_inference.stores import LOCAL, read_file
 
 
 def missing_runs(
-    index_range: tuple[int, int], state: State | None, length: int, *, exchange: bool = False
+    index_range: tuple[int, int],
+    state: State | None,
+    length: int,
+    receivers: Callable[[int], Iterable[int]] | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt.
 
-    With ``exchange`` also of those whose patches are not computed: other chunks may need them.
+    With ``receivers``, which tells the chunks that a chunk's patches touch, also of those whose patches are not
+    computed while one of these has no receipt, and so may need them.
     """
-    yield from in_runs(_missing(index_range, state, exchange=exchange), length)
+    yield from in_runs(_missing(index_range, state, receivers), length)
 
 
 def runs_of_file(
@@ -69,14 +73,21 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
     return sorted(chunks)
 
 
-def _missing(index_range: tuple[int, int], state: State | None, *, exchange: bool) -> Iterator[int]:
+def _missing(
+    index_range: tuple[int, int], state: State | None, receivers: Callable[[int], Iterable[int]] | None
+) -> Iterator[int]:
     if state is None:
         yield from range(*index_range)
         return
 
     def done(start: int, stop: int) -> Iterable[int]:
-        receipts = state.receipt_indices(start, stop)
-        return set(receipts).intersection(state.sums_indices(start, stop)) if exchange else receipts
+        receipts = set(state.receipt_indices(start, stop))
+        if receivers is None:
+            return receipts
+        waiting = {index: {*receivers(index)} for index in receipts.difference(state.sums_indices(start, stop))}
+        elsewhere = {other for others in waiting.values() for other in others if not start <= other < stop}
+        there = receipts.union(receipt.chunk for receipt in state.read_receipts(sorted(elsewhere)))
+        return (index for index in receipts if waiting.get(index, set()) <= there)
 
     yield from absent(*index_range, done)
 

@@ -71,6 +71,8 @@ def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> dict[str,
         "missing": status.missing,
         "quarantined": status.quarantined,
         "patches_computed": status.summed,
+        "chunks_with_patches": status.owners,
+        "in_first_stage": status.in_first_stage,
         "chunks_per_second": status.rate,
         "voxels_per_second": status.voxels_per_second,
         "workers": status.workers,
@@ -156,7 +158,7 @@ def print_status(status: JobStatus) -> None:
     print(f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} missing", end="")
     print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
     if status.summed is not None and status.missing:
-        print(f"{status.summed:,} have their patches computed, and wait for their neighbours' or are done")
+        print(f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are computed")
     if not status.missing:
         print("nothing is missing" if status.quarantined else "complete; verify reads it back")
     elif status.rate is None:
@@ -165,7 +167,8 @@ def print_status(status: JobStatus) -> None:
     else:
         speed = f"{status.rate:.3g} chunks/s, {(status.voxels_per_second or 0) / 1e6:.3g} Mvoxel/s"
         left = timedelta(seconds=round(status.seconds_left or 0))
-        print(f"{speed}, by {status.workers} or more worker processes; {left} left at this rate")
+        stage = " of the first stage" if status.in_first_stage else ""
+        print(f"{speed}, by {status.workers} or more worker processes; {left} left{stage} at this rate")
 
 
 def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:

@@ -23,7 +23,8 @@ class JobStatus:
 
     Attributes:
         planned: chunks of the job. done: those with a receipt. quarantined: those that could not be done.
-        summed: with ``seams: exchange``, those whose patches are computed; else None.
+        summed: with ``seams: exchange``, those whose patches are computed, of ``owners`` that have any; else None.
+        in_first_stage: whether the first of its two stages is what goes on; the rest of the figures is then of that.
         rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
         workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
         left: chunks that the stage which goes on has still to do.
@@ -35,6 +36,8 @@ class JobStatus:
     done: int
     quarantined: int
     summed: int | None
+    owners: int | None
+    in_first_stage: bool
     rate: float | None
     workers: int
     left: int
@@ -66,26 +69,30 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     state = state.of(job)
     count = job.plan.chunks.count
     done, sample = counted_and_sampled(state.receipt_indices(0, count), _SAMPLE)
-    counted, summed, left = done, None, count - done
+    counted, of_stage, summed, owners, in_first_stage = done, count, None, None, False
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
     finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.seams == "exchange":
         summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
-        summed_at = sorted(receipt.finished_at for receipt in sums)
-        if summed_at and (not finished or summed_at[-1] > finished[-1]):  # the first stage is what goes on
-            counted, left, receipts, finished = summed, job.plan.owners - summed, sums, summed_at
+        summed_at, owners = sorted(receipt.finished_at for receipt in sums), job.plan.owners
+        # Of chunks done without their neighbours, and of those that need them, the patches may never be computed.
+        in_first_stage = summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
+        if in_first_stage:
+            counted, of_stage, receipts, finished = summed, owners, sums, summed_at
     return JobStatus(
         planned=count,
         done=done,
         quarantined=quarantined,
         summed=summed,
+        owners=owners,
+        in_first_stage=in_first_stage,
         rate=_rate(finished, counted, now),
         workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
-        left=left - quarantined,
+        left=of_stage - counted - quarantined,
         latest=finished[-1] if finished else None,
-        voxels_per_chunk=job.plan.chunks.roi.size / count,
+        voxels_per_chunk=job.plan.chunks.roi.size / of_stage,
     )
 
 

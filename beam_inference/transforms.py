@@ -66,8 +66,9 @@ class GenerateRuns(beam.PTransform):
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    exchange = launch.resolved().plan.seams == "exchange"
-    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length, exchange=exchange)
+    plan = launch.resolved().plan
+    receivers = plan.receivers if plan.seams == "exchange" else None
+    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length, receivers)
 
 
 class _OnWorker(beam.DoFn):

@@ -72,10 +72,15 @@ def fib25(fib25_image: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(autouse=True)
-def _log_levels():
-    """A command sets levels for its whole process: the next test begins with those of before."""
+def _logs():
+    """A command sets levels and handlers for its whole process: the next test begins with those of before.
+
+    A handler would also write to the standard error of a test that is over.
+    """
     loggers = [logging.getLogger(name) for name in (None, "beam_inference", "apache_beam")]
-    levels = [each.level for each in loggers]
+    levels, handlers = [each.level for each in loggers], logging.getLogger().handlers[:]
     yield
     for each, level in zip(loggers, levels, strict=True):
         each.setLevel(level)
+    for handler in set(logging.getLogger().handlers) - {*handlers}:
+        logging.getLogger().removeHandler(handler)

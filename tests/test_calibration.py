@@ -55,7 +55,12 @@ def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplo
 
 
 def test_what_contradicts_itself_is_refused(slow, capsys):
-    for words in (["--suggest", "--calibrate"], ["--prices", "x"], ["--write"], ["--suggest", "--worker-memory=nan"]):
+    for words in (
+        ["--suggest", "--worker-price=1"],
+        ["--prices", "x"],
+        ["--write"],
+        ["--suggest", "--worker-memory=nan"],
+    ):
         try:
             code = main(["plan", slow, *words])
         except SystemExit as exit:

@@ -19,6 +19,7 @@ from beam_inference.errors import WorkerFault
 from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
+from beam_inference.runs import missing_runs
 from beam_inference.state import State
 from beam_inference.status import job_status
 from beam_inference.verification import verify
@@ -315,7 +316,10 @@ def test_plan_and_status_speak_of_both_stages(volume_in, tmp_path, capsys):
     launch = launch_of(volume_in, tmp_path / "out")
     list(SeamExchange(Worker(launch)).add_up(range(10)))
     assert main(["status", job]) in (0, 1)
-    assert "8 have their patches computed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "0 of 18 chunks done" in said
+    assert "first stage: the patches of 8 of 12 chunks are computed" in said
+    assert "left of the first stage at this rate" in said
 
 
 def test_an_output_that_was_emptied_between_the_stages_is_refused(volume_in, tmp_path, capsys):
@@ -341,16 +345,47 @@ def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, vol
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
+def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_path):
+    """Chunks that own no patch never have sums, nor those that were done without their neighbours."""
+    launch = launch_of(volume_in, tmp_path / "out")
+    plan, state, worker = launch.resolved().plan, launch.state(), Worker(launch)
+
+    def listed():
+        ranges = [missing_runs((start, start + 6), state, 4, plan.receivers) for start in (0, 6, 12)]
+        return [chunk for runs in ranges for run in runs for chunk in run]
+
+    assert listed() == list(range(18))
+    assert plan.owners < 18
+    list(worker.do([chunk for chunk in range(18) if chunk != 9]))
+    needed = sorted({9, *plan.contributors(9)})
+    assert listed() == needed
+    assert len(needed) > 4
+    exchange = SeamExchange(worker)
+    assert [record.chunk for record in exchange.add_up(needed)] == needed
+    assert listed() == [9]
+    list(exchange.merge([9]))
+    assert not listed()
+    check_complete(tmp_path / "out")
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
+
+
 def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
     exchange, job = SeamExchange(Worker(launch)), launch.resolved()
-    list(exchange.add_up(range(18)))
+    list(exchange.add_up(range(9)))
+    status = job_status(job, State(launch.state_url), datetime.now(UTC))
+    assert (status.done, status.in_first_stage) == (0, True)
+    assert status.left == job.plan.owners - status.summed > 0
+    assert status.voxels_per_chunk * job.plan.owners == job.plan.chunks.roi.size
+    list(exchange.add_up(range(9, 18)))
+    status = job_status(job, State(launch.state_url), datetime.now(UTC))
+    assert (status.in_first_stage, status.left, status.rate) == (False, 18, None)
     state = launch.state()
     for receipt in state.read_sums(range(18)):
         early = receipt.finished_at - timedelta(minutes=10)
         state.write_sums(receipt.model_copy(update={"finished_at": early}))
     done = [record.chunk for record in exchange.merge(range(6))]
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
-    assert (status.done, status.summed) == (len(done), job.plan.owners)
+    assert (status.done, status.summed, status.in_first_stage) == (len(done), job.plan.owners, False)
     assert status.rate is not None
     assert status.left == 18 - len(done)

@@ -4,9 +4,21 @@ import json
 import shutil
 
 import numpy as np
-from helpers import TOYS, read_volume, toy, truncated
+import pytest
+from helpers import TOYS, job_values, read_volume, toy, truncated, write_job
 
 from beam_inference.cli import main
+
+
+@pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
+def job(request, volume_in, tmp_path):
+    """As everywhere, in either seam mode: what a launch leaves is another folder more with exchange."""
+
+    def make(**sections):
+        sections["inference"] = {"seams": request.param} | sections.get("inference", {})
+        return str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections)))
+
+    return make
 
 
 def test_two_functions_of_one_file_are_two_networks(job, capsys):
@@ -59,6 +71,7 @@ def test_receipts_of_another_job_do_not_count_even_without_its_job_file(job, tmp
     assert "(18 by this launch)" in capsys.readouterr().out.splitlines()[-2]
 
 
+@pytest.mark.parametrize("job", ["recompute", "exchange"], indirect=True)
 def test_chosen_chunks_are_not_called_a_complete_job(job, tmp_path, capsys):
     (tmp_path / "chunks").write_text("5\n")
     path = job()

@@ -6,7 +6,11 @@ import pytest
 from helpers import job_values
 
 from beam_inference import run_job
+from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
+from beam_inference.launch import prepare
+from beam_inference.runner import _phases
+from beam_inference.worker import Worker
 
 
 def test_a_job_from_python(volume_in, tmp_path):
@@ -34,3 +38,21 @@ sys.stdin.read()
     for process in processes:
         process.communicate("")
     assert claimed == [0, 1, 0]
+
+
+def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tmp_path):
+    values = job_values(volume_in, tmp_path / "out", inference={"seams": "exchange"})
+    launch = prepare(parse_job(values, tmp_path))
+    job, state, exchange = launch.resolved(), launch.state(), SeamExchange(Worker(launch))
+    first, second = _phases(state, job, None)
+    assert (first.total, second.total) == (job.plan.owners, job.plan.chunks.count)
+    assert first.total * first.voxels_per_thing == second.total * second.voxels_per_thing == job.plan.chunks.roi.size
+    summed = list(exchange.add_up(range(10)))
+    assert 0 < first.count_done() == len(summed) < first.total
+    done = list(exchange.merge(range(18)))  # as where the rest is quarantined
+    assert (first.count_done(), second.count_done()) == (first.total, len(done))
+    (chosen,) = _phases(state, job, [1, 2, 3])
+    assert (chosen.total, chosen.count_done()) == (3, len({record.chunk for record in done} & {1, 2, 3}))
+    list(exchange.add_up(range(18)))
+    list(exchange.merge(range(18)))
+    assert [phase.things for phase in _phases(state, job, None)] == ["chunks"]

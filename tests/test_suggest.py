@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,8 +16,10 @@ from test_plan import plan_of
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.files import set_chunk_shape
+from beam_inference.job_file import parse_job
 from beam_inference.plan import check_alignment
 from beam_inference.suggest import busiest_worker, suggest, with_chunk_shape
+from beam_inference.survey import THIS_PROCESS, suggested, survey
 
 
 @st.composite
@@ -129,6 +132,35 @@ def test_what_does_not_fit_is_said(job, capsys):
     assert "none fits" in said.out
     assert "nothing was written" in said.err
     assert main(["plan", job(), "--write"]) == 2
+
+
+def test_what_the_network_allocates_is_counted_once_it_is_measured(volume_in, tmp_path, capsys):
+    keys = {"patch_shape": [32, 64, 48], "patch_overlap": [4, 16, 16], "batch_size": 4, "chunk_shape": "auto"}
+    values = job_values(volume_in, tmp_path / "out", model=toy("batch_norm", output_channels=2), inference=keys)
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["plan", path, "--suggest"]) == 0
+    assert "without what the network itself allocates" in capsys.readouterr().out
+    assert main(["plan", path, "--suggest", "--calibrate"]) == 0
+    assert "that the network allocates for a batch, as measured here" in capsys.readouterr().out
+    assert main(["plan", path, "--suggest", "--calibrate", "--worker-price", "1"]) == 2
+    assert not (tmp_path / "out").exists()
+    found, room = survey(parse_job(values, tmp_path)), 2**29
+    for allocated, fits in ((0, True), (room // 2, True), (room, False)):
+        job = found.job.model_copy(update={"working_set_bytes": allocated})
+        best = suggested(replace(found, job=job), "recompute", THIS_PROCESS, room, 1)
+        assert (best is not None) == fits
+
+
+def test_operators_that_look_beyond_a_chunk_leave_no_exchange(volume_in, tmp_path, capsys):
+    values = job_values(volume_in, tmp_path / "out") | {"postprocess": [{"operator": "smooth", "sigma": [0, 1, 1]}]}
+    path = str(write_job(tmp_path / "job.yaml", values))
+    for words in (["plan", path, "--suggest", "--json"], ["plan", path, "--suggest"], ["plan", path]):
+        assert main(words) == 0
+        said = capsys.readouterr().out
+        assert "exchange" not in said
+        assert "recompute" in said
+        assert "crop" in said
+    assert main(["plan", path, "--set", "inference.seams=exchange"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.job_parts import output_spec
 from beam_inference.launch import prepare
@@ -13,11 +14,20 @@ from beam_inference.state import crc32
 from beam_inference.verification import verify
 from beam_inference.worker import Worker
 
+in_both_seam_modes = pytest.mark.parametrize("done", ["recompute", "exchange"], indirect=True)
 
-@pytest.fixture
-def done(volume_in, tmp_path):
-    worker = Worker(prepare(parse_job(job_values(volume_in, tmp_path / "out"), tmp_path)))
-    list(worker.do(range(worker.job.plan.chunks.count)))
+
+@pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
+def done(request, volume_in, tmp_path):
+    values = job_values(volume_in, tmp_path / "out", inference={"seams": request.param})
+    worker = Worker(prepare(parse_job(values, tmp_path)))
+    chunks = range(worker.job.plan.chunks.count)
+    if request.param == "exchange":
+        exchange = SeamExchange(worker)
+        list(exchange.add_up(chunks))
+        list(exchange.merge(chunks))
+    else:
+        list(worker.do(chunks))
     return worker
 
 
@@ -44,6 +54,7 @@ def test_a_missing_receipt_is_named(done, tmp_path):
     assert (report.missing_count, report.missing) == (1, [3])
 
 
+@in_both_seam_modes
 def test_a_changed_voxel_is_found_only_by_looking_deep(done):
     output = open_output(output_spec(done.job))
     box = done.job.plan.chunks.core_box(2)
@@ -58,6 +69,7 @@ def test_a_changed_voxel_is_found_only_by_looking_deep(done):
     assert "CRC" in report.wrong[0]
 
 
+@in_both_seam_modes
 def test_a_truncated_or_missing_block_is_found(done, tmp_path):
     blocks = sorted((tmp_path / "out").rglob("*-*_*"))
     blocks[0].write_bytes(b"")

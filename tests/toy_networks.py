@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 
@@ -148,8 +151,6 @@ class Slow(nn.Module):
     """Returns a function of its input and of the position in the patch, after a while."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        import time
-
         time.sleep(0.03)
         return Position()(batch)[:, :1]
 
@@ -158,10 +159,14 @@ def slow() -> nn.Module:
     return Slow()
 
 
+def slowly(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What comes after a network may take its time, too."""
+    time.sleep(0.2)
+    return values
+
+
 def sleeps() -> nn.Module:
     """A factory that takes its time, as large models do, and says when it has begun."""
-    import time
-
     Path(os.environ["TOY_NETWORK_LOG"]).write_text("begun")
     time.sleep(60)
     return Same()

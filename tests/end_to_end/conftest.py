@@ -8,14 +8,15 @@ from helpers import TOYS, job_values, read_volume, write_job
 from beam_inference.cli import main
 
 
-def job_and_result(volume_in, tmp_path, network, state, seams="recompute"):
+def job_and_result(volume_in, tmp_path, network, state, seams="recompute", postprocess=()):
     """A job file for a toy network with weights, 18 chunks; and its result in this process."""
     torch.save(state, tmp_path / "weights.pt")
     model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
     keys = {"threads": 1, "patch_shape": [16, 32, 32], "seams": seams}
-    plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys)
+    more = {"postprocess": [*postprocess]}
+    plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys) | more
     assert main(["run", str(write_job(tmp_path / "plain.yaml", plain))]) == 0
-    values = job_values(volume_in, tmp_path / "out", model=model, inference=keys)
+    values = job_values(volume_in, tmp_path / "out", model=model, inference=keys) | more
     return str(write_job(tmp_path / "job.yaml", values)), read_volume(tmp_path / "plain")
 
 
@@ -29,6 +30,13 @@ def slow_job(volume_in, tmp_path):
 def slow_exchange_job(volume_in, tmp_path):
     """The same in two stages, every patch once."""
     return job_and_result(volume_in, tmp_path, "slow", {}, "exchange")
+
+
+@pytest.fixture
+def slow_merge_job(volume_in, tmp_path):
+    """Likewise, and the second stage, too, takes its time."""
+    slowly = {"operator": "own", "function": "toy_networks:slowly", "output_channels": 1}
+    return job_and_result(volume_in, tmp_path, "slow", {}, "exchange", [slowly])
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client
 from downsampling_oracle import level_above
-from helpers import read_volume, truncated
+from helpers import TOYS, read_volume, truncated
 
 from beam_inference.cli import main
 from beam_inference.state import State
@@ -21,8 +21,9 @@ DASK = Path(sys.executable).with_name("dask")
 
 
 @pytest.fixture
-def cluster(tmp_path):
+def cluster(tmp_path, monkeypatch):
     """Scheduler and two worker processes of one thread each, with nannies; the scheduler's address."""
+    monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
     file = tmp_path / "scheduler.json"
     common = ["--scheduler-file", str(file), "--no-dashboard"]
     worker = ["worker", "--nworkers", "2", "--nthreads", "1", "--local-directory", str(tmp_path / "dask")]
@@ -80,16 +81,18 @@ def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fixture", ["slow_job", "slow_exchange_job"])
-def test_a_worker_process_is_killed(request, fixture, cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("fixture", "folder"), [("slow_job", "receipts"), ("slow_exchange_job", "sums"), ("slow_merge_job", "receipts")]
+)
+def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path):
     path, expected = request.getfixturevalue(fixture)
     command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         try:
             wait_for(tmp_path / "out" / "_beam_inference" / "job.json")
-            folder = "sums" if fixture == "slow_exchange_job" else "receipts"
             while len(done := receipts_of(tmp_path / "out", folder)) < 3 and run.poll() is None:
                 time.sleep(0.05)
+            sums = receipts_of(tmp_path / "out", "sums")
             os.kill(int(done[0].worker.rpartition(":")[2]), signal.SIGKILL)
             out, err = run.communicate(timeout=90)
         finally:
@@ -101,6 +104,10 @@ def test_a_worker_process_is_killed(request, fixture, cluster, tmp_path):
     after = receipts_of(tmp_path / "out", folder)
     first = {receipt.chunk: receipt for receipt in done}
     assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), "done once, kept"
+    if fixture == "slow_merge_job":
+        owners = State(f"file://{tmp_path}/out/_beam_inference").load_job().plan.owners
+        assert len(sums) == owners, "in the second stage"
+        assert receipts_of(tmp_path / "out", "sums") == sums, "no patch is computed twice"
 
 
 @pytest.mark.slow
