@@ -66,6 +66,7 @@ setup(
             "ruff>=0.8",
             "selenium>=4.25",
             "types-PyYAML>=6.0",
+            "waterz>=0.10",
             "zarr>=3.0",
         ],
     },

@@ -76,7 +76,7 @@ def looked_at(arguments):
         return process.wait(timeout=20)
 
 
-SLOW_PAGES = ("laptop.md", "components.md")
+SLOW_PAGES = ("laptop.md", "components.md", "segment.md")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from fib25_job import affinity_job, run_affinities
 from helpers import files_of, read_volume, write_volume
-from scipy import ndimage
 
 from beam_inference.cli import main
 
@@ -23,14 +22,9 @@ STAGES = ["label", "match", "unite", "number", "deliver", "join0", "join1", "joi
 
 @pytest.fixture(scope="session")
 def affinities(fib25_image, fib25_labels) -> np.ndarray:
-    """(3, z, y, x) float32, along z, y and x, to the voxels before."""
-    bright = np.clip((ndimage.gaussian_filter(fib25_image.astype(np.float32), 1) - 90) / 80, 0, 1)
-    made = np.empty((3, *fib25_labels.shape), np.float32)
-    for axis in range(3):
-        lesser = np.minimum(bright, np.roll(bright, 1, axis))
-        inside = (fib25_labels == np.roll(fib25_labels, 1, axis)) & (fib25_labels > 0)
-        made[axis] = np.where(inside, 0.5 + 0.5 * lesser, 0.45 * lesser)
-    return made
+    from benchmarks.segment import affinities as made
+
+    return made(fib25_image, fib25_labels)
 
 
 def variation_of_information(one, other):
