@@ -5,7 +5,7 @@ import pytest
 from label_volumes import write
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.segmentation.affinities import as_summands, read_links
+from beam_inference.segmentation.affinities import as_limit, as_summands, read_links
 from beam_inference.segmentation.watershed import fragments, joined_pairs, no_link
 from beam_inference.stores import LOCAL
 from beam_inference.volumes import open_volume
@@ -72,3 +72,9 @@ def test_summands_are_exact():
     tiny = np.array([0.1, 1 / 3, -5000, np.inf, 1], np.float32)
     assert as_summands(tiny).tolist() == [104858, 349525, -(2**30), 2**30, 2**20]
     assert as_summands(np.array([0, 65535], np.int32)).tolist() == [0, 65535]
+
+
+def test_a_threshold_includes_its_own_value():
+    for value in (0.1, 0.6, 0.7, 1 / 3):
+        assert as_summands(np.array([value], np.float32))[0] == as_limit(value, floats=True)
+    assert as_limit(127.5, floats=False) == 127.5

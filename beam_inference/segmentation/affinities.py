@@ -69,6 +69,6 @@ def as_summands(links: NDArray[Any]) -> NDArray[np.int64]:
     return links.astype(np.int64)
 
 
-def unit(*, floats: bool) -> int:
-    """What :func:`as_summands` makes of an affinity of 1."""
-    return 2**FRACTION_BITS if floats else 1
+def as_limit(threshold: float, *, floats: bool) -> float:
+    """A threshold for means of :func:`as_summands`, rounded as these are, so that it includes its own value."""
+    return float(round(threshold * 2**FRACTION_BITS)) if floats else threshold

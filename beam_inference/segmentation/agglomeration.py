@@ -18,6 +18,7 @@ rounded monotonically, which is all that is needed.
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -120,20 +121,20 @@ class _Regions:
     """
 
     def __init__(self, graph: RegionGraph, known: NDArray[np.bool_]) -> None:
-        self._sums, self._counts = graph.sums.tolist(), graph.counts.tolist()  # of edges; a count of 0: it is no more
-        self._ends = graph.pairs.tolist()
+        self._one, self._other = _array(graph.pairs[:, 0]), _array(graph.pairs[:, 1])  # of edges
+        self._sums, self._counts = _array(graph.sums), _array(graph.counts)  # a count of 0: the edge is no more
         self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]  # of slots: to others, by which edge
         self.parent = list(range(len(graph.names)))
         self.name = list(self.parent)  # of slots
         self.waiting = (~known).tolist()  # of slots
-        for edge, (one, other) in enumerate(self._ends):
+        for edge, (one, other) in enumerate(zip(self._one, self._other, strict=True)):
             self._edges[one][other] = self._edges[other][one] = edge
 
     def rank(self, edge: int) -> tuple[float, int, int, int]:
         """The lower, the better: minus the mean affinity, minus the greater name and the lesser; and the edge."""
         if not self._counts[edge]:
             return (np.inf, 0, 0, edge)
-        one, other = (self.name[self._slot(end)] for end in self._ends[edge])
+        one, other = self.name[self._slot(self._one[edge])], self.name[self._slot(self._other[edge])]
         return (-self._sums[edge] / self._counts[edge], -max(one, other), -min(one, other), edge)
 
     def _slot(self, region: int) -> int:
@@ -144,7 +145,7 @@ class _Regions:
 
     def join(self, edge: int) -> None:
         """Join the two regions of the best edge of all, or let them wait."""
-        one, other = (self._slot(end) for end in self._ends[edge])
+        one, other = self._slot(self._one[edge]), self._slot(self._other[edge])
         if self.waiting[one] or self.waiting[other]:
             self.waiting[one] = self.waiting[other] = True
             return
@@ -170,6 +171,11 @@ class _Regions:
         counts[one] += counts[other]
         counts[other] = 0
         return one
+
+
+def _array(values: NDArray[np.int64]) -> array[int]:
+    """For access one by one: less than half the memory of a list, and faster than NumPy's."""
+    return array("q", values.tobytes())
 
 
 def contracted(graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]) -> RegionGraph:

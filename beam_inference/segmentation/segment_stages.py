@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.outputs import create_output
-from beam_inference.segmentation.affinities import read_links, unit
+from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
 from beam_inference.segmentation.labelling import arranged, planes_at_seams, seams_of
 from beam_inference.segmentation.numbering import (
@@ -162,7 +162,7 @@ def join_group(work: Segmentation, level: int) -> DoChunk:
 
 
 def _join(work: Segmentation, scratch: Scratch, level: int, index: int, part: Part) -> None:
-    outcome = settle_what_can_be(part, work.threshold * unit(floats=work.floats))
+    outcome = settle_what_can_be(part, as_limit(work.threshold, floats=work.floats))
     large = outcome.records["voxels"] >= work.min_size
     small = np.isin(outcome.to, outcome.final[~large])
     scratch.write(f"rest{level}", index, **as_arrays(outcome.rest))
