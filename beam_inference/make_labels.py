@@ -52,7 +52,7 @@ def make_labels(
             delete_folder(open_kvstore(url, work.storage), url)
     create_output(work.output)
     grid = work.grid
-    print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way", flush=True)
+    print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way{work.more_memory}", flush=True)
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
     done = outcome.exit_code == COMPLETE
     made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""

@@ -1,6 +1,6 @@
 """Watershed and agglomeration against waterz, which has the whole volume in memory: seconds, and memory.
 
-    python -m benchmarks.segment --data ../shared/data [--side 192]
+    python -m benchmarks.segment --data ../shared/data [--side 160]
 
 The affinities are of FIB-25's bodies and membranes, see :func:`affinities`; ours go through all stages of ``segment``,
 in chunks of 96³, one thread, from a volume to a volume, both in memory. Written to ``benchmarks/results/segment.json``.
@@ -9,8 +9,6 @@ in chunks of 96³, one thread, from a volume to a volume, both in memory. Writte
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import itertools
 import json
 from dataclasses import replace
@@ -38,7 +36,7 @@ _names = itertools.count()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of FIB-25")
-    parser.add_argument("--side", type=int, default=192, help="voxels of the volume on a side")
+    parser.add_argument("--side", type=int, default=160, help="voxels of the volume on a side")
     parser.add_argument("--repeats", type=int, default=3)
     known = parser.parse_args()
     crop = (slice(0, known.side),) * 3
@@ -50,8 +48,7 @@ def main() -> None:
     create_output(spec).write(box, made)
 
     def theirs() -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            next(waterz.agglomerate(made, [1 - THRESHOLD], aff_threshold_low=LOW, aff_threshold_high=HIGH))
+        next(waterz.agglomerate(made, [1 - THRESHOLD], aff_threshold_low=LOW, aff_threshold_high=HIGH))
 
     figures = {
         "machine": machine("waterz", "connected-components-3d", "tensorstore"),

@@ -38,6 +38,7 @@ class Labelling:
     scratch_url: str = ""
     table_folder: ClassVar[str]
     working_bytes: ClassVar[int]
+    more_memory: ClassVar[str] = ""
 
     @property
     def bytes_per_voxel(self) -> int:
@@ -118,6 +119,7 @@ class Segmentation(Labelling):
     floats: bool
     table_folder: ClassVar[str] = "segments"
     working_bytes: ClassVar[int] = 48
+    more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
 
     @property
     def levels(self) -> tuple[Zyx, ...]:
