@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from beam_inference.errors import COMPLETE, ConfigError
+from beam_inference.chunk_tasks import TaskJob
+from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.outputs import create_output
-from beam_inference.pyramid import make_pyramid, plan_pyramid
+from beam_inference.pyramid import NoLevelNeeded, Pyramid, make_pyramid, plan_pyramid, remove
 from beam_inference.scales import multiscale_volume
 from beam_inference.segmentation.job import memory_gib
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.table import count_of
 from beam_inference.segmentation.work import Labelling
 from beam_inference.stores import delete_folder, open_kvstore
-from beam_inference.task_runner import begin, print_task_outcome, run_tasks, task_job
+from beam_inference.task_runner import begin, print_task_outcome, recorded, run_tasks, task_job
 
 Work = TypeVar("Work", bound=Labelling)
+
+_MULTISCALE = ("precomputed", "ome_zarr")
 
 
 def make_labels(
@@ -40,28 +43,65 @@ def make_labels(
     Raises:
         UserError: it cannot be done as asked.
     """
-    if pyramid and work.output.format not in ("precomputed", "ome_zarr"):
+    if pyramid and work.output.format not in _MULTISCALE:
         raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
     job = task_job(kind, description, work.output.url, work.storage, ())
     scratch = f"{job.state_url}/{kind}_scratch"
     work = replace(work, scratch_url=f"{scratch}/{job.fingerprint[:16]}")
     job = replace(job, tasks=stages(work))
+    if not overwrite:
+        _refuse_another_kind(job)
     begin(job, overwrite=overwrite)
-    if overwrite:
-        for url in (scratch, work.table_url):
-            delete_folder(open_kvstore(url, work.storage), url)
     create_output(work.output)
+    if overwrite:
+        _forget(job, work, scratch)
     grid = work.grid
     print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way{work.more_memory}", flush=True)
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
     done = outcome.exit_code == COMPLETE
     made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""
     print_task_outcome(outcome, made, again)
-    return _coarser(work, flags, again, overwrite=overwrite) if done and pyramid else outcome.exit_code
+    return _coarser(work, flags, again) if done and pyramid else outcome.exit_code
 
 
-def _coarser(work: Labelling, flags: Sequence[str], again: str, *, overwrite: bool) -> int:
-    planned = plan_pyramid(multiscale_volume(work.output.url, work.storage), "mode")
-    outcome = make_pyramid(planned, flags, overwrite=overwrite)
+_TABLES = {"components": "components", "segment": "segments"}
+"""The folder of the table of each kind of job."""
+
+
+def _refuse_another_kind(job: TaskJob) -> None:
+    for kind in _TABLES:
+        if kind != job.kind and recorded(replace(job, kind=kind)) is not None:
+            raise StateError(
+                f"{job.state_url}/{kind} holds records of {kind}: what it has made there would be mixed with this. Use "
+                "another target, or pass --overwrite to make everything anew."
+            )
+
+
+def _forget(job: TaskJob, work: Labelling, scratch: str) -> None:
+    """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
+    for kind, table in _TABLES.items():
+        if kind != job.kind:
+            delete_folder(open_kvstore(job.state_url, work.storage), job.state_url, f"{kind}/")
+        delete_folder(open_kvstore(work.output.url, work.storage), work.output.url, f"{table}/")
+    delete_folder(open_kvstore(scratch, work.storage), scratch)
+    if (levels := _levels(work)) is not None:
+        remove(levels.job())
+
+
+def _levels(work: Labelling) -> Pyramid | None:
+    """The pyramid of the output, which is there; None if it has no place for one, or is one block."""
+    if work.output.format not in _MULTISCALE:
+        return None
+    try:
+        return plan_pyramid(multiscale_volume(work.output.url, work.storage), "mode")
+    except NoLevelNeeded:
+        return None
+
+
+def _coarser(work: Labelling, flags: Sequence[str], again: str) -> int:
+    planned = _levels(work)
+    if planned is None:
+        return COMPLETE
+    outcome = make_pyramid(planned, flags)
     print_task_outcome(outcome, f"{len(planned.levels)} coarser levels", again)
     return outcome.exit_code

@@ -67,12 +67,12 @@ def segments_by_brute_force(affinities, fragments, threshold, to_next):
         pairs = {}
         for value, _, one, other in edges:
             if part[one] != part[other]:
-                pair = (max(part[one], part[other]), min(part[one], part[other]))
+                pair = (min(part[one], part[other]), max(part[one], part[other]))
                 pairs.setdefault(pair, []).append(value)
         best = max(((np.mean(values), *pair) for pair, values in pairs.items()), default=(-np.inf,))
         if best[0] < threshold:
             return part
-        part[part == best[1]] = best[2]
+        part[part == best[2]] = best[1]
 
 
 def as_ids(segments, fragments, shape, min_size):
@@ -165,11 +165,14 @@ def test_channels_shards_formats_and_background():
         ({"threshold": float("nan")}, "--threshold nan is no number"),
         ({"high": float("inf")}, "--high inf is no number"),
         ({"low": 3}, "--low 3 is more than --high 2"),
+        ({"threshold": 2000, "dtype": np.float32}, "--threshold 2000: affinities that are no integers"),
     ],
 )
 def test_what_cannot_be_done_is_refused(asked, message):
+    url = write(np.zeros((3, 4, 4, 4), asked.get("dtype", np.uint8)))
+    limits = {"threshold": 1, "low": 1, "high": 2} | {name: asked[name] for name in asked if name != "dtype"}
     with pytest.raises(ConfigError, match=message):
-        make(write(np.zeros((3, 4, 4, 4), np.uint8)), **{"threshold": 1, "low": 1, "high": 2} | asked)
+        make(url, **limits)
 
 
 def test_integers_that_are_no_affinities_are_refused():

@@ -13,7 +13,7 @@ from beam_inference.volumes import Volume
 
 FRACTION_BITS = 20
 """Sums of affinities that are no integers are of multiples of 2^-20, so that they are exact, whatever their order."""
-_MOST = 2.0**10
+MOST = 2.0**10
 
 
 def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
@@ -53,6 +53,7 @@ def _links(
         there = np.moveaxis(links, axis, 0)[first - core.start[axis] : last - core.start[axis]]
         there[...] = np.moveaxis(values[BoundingBox(_zyx(start), _zyx(stop)).slices_in(box)], axis, 0)
         if dtype.kind == "f":
+            np.maximum(there, np.finfo(np.float32).min, out=there)  # minus infinity is an affinity; NaN stays
             there[np.isnan(there)] = no_link(dtype)
     return links
 
@@ -65,10 +66,10 @@ def _zyx(values: list[int]) -> Zyx:
 def as_summands(links: NDArray[Any]) -> NDArray[np.int64]:
     """Affinities as integers, whose sums are exact; those of floats are beyond ±1024 taken as that."""
     if links.dtype.kind == "f":
-        links = np.rint(np.ldexp(np.clip(links.astype(np.float64), -_MOST, _MOST), FRACTION_BITS))
+        links = np.rint(np.ldexp(np.clip(links.astype(np.float64), -MOST, MOST), FRACTION_BITS))
     return links.astype(np.int64)
 
 
 def as_limit(threshold: float, *, floats: bool) -> float:
     """A threshold for means of :func:`as_summands`, rounded as these are, so that it includes its own value."""
-    return float(round(threshold * 2**FRACTION_BITS)) if floats else threshold
+    return float(as_summands(np.array([threshold], np.float32))[0]) if floats else threshold

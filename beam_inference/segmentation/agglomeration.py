@@ -10,8 +10,9 @@ first, if both are the best partner of one another. So whatever can be decided w
 there, and **the result is that of the whole volume, for all chunk shapes**: see :func:`agglomerate`.
 
 For this, partners must be ranked without ties, and the rank of a join must not exceed that of its parts either where
-means are equal. A region's name is the least id of its fragments; of equal means, the pair with the greater of its two
-greater names, then of its two lesser names, comes first. Sums are integers; a float64 quotient of two of them is
+means are equal. A region's name is the least id of its fragments; of equal means, the pair whose lesser name is the
+greater, and then whose greater name is, comes first. (The other way about, a body that takes in fragments of lesser
+names would sink, and with it all its edges, each time.) Sums are integers; a float64 quotient of two of them is
 rounded monotonically, which is all that is needed.
 """
 
@@ -93,7 +94,8 @@ def agglomerate(
         regions are waiting, meaningful for those that are no part of another.
     """
     regions = _Regions(graph, known)
-    queue = [regions.rank(edge) for edge in np.flatnonzero(graph.sums / graph.counts >= threshold).tolist()]
+    ranks = map(regions.rank, range(len(graph.counts)))
+    queue = [rank for rank in ranks if -rank[0] >= threshold]
     heapq.heapify(queue)
     while queue:
         rank = regions.rank(queue[0][-1])
@@ -131,11 +133,11 @@ class _Regions:
             self._edges[one][other] = self._edges[other][one] = edge
 
     def rank(self, edge: int) -> tuple[float, int, int, int]:
-        """The lower, the better: minus the mean affinity, minus the greater name and the lesser; and the edge."""
+        """The lower, the better: minus the mean affinity, minus the lesser name and the greater; and the edge."""
         if not self._counts[edge]:
             return (np.inf, 0, 0, edge)
         one, other = self.name[self._slot(self._one[edge])], self.name[self._slot(self._other[edge])]
-        return (-self._sums[edge] / self._counts[edge], -max(one, other), -min(one, other), edge)
+        return (-self._sums[edge] / self._counts[edge], -min(one, other), -max(one, other), edge)
 
     def _slot(self, region: int) -> int:
         parent = self.parent

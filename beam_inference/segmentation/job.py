@@ -121,7 +121,7 @@ def described(work: Labelling) -> dict[str, Any]:
             "shard_shape": work.output.shard_shape,
             "voxel_size_nm": work.output.voxel_size_nm,
         },
-        "stages": 1,  # counts up when what they leave for one another changes
+        "stages": 2,  # counts up when what they leave for one another changes
     }
 
 

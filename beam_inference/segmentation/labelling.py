@@ -26,7 +26,8 @@ CODE_BITS = 32
 POSITIONS: tuple[Zyx, ...] = tuple((z, y, x) for z, y, x in product((0, 1), repeat=3))
 """A chunk, and its seven neighbours that lie at or after it on every axis, as steps on the chunk grid, ZYX."""
 
-_STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
+"""To the next chunk, or voxel, on each axis."""
 
 
 def cc3d_library() -> ModuleType:
@@ -39,7 +40,7 @@ def cc3d_library() -> ModuleType:
         import cc3d
     except ImportError:
         raise ConfigError(
-            "components need connected-components-3d: pip install 'beam-inference[segmentation]', here and on workers"
+            "this needs connected-components-3d: pip install 'beam-inference[segmentation]', here and on workers"
         ) from None
     return cc3d
 
@@ -193,13 +194,13 @@ def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> 
         shape: of the chunk, ZYX.
         connectivity: 6, 18 or 26 neighbours.
     """
-    pairs = [_one_component(*_slab(chunks, shape, axis), connectivity) for axis in range(3) if _STEPS[axis] in chunks]
+    pairs = [_one_component(*_slab(chunks, shape, axis), connectivity) for axis in range(3) if STEPS[axis] in chunks]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 
 def _slab(chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """The codes, and the input's values, of the two planes at the seam after a chunk on an axis."""
-    reaches = [int(step in chunks) for step in _STEPS]
+    reaches = [int(step in chunks) for step in STEPS]
     codes: dict[Zyx, NDArray[np.int64]] = {}
     values: dict[Zyx, NDArray[Any]] = {}
     for number, position in enumerate(POSITIONS):

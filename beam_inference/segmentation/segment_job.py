@@ -7,6 +7,7 @@ from typing import Any
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.errors import ConfigError
+from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.job import checked_input, comparable, described, output_and_grid
 from beam_inference.segmentation.work import Segmentation
 from beam_inference.storage import Storage
@@ -64,6 +65,8 @@ def planned_segmentation(
     for name, value in (("--threshold", threshold), ("--low", low), ("--high", high)):
         if not math.isfinite(value):
             raise ConfigError(f"{name} {value} is no number that affinities can be compared with")
+        if volume.dtype.kind == "f" and abs(value) > MOST:
+            raise ConfigError(f"{name} {value:g}: affinities that are no integers are told apart from -1024 to 1024")
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
     output, grid = output_and_grid(

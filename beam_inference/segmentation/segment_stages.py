@@ -33,7 +33,7 @@ from beam_inference.bounding_box import Zyx
 from beam_inference.outputs import create_output
 from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
-from beam_inference.segmentation.labelling import arranged, planes_at_seams, seams_of
+from beam_inference.segmentation.labelling import STEPS, arranged, planes_at_seams, seams_of
 from beam_inference.segmentation.numbering import (
     DoChunk,
     Stage,
@@ -57,8 +57,6 @@ from beam_inference.segmentation.table import tabulate_segments
 from beam_inference.segmentation.watershed import fragments, joined_pairs
 from beam_inference.segmentation.work import Segmentation
 from beam_inference.volumes import Volume, open_volume
-
-_STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
 
 def segment_stages(work: Segmentation) -> tuple[Stage, ...]:
@@ -137,7 +135,7 @@ _NO_PLANE: Names = np.zeros((0, 0), np.int64)
 
 def _plane_before(work: Segmentation, scratch: Scratch, index: int, axis: int) -> Names:
     """The fragments in the last plane of the chunk before one."""
-    z, y, x = (p - s for p, s in zip(work.grid.position(index), _STEPS[axis], strict=True))
+    z, y, x = (p - s for p, s in zip(work.grid.position(index), STEPS[axis], strict=True))
     neighbour = work.grid.index((z, y, x))
     ids = np.concatenate([[0], scratch.read("touching_ids", neighbour)["ids"]])
     plane: Names = ids[np.squeeze(scratch.read("faces", neighbour)[f"last{axis}"], axis)]

@@ -15,7 +15,7 @@ from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently, 
 
 _SUMMARY = "summary.json"
 LINES_PER_PART = 1_000_000
-"""Of the table: its parts hold the ids ``1 … LINES_PER_PART``, and so on."""
+"""Of each part of the table but the last."""
 
 
 def tabulate(work: Labelling) -> Callable[[int], None]:

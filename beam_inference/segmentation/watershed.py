@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
-from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, cc3d_library
+from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS, cc3d_library
 from beam_inference.segmentation.scratch import Arrays
 
 Links = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -30,8 +30,6 @@ Links = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 
 _NEXT, _BEFORE = (1, 4, 16), (2, 8, 32)
 """Bits of a voxel's edges along z, y and x, as cc3d has them for arrays in C order."""
-
-_AFTER: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
 
 
 def no_link(dtype: np.dtype[Any]) -> int | float:
@@ -113,7 +111,7 @@ def joined_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
     """
     pairs = [np.zeros((0, 2), np.int64)]
     own = chunks[0, 0, 0]
-    for axis, step in enumerate(_AFTER):
+    for axis, step in enumerate(STEPS):
         if step in chunks:
             other = chunks[step]
             on = own[f"joined_last{axis}"] | other[f"joined_first{axis}"]

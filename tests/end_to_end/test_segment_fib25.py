@@ -3,6 +3,7 @@
 The affinities are of the ground truth's boundaries and of the image's membranes: as of a network that errs nowhere.
 """
 
+import json
 import signal
 import subprocess
 import sys
@@ -133,3 +134,22 @@ def test_what_the_command_refuses(tmp_path, capsys):
         assert main(["segment", *words]) == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists(), "nothing is created before all is checked"
+
+
+@pytest.mark.slow
+def test_a_target_holds_one_kind_of_labels(tmp_path, capsys):
+    values = np.random.default_rng(0).random((3, 20, 24, 28)).astype(np.float32)
+    source, out = write_volume(tmp_path / "in", values, block_shape=(8, 8, 8)), tmp_path / "out"
+    components = ["components", source, str(out), "--channel=0", "--threshold=0.8", "--pyramid"]
+    segment = ["segment", source, str(out), "--threshold=0.7", "--low=0.2", "--high=0.95"]
+    assert main(components) == 0
+    assert (out / "components" / "000000.csv").exists()
+    assert main(segment) == 2
+    assert "holds records of components" in capsys.readouterr().err
+    assert main([*segment, "--overwrite"]) == 0
+    assert not (out / "components" / "000000.csv").exists()
+    assert len(json.loads((out / "info").read_text())["scales"]) == 1, "coarser levels were of other voxels"
+    assert main([*segment, "--pyramid"]) == 0
+    assert len(json.loads((out / "info").read_text())["scales"]) > 1
+    assert main(components) == 2
+    assert main([*segment[:2], str(tmp_path / "small"), *segment[3:], "--block_shape=32x32x32", "--pyramid"]) == 0
