@@ -46,15 +46,14 @@ def make_labels(
     if pyramid and work.output.format not in _MULTISCALE:
         raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
     job = task_job(kind, description, work.output.url, work.storage, ())
-    scratch = f"{job.state_url}/{kind}_scratch"
-    work = replace(work, scratch_url=f"{scratch}/{job.fingerprint[:16]}")
+    work = replace(work, scratch_url=f"{job.state_url}/{kind}_scratch/{job.fingerprint[:16]}")
     job = replace(job, tasks=stages(work))
     if not overwrite:
         _refuse_another_kind(job)
     begin(job, overwrite=overwrite)
     create_output(work.output)
     if overwrite:
-        _forget(job, work, scratch)
+        _forget(job, work)
     grid = work.grid
     print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way{work.more_memory}", flush=True)
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
@@ -77,13 +76,14 @@ def _refuse_another_kind(job: TaskJob) -> None:
             )
 
 
-def _forget(job: TaskJob, work: Labelling, scratch: str) -> None:
+def _forget(job: TaskJob, work: Labelling) -> None:
     """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
+    state, output = (open_kvstore(url, work.storage) for url in (job.state_url, work.output.url))
     for kind, table in _TABLES.items():
         if kind != job.kind:
-            delete_folder(open_kvstore(job.state_url, work.storage), job.state_url, f"{kind}/")
-        delete_folder(open_kvstore(work.output.url, work.storage), work.output.url, f"{table}/")
-    delete_folder(open_kvstore(scratch, work.storage), scratch)
+            delete_folder(state, job.state_url, f"{kind}/")
+        delete_folder(state, job.state_url, f"{kind}_scratch/")
+        delete_folder(output, work.output.url, f"{table}/")
     if (levels := _levels(work)) is not None:
         remove(levels.job())
 
