@@ -150,6 +150,7 @@ def test_channels_thresholds_and_nan():
         ({"chunk_shape": (12, 8, 8)}, AlignmentError, "Nearest above: 16x8x8"),
         ({"chunk_shape": (2**11, 2**10, 2**10)}, ConfigError, "fewer than 2\\^31"),
         ({"format": "zarr3"}, ConfigError, "starts at 0"),
+        ({"format": "n5", "shard_shape": (16, 16, 16)}, ConfigError, "n5 holds a file for each block"),
     ],
 )
 def test_what_cannot_be_done_is_refused(asked, error, message):

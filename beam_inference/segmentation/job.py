@@ -18,6 +18,7 @@ from beam_inference.stores import place_of_url
 from beam_inference.volumes import Volume, open_volume
 
 _BLOCK_SIDE = 64
+_SHARDED = ("precomputed", "zarr3", "ome_zarr")
 _MOST_VOXELS = 2**31
 """Of a chunk: its labels are 32 bits."""
 
@@ -68,6 +69,8 @@ def output_and_grid(
     Raises:
         UserError: it cannot be done so, or something else is there.
     """
+    if shard_shape and format not in _SHARDED:
+        raise ConfigError(f"--shard_shape: {format} holds a file for each block; {', '.join(_SHARDED)} hold shards")
     bounds = volume.bounds
     assert volume.voxel_size_nm is not None
     output = OutputSpec(
