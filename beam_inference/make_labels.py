@@ -14,7 +14,7 @@ from beam_inference.scales import multiscale_volume
 from beam_inference.segmentation.job import memory_gib
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.table import count_of
-from beam_inference.segmentation.work import Labelling
+from beam_inference.segmentation.work import Components, Labelling, Segmentation
 from beam_inference.stores import delete_folder, open_kvstore
 from beam_inference.task_runner import begin, print_task_outcome, recorded, run_tasks, task_job
 
@@ -24,7 +24,6 @@ _MULTISCALE = ("precomputed", "ome_zarr")
 
 
 def make_labels(
-    kind: str,
     work: Work,
     description: dict[str, Any],
     stages: Callable[[Work], tuple[Stage, ...]],
@@ -36,17 +35,16 @@ def make_labels(
 ) -> int:
     """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
 
-    ``kind`` is what the job is called, ``flags`` are Beam's, ``again`` is the command that goes on. The scratch folder
-    is in the output's state folder, but not among the records of what is done, which are listed. ``pyramid`` is whether
-    coarser levels are made of it as well.
+    ``flags`` are Beam's, ``again`` is the command that goes on, ``pyramid`` whether coarser levels are made as well.
+    The scratch folder is in the output's state folder, but not among the records of what is done, which are listed.
 
     Raises:
         UserError: it cannot be done as asked.
     """
     if pyramid and work.output.format not in _MULTISCALE:
         raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
-    job = task_job(kind, description, work.output.url, work.storage, ())
-    work = replace(work, scratch_url=f"{job.state_url}/{kind}_scratch/{job.fingerprint[:16]}")
+    job = task_job(work.kind, description, work.output.url, work.storage, ())
+    work = replace(work, scratch_url=f"{job.state_url}/{work.kind}_scratch/{job.fingerprint[:16]}")
     job = replace(job, tasks=stages(work))
     if not overwrite:
         _refuse_another_kind(job)
@@ -63,27 +61,26 @@ def make_labels(
     return _coarser(work, flags, again) if done and pyramid else outcome.exit_code
 
 
-_TABLES = {"components": "components", "segment": "segments"}
-"""The folder of the table of each kind of job."""
+_KINDS: tuple[type[Labelling], ...] = (Components, Segmentation)
 
 
 def _refuse_another_kind(job: TaskJob) -> None:
-    for kind in _TABLES:
-        if kind != job.kind and recorded(replace(job, kind=kind)) is not None:
+    for other in _KINDS:
+        if other.kind != job.kind and recorded(replace(job, kind=other.kind)) is not None:
             raise StateError(
-                f"{job.state_url}/{kind} holds records of {kind}: what it has made there would be mixed with this. Use "
-                "another target, or pass --overwrite to make everything anew."
+                f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made there would be mixed "
+                "with this. Use another target, or pass --overwrite to make everything anew."
             )
 
 
 def _forget(job: TaskJob, work: Labelling) -> None:
     """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
     state, output = (open_kvstore(url, work.storage) for url in (job.state_url, work.output.url))
-    for kind, table in _TABLES.items():
-        if kind != job.kind:
-            delete_folder(state, job.state_url, f"{kind}/")
-        delete_folder(state, job.state_url, f"{kind}_scratch/")
-        delete_folder(output, work.output.url, f"{table}/")
+    for each in _KINDS:
+        if each.kind != job.kind:
+            delete_folder(state, job.state_url, f"{each.kind}/")
+        delete_folder(state, job.state_url, f"{each.kind}_scratch/")
+        delete_folder(output, work.output.url, f"{each.table_folder}/")
     if (levels := _levels(work)) is not None:
         remove(levels.job())
 

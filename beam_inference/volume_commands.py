@@ -85,16 +85,7 @@ def components(known: argparse.Namespace) -> int:
         connectivity=known.connectivity,
         **_labels_asked(known),
     )
-    return make_labels(
-        "components",
-        work,
-        components_described(work),
-        component_stages,
-        known.beam_flags,
-        _again(known),
-        overwrite=known.overwrite,
-        pyramid=known.pyramid,
-    )
+    return make_labels(work, components_described(work), component_stages, known.beam_flags, **_how(known))
 
 
 def segment(known: argparse.Namespace) -> int:
@@ -112,16 +103,7 @@ def segment(known: argparse.Namespace) -> int:
         to_next=known.to_next,
         **_labels_asked(known),
     )
-    return make_labels(
-        "segment",
-        work,
-        segmentation_described(work),
-        segment_stages,
-        known.beam_flags,
-        _again(known),
-        overwrite=known.overwrite,
-        pyramid=known.pyramid,
-    )
+    return make_labels(work, segmentation_described(work), segment_stages, known.beam_flags, **_how(known))
 
 
 def _source_and_target(known: argparse.Namespace) -> tuple[str, str]:
@@ -142,8 +124,9 @@ def _labels_asked(known: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(known, name) for name in names} | {"storage": storage_of_environment(LOCAL)}
 
 
-def _again(known: argparse.Namespace) -> str:
-    return shlex.join(word for word in known.words if word != "--overwrite")
+def _how(known: argparse.Namespace) -> dict[str, Any]:
+    again = shlex.join(word for word in known.words if word != "--overwrite")
+    return {"again": again, "overwrite": known.overwrite, "pyramid": known.pyramid}
 
 
 def levels(known: argparse.Namespace) -> int:

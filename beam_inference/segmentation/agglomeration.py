@@ -180,6 +180,13 @@ def _array(values: NDArray[np.int64]) -> array[int]:
     return array("q", values.tobytes())
 
 
+def joined_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.void]:
+    """What is known of what regions were joined to, at its place; elsewhere nothing."""
+    records = no_records(len(graph.names))
+    add_parts(records, joined, graph.records)
+    return records
+
+
 def contracted(graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]) -> RegionGraph:
     """The graph of what regions were joined to, of which some stay.
 
@@ -188,12 +195,10 @@ def contracted(graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.
         joined: of each region, the place of what it is now part of.
         stays: which of these there are to be; edges of others go with them.
     """
-    records = no_records(len(graph.names))
-    add_parts(records, joined, graph.records)
     stays = stays & (joined == np.arange(len(joined)))
     places = np.cumsum(stays) - 1
     pairs = joined[graph.pairs]
     left = stays[pairs].all(axis=1) & (pairs[:, 0] != pairs[:, 1])
     names = graph.names[stays]
     edges = summed(names, places[pairs[left]], graph.sums[left], graph.counts[left])
-    return RegionGraph(names, records[stays], *edges)
+    return RegionGraph(names, joined_records(graph, joined)[stays], *edges)

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.segmentation.affinities import as_summands
-from beam_inference.segmentation.agglomeration import RegionGraph, agglomerate, combined, contracted, summed
+from beam_inference.segmentation.agglomeration import (
+    RegionGraph,
+    agglomerate,
+    combined,
+    contracted,
+    joined_records,
+    summed,
+)
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.watershed import Links, no_link
@@ -63,7 +70,7 @@ def settle_what_can_be(part: Part, threshold: float) -> Outcome:
     known = ~np.isin(graph.names, np.concatenate(part.open))
     joined, waits = agglomerate(graph, known, threshold)
     final = (joined == np.arange(len(joined))) & ~waits
-    records = contracted(graph, joined, final).records
+    records = joined_records(graph, joined)[final]
     rest = Part(contracted(graph, joined, waits), part.open)
     return Outcome(graph.names, graph.names[joined], ~waits[joined], rest, graph.names[final], records)
 

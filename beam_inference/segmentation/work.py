@@ -36,6 +36,7 @@ class Labelling:
     storage: Storage
     input_bytes: int
     scratch_url: str = ""
+    kind: ClassVar[str]
     table_folder: ClassVar[str]
     working_bytes: ClassVar[int]
     more_memory: ClassVar[str] = ""
@@ -91,6 +92,7 @@ class Components(Labelling):
     channel: int
     threshold: float | None
     connectivity: int
+    kind: ClassVar[str] = "components"
     table_folder: ClassVar[str] = "components"
     working_bytes: ClassVar[int] = 16
 
@@ -117,6 +119,7 @@ class Segmentation(Labelling):
     high: float
     threshold: float
     floats: bool
+    kind: ClassVar[str] = "segment"
     table_folder: ClassVar[str] = "segments"
     working_bytes: ClassVar[int] = 48
     more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
