@@ -118,10 +118,13 @@ def _source_and_target(known: argparse.Namespace) -> tuple[str, str]:
 
 
 def _labels_asked(known: argparse.Namespace) -> dict[str, Any]:
+    from beam_inference.segmentation.job import Layout
     from beam_inference.stores import LOCAL, storage_of_environment
 
-    names = ("scale", "min_size", "format", "chunk_shape", "block_shape", "shard_shape")
-    return {name: getattr(known, name) for name in names} | {"storage": storage_of_environment(LOCAL)}
+    names = ("format", "chunk_shape", "block_shape", "shard_shape")
+    layout = Layout(**{name: getattr(known, name) for name in names})
+    storage = storage_of_environment(LOCAL)
+    return {"scale": known.scale, "min_size": known.min_size, "layout": layout, "storage": storage}
 
 
 def _how(known: argparse.Namespace) -> dict[str, Any]:

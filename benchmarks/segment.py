@@ -22,6 +22,7 @@ from scipy import ndimage
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.segmentation.job import Layout
 from beam_inference.segmentation.segment_job import planned_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.stores import LOCAL
@@ -82,7 +83,13 @@ def segmented() -> None:
     """All stages, one after the other."""
     url = f"memory://segments{next(_names)}"
     work = planned_segmentation(
-        "memory://affinities", url, threshold=THRESHOLD, low=LOW, high=HIGH, chunk_shape=CHUNK, storage=LOCAL
+        "memory://affinities",
+        url,
+        threshold=THRESHOLD,
+        low=LOW,
+        high=HIGH,
+        layout=Layout(chunk_shape=CHUNK),
+        storage=LOCAL,
     )
     work = replace(work, scratch_url=f"{url}/scratch")
     for stage in segment_stages(work):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -153,3 +156,17 @@ def files_of(output: Path) -> dict[str, bytes]:
         for path in output.rglob("*")
         if path.is_file() and "_beam_inference" not in path.parts and not path.name.endswith(".__lock")
     }
+
+
+def killed_in_each(command: list[str], output: Path, kind: str, stages: list[str]) -> Iterator[str]:
+    """Begin a command of stages again and again; it is killed once a chunk of the next stage is done, which is told."""
+    for stage in stages:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        deadline = time.monotonic() + 90
+        while not list((output / "_beam_inference" / kind).glob(f"*/{stage}/done/*/*.json")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        yield stage

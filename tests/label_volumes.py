@@ -1,12 +1,16 @@
 """Volumes in memory for tests of components and segmentation, and what their tables should say."""
 
+import pickle
+from dataclasses import fields, replace
 from itertools import count
 
 import numpy as np
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.stores import open_kvstore
+from beam_inference.segmentation.job import Layout
+from beam_inference.stores import LOCAL, open_kvstore
+from beam_inference.volumes import open_volume
 
 _numbers = count()
 
@@ -31,6 +35,24 @@ def write(array, start=(3, -5, 2), voxel_size_nm=(40.0, 8.0, 4.0), **spec):
         )
     ).write(box, array)
     return url
+
+
+def with_layout(asked):
+    """What a job is asked for, with the keys of its layout in one value, on this machine."""
+    keys = {field.name for field in fields(Layout)}
+    layout = Layout(**{key: value for key, value in asked.items() if key in keys})
+    return {"storage": LOCAL, "layout": layout} | {key: value for key, value in asked.items() if key not in keys}
+
+
+def made(work, stages):
+    """Run all stages of a job, without Beam: the job with its scratch folder, and the output's voxels."""
+    work = replace(work, scratch_url=f"{work.output.url}/scratch")
+    for stage in stages(work):
+        do = pickle.loads(pickle.dumps(stage)).opened()
+        for index in range(stage.count):
+            do(index)
+    output = open_volume(work.output.url)
+    return work, output.read(output.bounds)[0]
 
 
 def read_table(work, parts=1):

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import pickle
 from dataclasses import replace
 from itertools import count
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from label_volumes import read_table, rows_by_brute_force, write
+from label_volumes import made, read_table, rows_by_brute_force, with_layout, write
 
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
 from beam_inference.outputs import create_output
@@ -19,23 +18,17 @@ from beam_inference.segmentation import table
 from beam_inference.segmentation.component_job import components_described, planned_components
 from beam_inference.segmentation.component_stages import component_stages
 from beam_inference.segmentation.job import memory_gib
-from beam_inference.stores import LOCAL, open_kvstore
-from beam_inference.volumes import open_volume
+from beam_inference.stores import open_kvstore
 
 _numbers = count()
 
 
 def make(url, **asked):
     """Run all stages, without Beam: the planned work, and the output's voxels."""
-    target = f"memory://out{next(_numbers)}"
-    work = planned_components(url, target, **{"threshold": 1, "storage": LOCAL} | asked)
-    work = replace(work, scratch_url=f"{target}/scratch")
-    for stage in component_stages(work):
-        do = pickle.loads(pickle.dumps(stage)).opened()
-        for index in range(stage.count):
-            do(index)
-    output = open_volume(target)
-    return work, output.read(output.bounds)[0]
+    return made(
+        planned_components(url, f"memory://out{next(_numbers)}", **with_layout({"threshold": 1} | asked)),
+        component_stages,
+    )
 
 
 def without_small(labels, min_size):
@@ -165,19 +158,20 @@ def test_more_that_is_refused():
         make(write(np.zeros((9, 9, 9), np.uint8), (8, 4, 0)), format="zarr3")
     url = write(np.zeros((9, 9, 9), np.uint8))
     with pytest.raises(ConfigError, match="the same place"):
-        planned_components(url, url, threshold=1, storage=LOCAL)
+        planned_components(url, url, **with_layout({"threshold": 1}))
     with pytest.raises(VolumeError, match="no volume at"):
         make("memory://nowhere")
     target = f"memory://out{next(_numbers)}"
-    create_output(planned_components(url, target, threshold=1, storage=LOCAL).output)
+    create_output(planned_components(url, target, **with_layout({"threshold": 1})).output)
     with pytest.raises(VolumeError, match="block_shape is"):
-        planned_components(url, target, threshold=1, block_shape=(4, 4, 4), storage=LOCAL)
+        planned_components(url, target, **with_layout({"threshold": 1, "block_shape": (4, 4, 4)}))
 
 
 def test_scratch_files_that_are_gone_or_damaged_are_told_of():
     url, target = write((np.random.default_rng(0).random((9, 9, 9)) < 0.3).astype(np.uint8)), "memory://damaged"
     work = replace(
-        planned_components(url, target, threshold=1, chunk_shape=(8, 8, 8), storage=LOCAL), scratch_url=f"{target}/s"
+        planned_components(url, target, **with_layout({"threshold": 1, "chunk_shape": (8, 8, 8)})),
+        scratch_url=f"{target}/s",
     )
     label, match, *_ = component_stages(work)
     for index in range(label.count):
@@ -199,7 +193,7 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
-        components_described(planned_components(url, "memory://other", **{"threshold": 1, "storage": LOCAL} | asked))
+        components_described(planned_components(url, "memory://other", **with_layout({"threshold": 1} | asked)))
         for asked in (
             {},
             {"threshold": 2},
@@ -213,4 +207,4 @@ def test_the_description_holds_all_that_the_caller_decides():
         )
     ]
     assert len({str(each) for each in descriptions}) == len(descriptions)
-    assert 0 < memory_gib(planned_components(url, "memory://other", threshold=1, storage=LOCAL)) < 1e-4
+    assert 0 < memory_gib(planned_components(url, "memory://other", **with_layout({"threshold": 1}))) < 1e-4

@@ -3,21 +3,18 @@
 import csv
 import io
 import itertools
-import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from label_volumes import read_table, rows_by_brute_force, write
+from label_volumes import made, read_table, rows_by_brute_force, with_layout, write
 
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation import table
 from beam_inference.segmentation.segment_job import planned_segmentation, segmentation_described
 from beam_inference.segmentation.segment_stages import segment_stages
-from beam_inference.stores import LOCAL, open_kvstore
-from beam_inference.volumes import open_volume
+from beam_inference.stores import open_kvstore
 
 _numbers = itertools.count()
 
@@ -85,15 +82,7 @@ def as_ids(segments, fragments, shape, min_size):
 
 def make(url, **asked):
     """Run all stages, without Beam: the planned work, and the output's voxels."""
-    target = f"memory://segmented{next(_numbers)}"
-    work = planned_segmentation(url, target, **{"storage": LOCAL} | asked)
-    work = replace(work, scratch_url=f"{target}/scratch")
-    for stage in segment_stages(work):
-        do = pickle.loads(pickle.dumps(stage)).opened()
-        for index in range(stage.count):
-            do(index)
-    output = open_volume(target)
-    return work, output.read(output.bounds)[0]
+    return made(planned_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)), segment_stages)
 
 
 @settings(deadline=None, max_examples=12, phases=[Phase.generate])
@@ -182,9 +171,9 @@ def test_integers_that_are_no_affinities_are_refused():
 
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((4, 20, 9, 9), np.uint16))
-    basis = {"threshold": 3, "low": 1, "high": 5, "storage": LOCAL}
+    basis = {"threshold": 3, "low": 1, "high": 5}
     descriptions = [
-        segmentation_described(planned_segmentation(url, "memory://other", **basis | asked))
+        segmentation_described(planned_segmentation(url, "memory://other", **with_layout(basis | asked)))
         for asked in (
             {},
             {"threshold": 2},

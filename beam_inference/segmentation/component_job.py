@@ -5,9 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from beam_inference.bounding_box import Zyx
 from beam_inference.errors import ConfigError
-from beam_inference.segmentation.job import checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.job import (
+    Layout,
+    checked_input,
+    comparable,
+    described,
+    output_and_grid,
+)
 from beam_inference.segmentation.work import Components
 from beam_inference.storage import Storage
 
@@ -23,10 +28,7 @@ def planned_components(
     scale: int = 0,
     connectivity: int = 6,
     min_size: int = 1,
-    format: str = "precomputed",
-    chunk_shape: Zyx | None = None,
-    block_shape: Zyx | None = None,
-    shard_shape: Zyx | None = None,
+    layout: Layout,
     storage: Storage,
 ) -> Components:
     """What is to be made, all open questions decided; its scratch folder is named later.
@@ -39,10 +41,7 @@ def planned_components(
         scale: of a precomputed input.
         connectivity: 6, 18 or 26.
         min_size: components of fewer voxels are removed.
-        format: of the output, see :class:`~beam_inference.outputs.OutputSpec`.
-        chunk_shape: ZYX; some 256 on a side by default.
-        block_shape: ZYX; as the input's by default.
-        shard_shape: ZYX; by default a file holds one block.
+        layout: of the output; chunks are some 256 on a side by default.
         storage: how object stores are reached.
 
     Raises:
@@ -57,16 +56,7 @@ def planned_components(
         raise ConfigError(f"{source} holds {volume.dtype}: --multilabel takes a segmentation, of integers")
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold} is no number that voxels can be compared with")
-    output, grid = output_and_grid(
-        volume,
-        target,
-        format=format,
-        side=_SIDE,
-        chunk_shape=chunk_shape,
-        block_shape=block_shape,
-        shard_shape=shard_shape,
-        storage=storage,
-    )
+    output, grid = output_and_grid(volume, target, layout, _SIDE, storage)
     return Components(
         source=source,
         scale=scale,

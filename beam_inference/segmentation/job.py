@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,23 @@ _BLOCK_SIDE = 64
 _SHARDED = ("precomputed", "zarr3", "ome_zarr")
 _MOST_VOXELS = 2**31
 """Of a chunk: its labels are 32 bits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How an output is to be laid out, and made.
+
+    Attributes:
+        format: see :class:`~beam_inference.outputs.OutputSpec`.
+        chunk_shape: what is done at once, ZYX; None for what a kind of job takes by default.
+        block_shape: ZYX; None for the input's.
+        shard_shape: ZYX; None for a file a block.
+    """
+
+    format: str = "precomputed"
+    chunk_shape: Zyx | None = None
+    block_shape: Zyx | None = None
+    shard_shape: Zyx | None = None
 
 
 def checked_input(source: str, target: str, scale: int, storage: Storage) -> Volume:
@@ -44,32 +62,22 @@ def checked_input(source: str, target: str, scale: int, storage: Storage) -> Vol
 
 
 def output_and_grid(
-    volume: Volume,
-    target: str,
-    *,
-    format: str,
-    side: int,
-    chunk_shape: Zyx | None,
-    block_shape: Zyx | None,
-    shard_shape: Zyx | None,
-    storage: Storage,
+    volume: Volume, target: str, layout: Layout, side: int, storage: Storage
 ) -> tuple[OutputSpec, ChunkGrid]:
     """The output, and chunks that tile the input and write whole blocks.
 
     Args:
         volume: the input.
         target: URL of the output.
-        format: see :class:`~beam_inference.outputs.OutputSpec`.
+        layout: of the output.
         side: voxels of a chunk on a side, about, where its shape is not given.
-        chunk_shape: ZYX.
-        block_shape: ZYX; as the input's by default.
-        shard_shape: ZYX; by default a file holds one block.
         storage: how object stores are reached.
 
     Raises:
         UserError: it cannot be done so, or something else is there.
     """
-    if shard_shape and format not in _SHARDED:
+    format = layout.format
+    if layout.shard_shape and format not in _SHARDED:
         raise ConfigError(f"--shard_shape: {format} holds a file for each block; {', '.join(_SHARDED)} hold shards")
     bounds = volume.bounds
     assert volume.voxel_size_nm is not None
@@ -79,14 +87,14 @@ def output_and_grid(
         dtype="uint32" if bounds.size < 2**32 else "uint64",
         channels=1,
         bounds=default_bounds(format, bounds),
-        block_shape=block_shape or _default_block(volume, side),
+        block_shape=layout.block_shape or _default_block(volume, side),
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
         encoding="compressed_segmentation" if format == "precomputed" else "raw",
-        shard_shape=shard_shape,
+        shard_shape=layout.shard_shape,
         labels=True,
     )
-    grid = ChunkGrid(bounds, chunk_shape or _default_chunk(output.write_shape, side))
+    grid = ChunkGrid(bounds, layout.chunk_shape or _default_chunk(output.write_shape, side))
     _check_alignment(grid, output)
     check_output(output)
     open_output(output)  # refuses one that differs

@@ -8,7 +8,13 @@ from typing import Any
 from beam_inference.bounding_box import Zyx
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation.affinities import MOST
-from beam_inference.segmentation.job import checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.job import (
+    Layout,
+    checked_input,
+    comparable,
+    described,
+    output_and_grid,
+)
 from beam_inference.segmentation.work import Segmentation
 from beam_inference.storage import Storage
 
@@ -27,10 +33,7 @@ def planned_segmentation(
     to_next: bool = False,
     scale: int = 0,
     min_size: int = 1,
-    format: str = "precomputed",
-    chunk_shape: Zyx | None = None,
-    block_shape: Zyx | None = None,
-    shard_shape: Zyx | None = None,
+    layout: Layout,
     storage: Storage,
 ) -> Segmentation:
     """What is to be made, all open questions decided; its scratch folder is named later.
@@ -45,10 +48,7 @@ def planned_segmentation(
         to_next: whether a voxel's affinities are those to the next voxels; else to the ones before.
         scale: of a precomputed input.
         min_size: segments of fewer voxels are removed.
-        format: of the output, see :class:`~beam_inference.outputs.OutputSpec`.
-        chunk_shape: ZYX; some 128 on a side by default.
-        block_shape: ZYX; as the input's by default.
-        shard_shape: ZYX; by default a file holds one block.
+        layout: of the output; chunks are some 128 on a side by default.
         storage: how object stores are reached.
 
     Raises:
@@ -69,16 +69,7 @@ def planned_segmentation(
             raise ConfigError(f"{name} {value:g}: affinities that are no integers are told apart from -1024 to 1024")
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
-    output, grid = output_and_grid(
-        volume,
-        target,
-        format=format,
-        side=_SIDE,
-        chunk_shape=chunk_shape,
-        block_shape=block_shape,
-        shard_shape=shard_shape,
-        storage=storage,
-    )
+    output, grid = output_and_grid(volume, target, layout, _SIDE, storage)
     if volume.dtype.kind == "u":
         low = max(low, 0)  # what is less stands for "no voxel"
     return Segmentation(

@@ -1,16 +1,14 @@
 """Components of a real volume (FIB-25, 250³ voxels) against cc3d on all of it; killed runs; bytes for any chunks."""
 
 import csv
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import cc3d
 import numpy as np
 import pytest
-from helpers import files_of, read_volume, truncated, write_volume
+from helpers import files_of, killed_in_each, read_volume, truncated, write_volume
 
 from beam_inference.cli import main
 
@@ -80,15 +78,7 @@ def test_killed_in_every_stage_then_finished(fib25_image, tmp_path):
     assert main([*words[:2], str(tmp_path / "undisturbed"), *words[2:]]) == 0
     output = tmp_path / "out"
     command = [sys.executable, "-m", "beam_inference", *words[:2], str(output), *words[2:]]
-    for stage in STAGES:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        deadline = time.monotonic() + 90
-        while not list((output / "_beam_inference" / "components").glob(f"*/{stage}/done/*/*.json")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    for _ in killed_in_each(command, output, "components", STAGES):
         assert left_behind(output)
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert files_of(output) == files_of(tmp_path / "undisturbed")

@@ -4,15 +4,13 @@ The affinities are of the ground truth's boundaries and of the image's membranes
 """
 
 import json
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from fib25_job import affinity_job, run_affinities
-from helpers import files_of, read_volume, write_volume
+from helpers import files_of, killed_in_each, read_volume, write_volume
 
 from beam_inference.cli import main
 
@@ -107,15 +105,7 @@ def test_killed_in_every_stage_then_finished(affinities, tmp_path):
     assert main([*words[:2], str(tmp_path / "undisturbed"), *words[2:]]) == 0
     output = tmp_path / "out"
     command = [sys.executable, "-m", "beam_inference", *words[:2], str(output), *words[2:]]
-    for stage in STAGES:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
-        deadline = time.monotonic() + 90
-        while not list((output / "_beam_inference" / "segment").glob(f"*/{stage}/done/*/*.json")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    assert list(killed_in_each(command, output, "segment", STAGES)) == STAGES
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert files_of(output) == files_of(tmp_path / "undisturbed")
     assert not [path for path in output.rglob("*") if "segment_scratch" in path.parts and path.is_file()]
