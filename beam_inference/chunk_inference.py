@@ -10,6 +10,8 @@ slab as deep as one patch, whatever the chunk's depth::
     z →      ├──── layer 0 ────┤
                        ├──── layer 1 ────┤
              └ leave 1 ┘└──── slab ──────┘
+
+Where the device is the host and float32 is what is wanted, the result itself is the accumulator, and nothing moves.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.blending import patch_weights
+from beam_inference import arrays
+from beam_inference.blending import axis_weights
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.plan import ChunkWork
@@ -56,6 +59,10 @@ AS_COMPUTED = Encoding(np.dtype(np.float32))
 class Network(Protocol):
     """What patch inference needs of a network, wherever its arrays live ("device arrays")."""
 
+    @property
+    def on_host(self) -> bool:
+        """Whether device arrays are in the machine's memory."""
+
     def session(self) -> AbstractContextManager[object]:
         """A context in which all the following are called (torch: inference mode)."""
 
@@ -82,7 +89,7 @@ class Network(Protocol):
         """Write the product of two device arrays into a third."""
 
     def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
-        """A float32 device array, encoded there, as a NumPy array of its own. The device array may be overwritten."""
+        """A float32 device array, encoded there, as a NumPy array. The device array may be overwritten, or be it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,7 @@ def infer_chunk(
                 for index, answer in window:
                     core.blend(index, next(predictions) if answer is None else answer)
                     waiting.popleft()
+            del predictions  # before the next ones: they would lie beside them
             uniform_patches += len(window) - len(unknown)
         with _told_of_chunk(work):
             finished = core.finished()
@@ -195,7 +203,7 @@ class _Patches:
         patch = self._cutout[self._slices(index)]
         first = patch[:, :1, :1, :1]
         # Most patches differ at a glance: only the others are looked at voxel by voxel.
-        if not ((patch[:, ::7, ::7, ::7] == first).all() and (patch == first).all()):
+        if not all((part == first).all() for part in (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)):
             return None
         values = (batch_size, *first.ravel().tolist())  # answers in another size of batch may be of other bits
         if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
@@ -227,12 +235,18 @@ class _Core:
     def __init__(self, work: ChunkWork, network: Network, channels: int, encoding: Encoding) -> None:
         self._work, self._network, self._encoding = work, network, encoding
         self._layer = work.patches[0][0]
-        depth = min(work.lattice.patch_shape[0], work.core_box.shape[0])
-        # Z before the channels: what leaves, and what moves, is then one piece of memory.
-        self._slab = network.zeros((depth, channels, *work.core_box.shape[1:]))
-        self._weighted = network.zeros((work.lattice.patch_shape[0], channels, *work.lattice.patch_shape[1:]))
-        self._encoded = np.empty((channels, *work.core_box.shape), encoding.dtype)
-        self._weights: dict[tuple[int, ...], Any] = {}
+        z, y, x = work.core_box.shape
+        depth, *across = work.lattice.patch_shape
+        self._weights, self._weighted = (network.zeros((depth, n, *across)) for n in (1, channels))
+        # All of them now: made between the network's answers, they would lie between the holes that these leave.
+        self._along_z, self._planes = _axis_and_planes(work, network)
+        self._result: NDArray[Any] | None = None
+        if network.on_host and encoding == AS_COMPUTED:
+            self._slab = network.zeros((channels, z, y, x)).swapaxes(0, 1)
+        else:
+            self._result = arrays.zeros((channels, z, y, x), encoding.dtype)
+            # Z before the channels: what leaves, and what moves, is then one piece of memory.
+            self._slab = network.zeros((min(work.lattice.patch_shape[0], z), channels, y, x))
 
     def blend(self, index: Zyx, prediction: Any) -> None:
         """Add one patch's weighted prediction (C, Z, Y, X).
@@ -247,57 +261,64 @@ class _Core:
         box = work.lattice.patch_box(index)
         here = box.intersection(work.core_box)
         z, y, x = here.slices_in(box)
-        part = self._weighted[z, :, y, x]
-        plane = self._on_device(index[1:], lambda: _plane(work, index, y, x))
-        self._network.multiply(prediction[:, z, y, x].swapaxes(0, 1), plane, part)
-        part *= self._on_device(index[:1], lambda: patch_weights(work.lattice, index)[0][z].reshape(-1, 1, 1, 1))
+        weights, part = self._weights[z, :, y, x], self._weighted[z, :, y, x]
+        self._network.multiply(self._along_z[index[0]][z], self._planes[index[1:]][:, :, y, x], weights)
+        self._network.multiply(prediction[:, z, y, x].swapaxes(0, 1), weights, part)
         first = self._rows(self._layer).start
         _, y, x = here.slices_in(work.core_box)
-        self._slab[here.start[0] - first : here.stop[0] - first, :, y, x] += part
+        sums = self._slab[here.start[0] - first : here.stop[0] - first, :, y, x]
+        sums += part  # not self._slab[...] += part, which would write them twice
 
     def finished(self) -> NDArray[Any]:
         """The core; no patch is left to blend."""
-        self._leave(self._work.core_box.stop[0])
-        return self._encoded
+        stop = self._work.core_box.stop[0]
+        if self._result is None:
+            return self._encoded(stop)
+        self._leave(self._result, stop)
+        return self._result
 
     def _rows(self, layer: int) -> range:
-        """The core's voxels along z that the patches of a layer reach."""
-        start = self._work.lattice.axes[0].patch_start(layer)
+        """The core's voxels along z that the slab holds while a layer's patches are blended."""
         core = self._work.core_box
+        if self._result is None:
+            return range(core.start[0], core.stop[0])
+        start = self._work.lattice.axes[0].patch_start(layer)
         return range(max(start, core.start[0]), min(start + self._work.lattice.patch_shape[0], core.stop[0]))
 
     def _advance(self, layer: int) -> None:
         """Move the slab to another layer: what lies before it leaves, what both share moves to the front."""
         before, after = self._rows(self._layer), self._rows(layer)
         gone, kept = after.start - before.start, before.stop - after.start
-        if gone:
-            self._leave(after.start)
+        if self._result is not None and gone:
+            self._leave(self._result, after.start)
             for moved in range(0, kept, gone):  # a copy must not overlap its source
                 here = slice(moved, min(moved + gone, kept))
                 self._slab[here] = self._slab[here.start + gone : here.stop + gone]
             self._slab[kept:] = 0
         self._layer = layer
 
-    def _leave(self, stop: int) -> None:
-        """Encode the slab's voxels before ``stop``, and bring them to the host."""
+    def _leave(self, result: NDArray[Any], stop: int) -> None:
+        """Bring the slab's voxels before ``stop`` to where they belong in the result."""
         first, offset = self._rows(self._layer).start, self._work.core_box.start[0]
-        part = self._slab[: stop - first]
+        result[:, first - offset : stop - offset] = self._encoded(stop)
+
+    def _encoded(self, stop: int) -> NDArray[Any]:
+        """The slab's voxels before ``stop`` as they are written, (C, Z, Y, X), on the host."""
+        part = self._slab[: stop - self._rows(self._layer).start]
         # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
         if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
             raise NonFiniteError("NaN or infinite values after blending")
-        encoded = self._network.download(part, self._encoding)
-        self._encoded[:, first - offset : stop - offset] = encoded.swapaxes(0, 1)
-
-    def _on_device(self, key: tuple[int, ...], weights: Callable[[], NDArray[np.float32]]) -> Any:
-        if key not in self._weights:
-            self._weights[key] = self._network.upload(weights())
-        return self._weights[key]
+        return self._network.download(part, self._encoding).swapaxes(0, 1)
 
 
-def _plane(work: ChunkWork, index: Zyx, y: slice, x: slice) -> NDArray[np.float32]:
-    """The weights of a patch across z, as far as it lies in the core: (1, 1, Y, X)."""
-    _, along_y, along_x = patch_weights(work.lattice, index)
-    return (along_y[y, None] * along_x[x])[None, None]
+def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
+    """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (1, 1, Y, X) by the others."""
+    z, y, x = (
+        {k: axis_weights(axis, k) for k in indices}
+        for axis, indices in zip(work.lattice.axes, work.patches, strict=True)
+    )
+    planes = {(j, i): network.upload((y[j][:, None] * x[i])[None, None]) for j, i in product(y, x)}
+    return {k: network.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes
 
 
 def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.plan import ChunkWork, InferencePlan
 
@@ -41,9 +42,9 @@ def merged(
     plan: InferencePlan, index: int, parts: Iterable[tuple[int, Sequence[Sums]]], channels: int
 ) -> list[tuple[BoundingBox, Sums]]:
     """The shared boxes of a chunk, finished. ``parts`` are those of its contributors, in their order."""
-    shared = [(box, np.zeros((channels, *box.shape), np.float32)) for box in plan.shared_boxes(index)]
-    for contributor, arrays in parts:
-        for piece, array in zip(seam_boxes(plan, contributor, index), arrays, strict=True):
+    shared = [(box, arrays.zeros((channels, *box.shape), np.float32)) for box in plan.shared_boxes(index)]
+    for contributor, pieces in parts:
+        for piece, array in zip(seam_boxes(plan, contributor, index), pieces, strict=True):
             for box, total in shared:
                 if box.contains(piece):
                     total[(slice(None), *piece.slices_in(box))] += array
@@ -52,7 +53,7 @@ def merged(
 
 def added(core: BoundingBox, works: Sequence[ChunkWork], sums: Iterable[Sums], channels: int) -> Sums:
     """A whole core, from the sums of each of ``plan.contributions``: the bits that :func:`merged` would give it."""
-    total = np.zeros((channels, *core.shape), np.float32)
+    total = arrays.zeros((channels, *core.shape), np.float32)
     for work, array in zip(works, sums, strict=True):
         total[(slice(None), *work.core_box.slices_in(core))] += array
     return total

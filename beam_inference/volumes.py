@@ -18,6 +18,7 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.detection import Found, json_object, neighbours, volume_at
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
@@ -84,15 +85,20 @@ class Volume:
             PermanentReadError: a block is corrupt or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
         """
+        array = arrays.zeros((self.channels, *box.shape), self.dtype)
+        self._read_into(array, box)
+        return array
+
+    def _read_into(self, array: NDArray[Any], box: BoundingBox) -> None:
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
         try:
-            array: NDArray[Any] = self.store[:, z0:z1, y0:y1, x0:x1].read().result(timeout=TRANSFER_SECONDS)
+            voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
+            ts.array(array).write(voxels).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
             if status(error) in _NOT_THE_CHUNKS_FAULT:
                 raise WorkerFault(message) from error
             raise (TransientReadError if may_pass(error) else PermanentReadError)(message) from error
-        return array
 
     def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
         """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""

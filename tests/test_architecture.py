@@ -13,6 +13,7 @@ PACKAGE = Path(beam_inference.__file__).parent
 FLOORS = [
     [
         "errors",
+        "arrays",
         "environment",
         "bounding_box",
         "grids",

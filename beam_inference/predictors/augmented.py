@@ -86,6 +86,11 @@ class AugmentedPredictor:
         array = self._inner.flip(array, symmetry.flipped_axes)
         return array.swapaxes(3, 4) if symmetry.transpose else array
 
+    @property
+    def on_host(self) -> bool:
+        """The inner one's."""
+        return self._inner.on_host
+
     def session(self) -> AbstractContextManager[object]:
         """The inner one's."""
         return self._inner.session()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.operators.quantize import quantize
 
@@ -18,6 +19,11 @@ class IdentityPredictor:
 
     def __init__(self, activation: str = "none") -> None:
         self._activation = activation
+
+    @property
+    def on_host(self) -> bool:
+        """Always."""
+        return True
 
     def session(self) -> nullcontext[None]:
         """Nothing to enter."""
@@ -29,7 +35,7 @@ class IdentityPredictor:
 
     def zeros(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A float32 array of zeros."""
-        return np.zeros(shape, np.float32)
+        return arrays.zeros(shape, np.float32)
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """The batch (N, C, Z, Y, X) itself, or its sigmoid."""

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
@@ -57,6 +58,11 @@ class TorchPredictor:
         self._activation = activation
         self._dims = dims
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the device is the CPU."""
+        return self._device.type == "cpu"
+
     @contextmanager
     def session(self) -> Iterator[None]:
         """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
@@ -76,6 +82,8 @@ class TorchPredictor:
     def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of zeros on the device."""
         with _device_errors():
+            if self.on_host:
+                return torch.from_numpy(arrays.zeros(shape, np.float32))
             return torch.zeros(shape, dtype=torch.float32, device=self._device)
 
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
