@@ -1,28 +1,68 @@
-"""Arrays as large as a chunk: each in memory of its own, which goes back to the system with it.
+"""Arrays as large as a chunk: each in memory of its own, and that is kept for the next one of its size.
 
-From the heap they would leave holes, which what comes next may not fit in; and its small pages take the system longer
-to clear than the array to fill (docs/performance.md).
+From the heap they would leave holes, which what comes next may not fit in, and its small pages take the system longer
+to clear than the array to fill. And as their memory stays, a process holds after a few chunks what it will hold at
+most: it does not run out of memory on the day when the store is slow.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import threading
+import weakref
+import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-_LEAST = 2**20
+LEAST = 2**20
 """Bytes from which on an array is mapped: what is less comes and goes with patches, not chunks."""
+
+LARGER = 1.1
+"""An array may be in memory that is larger by this factor: cutouts differ by some voxels."""
+
+_lock = threading.Lock()
+_idle: list[mmap.mmap] = []
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
+    """An array in C order that can be written, of any values."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size < LEAST:
+        return np.empty(shape, dtype)
+    memory = _memory(size)
+    array = np.frombuffer(memory, np.uint8, size)
+    weakref.finalize(array, _idle.append, memory).atexit = False
+    return array.view(dtype).reshape(shape)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
-    """An array of zeros, in C order, that can be written."""
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size < _LEAST:
-        return np.zeros(shape, dtype)
+    """The same, of zeros."""
+    array = empty(shape, dtype)
+    array.fill(0)
+    return array
+
+
+def crc32(array: NDArray[np.generic]) -> int:
+    """CRC-32 of the bytes, in C order and little-endian, of an array of two axes or more."""
+    found = 0
+    for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a chunk
+        plane = np.ascontiguousarray(array[index], array.dtype.newbyteorder("<"))
+        found = zlib.crc32(plane.reshape(-1).view(np.uint8).data, found)
+    return found
+
+
+def _memory(size: int) -> mmap.mmap:
+    with _lock:
+        fitting = [memory for memory in _idle if size <= len(memory) <= LARGER * size]
+        if fitting:
+            memory = min(fitting, key=len)
+            _idle.remove(memory)
+            return memory
+        _idle.clear()  # of other sizes than are needed now
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, dtype).reshape(shape)
+    return memory

@@ -107,7 +107,7 @@ def blocks_written(plan: InferencePlan) -> int:
 
 def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
     """Blocks of the input that are read, about: those that all chunks' inputs touch, wherever they lie."""
-    per_voxel = np.prod([(n + b - 1) / b / n for n, b in zip(plan.largest_input_shape, block_shape, strict=True)])
+    per_voxel = np.prod([(n + b - 1) / b / n for n, b in zip(plan.extremes.input, block_shape, strict=True)])
     return round(plan.input_voxels * float(per_voxel))
 
 

@@ -244,7 +244,7 @@ class _Core:
         if network.on_host and encoding == AS_COMPUTED:
             self._slab = network.zeros((channels, z, y, x)).swapaxes(0, 1)
         else:
-            self._result = arrays.zeros((channels, z, y, x), encoding.dtype)
+            self._result = arrays.empty((channels, z, y, x), encoding.dtype)
             # Z before the channels: what leaves, and what moves, is then one piece of memory.
             self._slab = network.zeros((min(work.lattice.patch_shape[0], z), channels, y, x))
 

@@ -26,7 +26,7 @@ from apache_beam.utils import shared
 
 from beam_inference.chunk_entries import ChunkEntries, absent
 from beam_inference.errors import TransientReadError, WorkerFault
-from beam_inference.plan import default_run_length, index_ranges
+from beam_inference.partition import default_run_length, index_ranges
 from beam_inference.runs import in_runs
 from beam_inference.state import State, StopRequest
 from beam_inference.storage import Storage

@@ -154,15 +154,16 @@ class SeamExchange:
         core = self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
         if private is None:
             return core, None
-        sums = core.array[(slice(None), *private.slices_in(work.core_box))].copy()
+        # Encoded where they are: neighbours, and what is shared with them, want the other sums.
+        sums = core.array[(slice(None), *private.slices_in(work.core_box))]
         return core, self._worker.finishing.encoded(sums, private, private)
 
     def _write_sums(self, index: int, computed: tuple[Core, NDArray[Any] | None], needed: Container[int]) -> Record:
         plan, start = self._job.plan, time.perf_counter()
         private, (core, own) = plan.private_box(index), computed
-        for receiver, arrays in cut(plan, index, core.array):
+        for receiver, pieces in cut(plan, index, core.array):
             if receiver in needed:
-                self._files.write(receiver, index, arrays)
+                self._files.write(receiver, index, pieces)
         parts, attempts, written = [], 1, 0
         if private is not None and own is not None:
             part, attempts = self._worker.write(index, private, own)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
 
 
@@ -40,12 +41,15 @@ def fill_outside(
     if source == box:
         return array
     if fill == "constant":
-        filled = np.full((array.shape[0], *box.shape), fill_value, array.dtype)
+        filled = arrays.empty((array.shape[0], *box.shape), array.dtype)
+        filled.fill(fill_value)
         if source.size:
             filled[(slice(None), *source.slices_in(box))] = array
         return filled
     for axis in range(3):
-        array = np.take(array, _reflected(box, volume, axis) - source.start[axis], axis=axis + 1)
+        mirrored = _reflected(box, volume, axis) - source.start[axis]
+        shape = (*array.shape[: axis + 1], len(mirrored), *array.shape[axis + 2 :])
+        array = np.take(array, mirrored, axis + 1, arrays.empty(shape, array.dtype), mode="clip")
     return array
 
 

@@ -24,7 +24,7 @@ from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
 from beam_inference.outputs import create_output, open_output
-from beam_inference.plan import index_ranges
+from beam_inference.partition import index_ranges
 from beam_inference.predictors import (
     Predictor,
     describe_engine,

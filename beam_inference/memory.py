@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from beam_inference.bounding_box import Zyx
 
@@ -13,15 +16,32 @@ CACHED_CUTOUTS = 2
 MASK_CACHE_BYTES = 2**26
 """Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
 
-KEPT_BYTES = 64 * 2**20
-"""What the stores' libraries, their threads and the allocator keep beside the chunks: 35 to 60 MB were measured, for
-jobs of a few thousand chunks, and where a large network leaves holes in the heap (docs/performance.md)."""
+KEPT_BYTES = 24 * 2**20
+"""What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
+
+WRITTEN_BYTES = 2**23
+"""Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
+
+STORE_COPIES = 2
+"""Of what the store is handed: one as blocks, one as they are encoded."""
 
 
-def blocks_touched(shape: Zyx, block_shape: Zyx) -> Zyx:
-    """The voxels, ZYX, of all blocks that a box of a shape touches, wherever it lies."""
-    z, y, x = ((-(-(n - 1) // b) + 1) * b for n, b in zip(shape, block_shape, strict=True))
+def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
+    """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
+    z, y, x = (
+        _least(-(-(n - 1) // b) + 1, -(-w // b)) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
+    )
     return (z, y, x)
+
+
+def layers_at_once(layer_bytes: Any) -> Any:
+    """How many layers of blocks are written at a time, of so many bytes each: integers, or arrays of them."""
+    return -_least(-1, -(WRITTEN_BYTES // layer_bytes))
+
+
+def _least(a: Any, b: Any) -> Any:
+    """Of numbers, or of arrays of them: shapes may be those of many chunks at once."""
+    return np.minimum(a, b) if np.ndim(a) or np.ndim(b) else min(a, b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +66,11 @@ def projected_memory(
     output_channels: int,
     input_itemsize: int,
     input_blocks_bytes: int,
-    output_itemsize: int,
+    is_filled: bool,
+    private_shapes: tuple[Zyx, Zyx] | None,
+    output_dtype: np.dtype[Any],
+    has_operators: bool,
+    block_depth: int,
     batch_size: int,
     working_set_bytes: int,
     threads: int,
@@ -58,23 +82,40 @@ def projected_memory(
 ) -> MemoryProjection:
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
-    Shapes are ZYX, in voxels, of the largest input box, core box, and network input. Harness threads take turns on the
-    device, so there is one accumulator (a slab as deep as a patch), one batch and one working set (what the network
+    Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams: exchange also of the
+    largest and the least private box. Harness threads take turns on the device, so there is one accumulator (a slab as
+    deep as a patch; or, of float32 on the CPU, the result itself), one batch and one working set (what the network
     itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
-    under way, one more while voxels outside the volume are filled in), the whole blocks that it reads
-    (``input_blocks_bytes``) and its results (one new, and ``trailing_writes`` being written, each once more as the
-    store's own blocks), and pieces of the masks (``mask_piece_bytes`` in all). The process keeps the blocks of
-    :data:`CACHED_CUTOUTS` more, of masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and
-    :data:`KEPT_BYTES`.
+    under way, one more if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being
+    computed, and ``trailing_writes`` being written, with the store's copies of :data:`WRITTEN_BYTES` of them or of a
+    layer of blocks, ``block_depth`` voxels deep; and pieces of the masks (``mask_piece_bytes`` in all). The process
+    keeps whole blocks of the input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own,
+    of masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
-    result = output_channels * math.prod(core_shape) * output_itemsize
+    values, stored = output_channels * math.prod(core_shape), output_dtype.itemsize
+    as_float = output_dtype == np.float32
+    encoded = 0 if as_float else stored  # beside what it is made of
+    operators = 8 if has_operators else 0  # what one gives, and what it has on the way
+    if private_shapes is None:
+        blended_as_float = as_float or has_operators
+        results = values * ((4 + operators + encoded if has_operators else stored) + trailing_writes * stored)
+    else:
+        blended_as_float = True
+        private, least_private = (output_channels * math.prod(shape) for shape in private_shapes)
+        first = values * 4 * (1 + trailing_writes) + private * (operators + encoded * (1 + trailing_writes))
+        # What neighbours say of a chunk is as much, on average, as what it says to them.
+        shared = values - least_private
+        second = shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * stored)
+        results = -_least(-first, -second)
+    layer = output_channels * block_depth * math.prod(core_shape[1:]) * stored
+    at_the_store = STORE_COPIES * _least(layer * layers_at_once(layer), values * stored)
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
-    patches = 3 * output_channels * math.prod(patch_input_shape) * 4  # one weighted, two answers to uniform ones
-    device = cutout + slab + batch + patches + working_set_bytes
-    host = KEPT_BYTES + threads * ((2 + look_ahead) * cutout + (1 + 2 * trailing_writes) * result)
-    host += (threads + CACHED_CUTOUTS) * input_blocks_bytes
+    patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
+    device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
+    host = KEPT_BYTES + threads * ((1 + look_ahead + is_filled) * cutout + results + trailing_writes * at_the_store)
+    host += max(threads, CACHED_CUTOUTS) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
     # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
     host += device - cutout if device_is_host else slab

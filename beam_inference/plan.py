@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
+from typing import NamedTuple
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import AlignmentError
@@ -202,32 +204,51 @@ class InferencePlan:
         return self.patch_count * math.prod(self.lattice.patch_shape) / self.chunks.roi.size
 
     @property
-    def largest_input_shape(self) -> Zyx:
-        """The largest extent of any chunk's input box on each axis, in voxels."""
-        z, y, x = (axis.largest_input for axis in _axis_totals(self))
-        return (z, y, x)
+    def reaches_outside(self) -> bool:
+        """Whether some chunk's input lies partly outside the volume."""
+        corners = (self.work(0), self.work(self.chunks.count - 1))
+        return not all(self.volume.contains(work.input_box) for work in corners)
 
     @property
-    def largest_core_shape(self) -> Zyx:
-        """The largest extent, on each axis, of what a chunk computes values or sums for, in voxels."""
-        z, y, x = (axis.largest_core for axis in _axis_totals(self))
-        return (z, y, x)
+    def extremes(self) -> Extremes:
+        """Of all chunks, on each axis."""
+        return Extremes.of(_axis_totals(self))
 
 
 @dataclass(frozen=True, slots=True)
 class AxisTotals:
-    """Sums over the chunk positions of one axis; the most patches, and the largest input box and core, of any."""
+    """Sums over the chunk positions of one axis; of any, the most patches, and extents as in :class:`Extremes`."""
 
     patches: int
     largest_patches: int
     voxels_read: int
-    largest_input: int
-    largest_core: int
     reached: int
     private: int
     owners: int
     pairs: int
+    extents: tuple[int, int, int, int]
     patch_counts: dict[int, int]  # chunk positions by their number of patches
+
+
+class Extremes(NamedTuple):
+    """Shapes in voxels, ZYX, each axis for itself the extreme of all chunks.
+
+    Attributes:
+        input: of what a chunk reads.
+        core: of what it computes values or sums for.
+        private: of what only its own patches touch, in whole blocks; all of it where nothing is exchanged.
+        least_private: the smallest of these.
+    """
+
+    input: Zyx
+    core: Zyx
+    private: Zyx
+    least_private: Zyx
+
+    @classmethod
+    def of(cls, axes: Sequence[AxisTotals]) -> Extremes:
+        """From those of the axes, ZYX."""
+        return cls(*zip(*(axis.extents for axis in axes), strict=True))
 
 
 @lru_cache(maxsize=16)
@@ -256,8 +277,8 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         counted = [(position, 1) for position in range(end)]
         counted += [(end + k, repeats) for k in range(period)]
         counted += [(position, 1) for position in range(count - end - rest, count)]
-    patches = largest_patches = voxels_read = largest_input = largest_core = reached = private = owners = pairs = 0
-    patch_counts = Counter[int]()
+    patches = largest_patches = voxels_read = reached = private = owners = pairs = 0
+    patch_counts, extents = Counter[int](), []
     ownership = plan.ownership[axis]
     for position, times in counted:
         if plan.seams == "exchange":
@@ -269,18 +290,20 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             owners += times * bool(owned)
             pairs += times * len(ownership.receivers(position))
             reached += times * (core[1] - core[0])
-            private += times * (ownership.interval(position)[1] - ownership.private_start(position))
+            private += times * (alone := ownership.interval(position)[1] - ownership.private_start(position))
         else:
             work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
             owned, core = work.patches[axis], (work.core_box.start[axis], work.core_box.stop[axis])
             low, high = work.input_box.start[axis], work.input_box.stop[axis]
+            alone = core[1] - core[0]
         patches += times * len(owned)
         patch_counts[len(owned)] += times
         largest_patches = max(largest_patches, len(owned))
         voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
-        largest_input, largest_core = max(largest_input, high - low), max(largest_core, core[1] - core[0])
-    of_work = (patches, largest_patches, voxels_read, largest_input, largest_core)
-    return AxisTotals(*of_work, reached, private, owners, pairs, patch_counts)
+        extents.append((high - low, core[1] - core[0], alone))
+    largest = tuple(map(max, zip(*extents, strict=True)))
+    ends = (*largest, min(alone for _, _, alone in extents))
+    return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, ends, patch_counts)
 
 
 def make_plan(
@@ -375,18 +398,3 @@ def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, vo
                 f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of {block} from "
                 f"{origin}, output ends at {bounds.stop[axis]}). Nearest stops on {name}: {fits}."
             )
-
-
-def index_ranges(count: int, workers: int = 1) -> list[tuple[int, int]]:
-    """Half-open ranges that cover ``0 … count`` evenly: what a pipeline's graph holds of a job.
-
-    512 of them, or eight for each worker if that is more, as far as there are chunks: some runners share the work out
-    by range.
-    """
-    parts = min(count, max(512, 8 * workers))
-    return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]
-
-
-def default_run_length(chunks: int, workers: int) -> int:
-    """Chunks per Beam element: enough to overlap reading and computing, few enough to balance the load at the end."""
-    return max(1, min(8, chunks // (16 * workers)))

@@ -154,7 +154,7 @@ def print_suggestions(
         if plan is None:
             table.add_row(seams, "none fits")
             continue
-        memory = found.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, THIS_PROCESS)
+        memory = found.memory_for(plan, plan.extremes, THIS_PROCESS)
         blocks = blocks_written(plan)
         read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
         table.add_row(
@@ -192,9 +192,7 @@ def suggested_values(found: Survey, plans: Mapping[str, InferencePlan | None], w
             "chunks": plan.chunks.count,
             "network_calls": plan.patch_count,
             "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
-            "host_bytes_per_worker": found.memory_for(
-                plan, plan.largest_input_shape, plan.largest_core_shape, THIS_PROCESS
-            ).host_bytes,
+            "host_bytes_per_worker": found.memory_for(plan, plan.extremes, THIS_PROCESS).host_bytes,
             "seam_bytes": plan.seam_voxels * found.job.config.model.output_channels * 4,
             "busiest_worker": busiest_worker(plan, workers),
         }

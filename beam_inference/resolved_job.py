@@ -101,13 +101,13 @@ class ResolvedJob(Frozen):
 
     def blocks_bytes(self, input_shape: Zyx) -> int:
         """Decoded, all blocks of the input that a box of a shape touches."""
-        shape = blocks_touched(input_shape, self.input_block_shape)
+        shape = blocks_touched(input_shape, self.input_block_shape, self.input_bounds.box().shape)
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     @property
     def cached_input_bytes(self) -> int:
         """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
-        return CACHED_CUTOUTS * self.blocks_bytes(self.plan.largest_input_shape)
+        return CACHED_CUTOUTS * self.blocks_bytes(self.plan.extremes.input)
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

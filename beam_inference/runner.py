@@ -26,7 +26,7 @@ from beam_inference.errors import (
 from beam_inference.execution import execute, explain
 from beam_inference.launch import prepare
 from beam_inference.output_pyramid import PyramidStatus, begin_levels, check_levels, status_of
-from beam_inference.plan import index_ranges
+from beam_inference.partition import index_ranges
 from beam_inference.progress import Phase, Progress
 from beam_inference.pyramid import Pyramid
 from beam_inference.resolved_job import ResolvedJob

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import platform
 import time
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -32,6 +31,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from beam_inference.arrays import crc32
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER, ChunkEntries
 from beam_inference.errors import StateError, WorkerFault
@@ -46,12 +46,6 @@ from beam_inference.stores import (
 )
 
 Entry = TypeVar("Entry", bound="Frozen")
-
-
-def crc32(array: NDArray[np.generic]) -> int:
-    """CRC-32 of an array's bytes, in C order and little-endian."""
-    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
-    return zlib.crc32(np.ascontiguousarray(little).reshape(-1).view(np.uint8).data)
 
 
 class ChannelStatistics(Frozen):

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import Zyx
 from beam_inference.grids import ChunkGrid
-from beam_inference.plan import AxisTotals, InferencePlan, totals_on
-
-Shape = tuple[int, int, Any]
+from beam_inference.plan import AxisTotals, Extremes, InferencePlan, totals_on
 
 DENSE = 64
 """Candidates of an axis: so many of the smallest; of the larger each a sixteenth more, and what is whole strides."""
@@ -26,30 +24,27 @@ AS_GOOD = 1.02
 """Of shapes whose busiest worker computes at most this much more than the least, other things decide."""
 
 
-def suggest(plan: InferencePlan, fits: Callable[[Shape, Shape], Any], workers: int) -> InferencePlan | None:
+def suggest(plan: InferencePlan, fits: Callable[[Extremes], Any], workers: int) -> InferencePlan | None:
     """The plan with the best chunk shape, in its own seam mode; None if not even one block fits.
 
     The best are those whose busiest worker computes the fewest patches at worst (Graham 1969, "Bounds on
     multiprocessing timing anomalies": all patches over the workers, and one largest chunk at the end), to
     :data:`AS_GOOD`; of them, that which moves the fewest voxels, read or through seam files. ``fits`` says whether a
-    worker has room for chunks of a largest input and a largest core shape, on x for an array of them at once.
+    worker has room for chunks of such extremes, on x for an array of them at once.
     """
     axes = _candidates(plan, fits)
     if not all(axes):
         return None
     found: list[tuple[int, int, NDArray[np.float64], NDArray[np.float64]]] = []
     on_x = [totals for _, totals in axes[2]]
-    x_inputs, x_cores = (
-        np.array([getattr(totals, name) for totals in on_x]) for name in ("largest_input", "largest_core")
-    )
+    x_extents = np.array([totals.extents for totals in on_x]).T
     x_patches, x_largest, x_read, x_reached, x_private = (
         np.array([getattr(totals, name) for totals in on_x], float)
         for name in ("patches", "largest_patches", "voxels_read", "reached", "private")
     )
     for z, on_z in axes[0]:
         for y, on_y in axes[1]:
-            inputs, cores = (on_z.largest_input, on_y.largest_input), (on_z.largest_core, on_y.largest_core)
-            fitting = np.asarray(fits((*inputs, x_inputs), (*cores, x_cores)))
+            fitting = np.asarray(fits(Extremes(*zip(on_z.extents, on_y.extents, x_extents, strict=True))))
             if fitting.any():
                 patches = on_z.patches * on_y.patches * x_patches
                 largest = on_z.largest_patches * on_y.largest_patches * x_largest
@@ -85,23 +80,19 @@ def _busiest(patches: Any, largest: Any, workers: int) -> Any:
     return patches / workers + largest * (1 - 1 / workers)
 
 
-def _candidates(plan: InferencePlan, fits: Callable[[Shape, Shape], Any]) -> list[list[tuple[int, AxisTotals]]]:
+def _candidates(plan: InferencePlan, fits: Callable[[Extremes], Any]) -> list[list[tuple[int, AxisTotals]]]:
     """Per axis, multiples of the block that may fit with something on the others, ascending, and what each comes to."""
     all_blocks = ChunkGrid(plan.chunks.roi, plan.block_shape).shape
     few = [
         [_candidate(plan, axis, number) for number in range(1, min(DENSE, all_blocks[axis]) + 1)] for axis in range(3)
     ]
     # Not the smallest chunk takes least: one that fits the lattice does.
-    inputs, cores = (
-        [min(getattr(totals, name) for _, totals in candidates) for candidates in few]
-        for name in ("largest_input", "largest_core")
-    )
+    least = [[min(values) for values in zip(*(t.extents for _, t in candidates), strict=True)] for candidates in few]
 
     def may_fit(axis: int, totals: AxisTotals) -> bool:
-        least = [[*inputs], [*cores]]
-        least[0][axis], least[1][axis] = totals.largest_input, totals.largest_core
-        z, y, x = zip(*least, strict=True)
-        return bool(fits((z[0], y[0], x[0]), (z[1], y[1], x[1])))
+        extents = [*least]
+        extents[axis] = [*totals.extents]
+        return bool(fits(Extremes(*zip(*extents, strict=True))))
 
     for axis, candidates in enumerate(few):
         block, lattice = plan.block_shape[axis], plan.lattice.axes[axis]

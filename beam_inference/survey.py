@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
@@ -26,12 +26,12 @@ from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import most_channels
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
-from beam_inference.plan import InferencePlan, check_alignment
+from beam_inference.plan import Extremes, InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import is_within, place_of_url
-from beam_inference.suggest import Shape, suggest
+from beam_inference.suggest import suggest
 from beam_inference.volume_config import INTEGER_DTYPES
 from beam_inference.volumes import Volume
 
@@ -85,41 +85,35 @@ class Survey:
 
     def memory(self, place: Place) -> MemoryProjection:
         """Projected memory of one worker process."""
-        plan = self.job.plan
-        return self.memory_for(plan, plan.largest_input_shape, plan.largest_core_shape, place)
+        return self.memory_for(self.job.plan, self.job.plan.extremes, place)
 
-    def memory_for(self, plan: InferencePlan, input_shape: Zyx, core_shape: Zyx, place: Place) -> MemoryProjection:
-        """The same for a plan with other seams or chunks, by the largest shapes of its inputs and its cores."""
+    def memory_for(self, plan: InferencePlan, extremes: Extremes, place: Place) -> MemoryProjection:
+        """The same for a plan with other seams or chunks, by the extremes of these."""
         job, config = self.job, self.job.config
-        if plan.seams == "exchange":  # a chunk whose seam files are lost is computed without its neighbours
-            z, y, x = (n + p for n, p in zip(input_shape, plan.lattice.patch_shape, strict=True))
-            input_shape = (z, y, x)
+        on_host = config.inference.device != "cuda"
         patch_input = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
         return projected_memory(
-            input_shape=input_shape,
-            core_shape=core_shape,
+            input_shape=extremes.input,
+            core_shape=extremes.core,
             patch_input_shape=patch_input,
             input_channels=job.input_channels,
             output_channels=most_channels(config.postprocess, config.model.output_channels),
-            input_blocks_bytes=job.blocks_bytes(input_shape),
+            input_blocks_bytes=job.blocks_bytes(extremes.input),
             input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
-            output_itemsize=_itemsize_beside_the_device(config, plan.seams),
+            is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
+            private_shapes=(extremes.private, extremes.least_private) if plan.seams == "exchange" else None,
+            output_dtype=np.dtype(config.output.dtype),
+            has_operators=bool(config.postprocess),
+            block_depth=plan.block_shape[0],
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,
-            device_is_host=config.inference.device != "cuda",
+            device_is_host=on_host,
             mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks),
             mask_bytes=sum(mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks),
         )
-
-
-def _itemsize_beside_the_device(config: JobConfig, seams: str) -> int:
-    """Bytes of a value that a chunk holds on the host once it is computed."""
-    if config.postprocess:
-        return 3 * 4  # what an operator takes, what it gives, and what it has on the way
-    return 4 if seams == "exchange" else np.dtype(config.output.dtype).itemsize
 
 
 def default_state_url(config: JobConfig) -> str:
@@ -221,8 +215,8 @@ def suggested(found: Survey, seams: str, place: Place, memory_bytes: int, worker
     plan = found.job.plan_in(seams)
     on_device = device_memory() if found.job.config.inference.device == "cuda" and place.is_this_machine else None
 
-    def fits(input_shape: Shape, core_shape: Shape) -> Any:
-        memory = found.memory_for(plan, input_shape, core_shape, place)
+    def fits(extremes: Extremes) -> Any:
+        memory = found.memory_for(plan, extremes, place)
         return (memory.host_bytes <= memory_bytes) & (on_device is None or memory.device_bytes <= on_device)
 
     return suggest(plan, fits, workers)

@@ -13,7 +13,7 @@ from beam_inference.beam_flags import beam_options, check_options, place_of, wor
 from beam_inference.chunk_tasks import ChunkTask, DoStages, TaskJob
 from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, ConfigError, StateError, WorkerFault
 from beam_inference.execution import execute, explain
-from beam_inference.plan import index_ranges
+from beam_inference.partition import index_ranges
 from beam_inference.progress import Phase, Progress
 from beam_inference.storage import Storage
 from beam_inference.stores import PATIENCE_SECONDS, delete_folder, open_kvstore, persistently

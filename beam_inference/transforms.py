@@ -14,7 +14,7 @@ from apache_beam.utils import shared
 
 from beam_inference.elements import Launch, Record
 from beam_inference.exchange import SeamExchange
-from beam_inference.plan import default_run_length, index_ranges
+from beam_inference.partition import default_run_length, index_ranges
 from beam_inference.runs import missing_runs, runs_of_file
 from beam_inference.worker import Worker
 

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
+from beam_inference.arrays import crc32
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.errors import BeamInferenceError
 from beam_inference.resolved_job import ResolvedJob
-from beam_inference.state import Part, QuarantineRecord, Receipt, State, crc32
+from beam_inference.state import Part, QuarantineRecord, Receipt, State
 from beam_inference.volumes import Volume
 
 _NAMED = 20

@@ -23,6 +23,7 @@ from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.detection import Found, json_object, neighbours, volume_at
 from beam_inference.errors import PermanentReadError, TransientReadError, VolumeError, WorkerFault
 from beam_inference.fill import fill_outside, source_box
+from beam_inference.memory import layers_at_once
 from beam_inference.ome_zarr import NM_PER_UNIT, Level
 from beam_inference.sharding import blank_shards
 from beam_inference.storage import Storage
@@ -85,7 +86,7 @@ class Volume:
             PermanentReadError: a block is corrupt or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
         """
-        array = arrays.zeros((self.channels, *box.shape), self.dtype)
+        array = arrays.empty((self.channels, *box.shape), self.dtype)
         self._read_into(array, box)
         return array
 
@@ -116,7 +117,11 @@ class Volume:
         try:
             for key in self._blank_shards(box, array):  # TensorStore leaves such a shard as it was
                 self.store.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
-            self.store[:, z0:z1, y0:y1, x0:x1].write(array).result(timeout=TRANSFER_SECONDS)
+            depth = self.block_shape[0]
+            step = depth * int(layers_at_once(array[:, :depth].nbytes))
+            for z in range(z0, z1, step):  # the store makes a copy of what it is given
+                piece = array[:, z - z0 : z - z0 + step]
+                self.store[:, z : min(z + step, z1), y0:y1, x0:x1].write(piece).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
             if is_transient(error):

@@ -191,8 +191,11 @@ def processes(repeats: int) -> dict[str, float]:
 
 _WORKER = """
 import json, sys, time
+from beam_inference.environment import use_one_heap
+use_one_heap()  # as the command line does, before there are threads
 from dataclasses import replace
 from pathlib import Path
+from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.survey import Place, survey
@@ -202,8 +205,19 @@ from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
 worker = Worker(prepare(config))
 projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
-start = time.perf_counter()
-peak = peak_bytes(lambda: list(worker.do(range(worker.job.plan.chunks.count))))
+start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
+
+
+def job():
+    exchange = SeamExchange(worker)
+    stages = [exchange.add_up, exchange.merge] if worker.job.plan.seams == "exchange" else [worker.do]
+    for stage in stages:
+        for first in chunks[::100]:  # a run of chunks at a time, as the pipeline does
+            for _ in stage(chunks[first : first + 100]):
+                pass
+
+
+peak = peak_bytes(job)
 print(json.dumps({"peak_bytes": peak, "projected_bytes": projected, "seconds": time.perf_counter() - start}))
 """
 

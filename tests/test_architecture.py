@@ -21,6 +21,7 @@ FLOORS = [
         "blending",
         "fill",
         "memory",
+        "partition",
         "sample",
         "sharding",
         "simulation",

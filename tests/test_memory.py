@@ -1,6 +1,15 @@
+import numpy as np
 import pytest
 
-from beam_inference.memory import CACHED_CUTOUTS, KEPT_BYTES, blocks_touched, projected_memory
+from beam_inference.memory import (
+    CACHED_CUTOUTS,
+    KEPT_BYTES,
+    STORE_COPIES,
+    WRITTEN_BYTES,
+    blocks_touched,
+    layers_at_once,
+    projected_memory,
+)
 
 BASE = {
     "input_shape": (20, 100, 100),
@@ -10,7 +19,11 @@ BASE = {
     "output_channels": 3,
     "input_itemsize": 1,
     "input_blocks_bytes": 7000,
-    "output_itemsize": 1,
+    "is_filled": False,
+    "private_shapes": None,
+    "output_dtype": np.dtype("uint8"),
+    "has_operators": False,
+    "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,
     "threads": 2,
@@ -20,31 +33,64 @@ BASE = {
     "mask_piece_bytes": 500,
     "mask_bytes": 9000,
 }
+CUTOUT, VALUES, PATCH = 20 * 100 * 100, 3 * 16 * 96 * 96, 10 * 50 * 50 * 4
+SLAB, PATCHES = 3 * 10 * 96 * 96 * 4, (2 * (1 + 3) + 3 * 3 + 1) * PATCH
+KEPT = KEPT_BYTES + CACHED_CUTOUTS * 7000 + 2 * 500 + 9000
 
 
 def test_the_sum_by_hand():
-    cutout, core, patches = 20 * 100 * 100, 16 * 96 * 96, (2 * (1 + 3) + 3 * 3) * 10 * 50 * 50 * 4
-    slab = 3 * 10 * 96 * 96 * 4
     projection = projected_memory(**BASE)
-    assert projection.device_bytes == cutout + slab + patches + 10**6
-    assert (
-        projection.host_bytes
-        == KEPT_BYTES
-        + 2 * 3 * cutout
-        + (2 + CACHED_CUTOUTS) * 7000
-        + 2 * 3 * 3 * core
-        + slab
-        + patches
-        + 10**6
-        + 2 * 500
-        + 9000
-    )
+    assert projection.device_bytes == CUTOUT + SLAB + PATCHES + 10**6
+    results = VALUES + (1 + STORE_COPIES) * VALUES  # one computed, one written
+    assert projection.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * results + SLAB + PATCHES + 10**6
+
+
+def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
+    floats = BASE | {"output_dtype": np.dtype("float32")}
+    here = projected_memory(**floats)
+    assert here.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + 10**6
+    there = projected_memory(**floats | {"device_is_host": False})
+    assert there.device_bytes == CUTOUT + SLAB + PATCHES + 10**6
+    assert there.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + SLAB
+
+
+def test_a_cutout_that_is_filled_in_is_held_twice():
+    filled = projected_memory(**BASE | {"is_filled": True})
+    assert filled.host_bytes - projected_memory(**BASE).host_bytes == 2 * CUTOUT
+
+
+def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
+    core, private, least = (30, 100, 100), (16, 96, 96), (8, 40, 40)
+    large, mine, shared = 3 * 300_000, VALUES, 3 * (300_000 - 8 * 40 * 40)
+    jobs = {"threads": 1, "core_shape": core, "private_shapes": (private, least)}
+    plain = projected_memory(**BASE | jobs).host_bytes
+    first, second = 2 * 4 * large + 2 * mine, shared * (2 * 4 + 4 + 1 + 1)
+    assert second > first
+    rest = KEPT - 500 + 2 * CUTOUT + STORE_COPIES * large + PATCHES + 10**6
+    assert plain == rest + second
+    assert projected_memory(**BASE | jobs | {"private_shapes": (core, core)}).host_bytes == rest + 10 * large
+
+
+def test_operators_take_what_they_give_and_have_on_the_way():
+    plain, operated = (projected_memory(**BASE | {"threads": 1, "has_operators": has}) for has in (False, True))
+    assert operated.host_bytes - plain.host_bytes == (4 + 8) * VALUES - SLAB
+
+
+def test_the_store_copies_what_is_handed_to_it_at_a_time():
+    assert layers_at_once(WRITTEN_BYTES) == 1
+    assert layers_at_once(WRITTEN_BYTES + 1) == 1
+    assert layers_at_once(WRITTEN_BYTES // 3) == 3
+    np.testing.assert_array_equal(layers_at_once(np.array([2 * WRITTEN_BYTES, WRITTEN_BYTES // 2])), [1, 2])
+    deep = projected_memory(**BASE | {"core_shape": (1024, 200, 300), "threads": 1})
+    deeper = projected_memory(**BASE | {"core_shape": (2048, 200, 300), "threads": 1})
+    assert deeper.host_bytes - deep.host_bytes == 2 * 3 * 1024 * 200 * 300  # no more of copies
 
 
 @pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
 def test_blocks_touched_is_the_most_over_all_places(n, b):
     most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
-    assert blocks_touched((n, n, 1), (b, b, 1)) == (most, most, 1)
+    assert blocks_touched((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)
+    assert blocks_touched((n, n, n), (b, b, b), (n, 1000, 1)) == (-(-n // b) * b, most, b)
 
 
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
@@ -56,7 +102,8 @@ def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
 def test_more_threads_share_one_accumulator():
     four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
-    assert four.host_bytes - two.host_bytes == 2 * (3 * 20 * 100 * 100 + 7000 + 3 * 3 * 16 * 96 * 96 + 500)
+    blocks = 7000 * (4 - CACHED_CUTOUTS)
+    assert four.host_bytes - two.host_bytes == 2 * (2 * CUTOUT + (2 + STORE_COPIES) * VALUES + 500) + blocks
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 import math
 import subprocess
 import sys
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid
-from beam_inference.plan import check_alignment, default_run_length, grown_to, index_ranges, make_plan
+from beam_inference.plan import check_alignment, grown_to, make_plan
 from beam_inference.seams import seam_boxes
 
 
@@ -61,8 +60,12 @@ def test_totals_equal_the_sum_over_chunks(plan):
     assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     for axis in range(3):
-        assert plan.largest_input_shape[axis] == max(work.input_box.shape[axis] for work in works)
-        assert plan.largest_core_shape[axis] == max(work.core_box.shape[axis] for work in works)
+        assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
+        assert plan.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
+        boxes = [plan.private_box(work.index) if plan.seams == "exchange" else work.core_box for work in works]
+        found = {box.shape[axis] for box in boxes if box is not None}
+        assert plan.extremes.private[axis] >= max(found, default=0)
+        assert plan.extremes.least_private[axis] <= min(found, default=plan.extremes.core[axis])
 
 
 @settings(deadline=None)
@@ -89,7 +92,7 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         works = [plan.work(index) for index in range(plan.chunks.count)]
     assert plan.patch_count == sum(work.patch_count for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
-    assert plan.largest_input_shape[2] == max(work.input_box.shape[2] for work in works)
+    assert plan.extremes.input[2] == max(work.input_box.shape[2] for work in works)
 
 
 def test_nearest_starts_are_offered_only_inside_the_input():
@@ -201,23 +204,6 @@ def test_what_passes_writes_every_block_whole_and_once(block, chunk, start, leng
             assert count == min((number + 1) * block[axis], extent) - number * block[axis]
 
 
-@given(st.integers(1, 10_000), st.integers(1, 600))
-def test_index_ranges_cover_all_chunks_once(count, workers):
-    ranges = index_ranges(count, workers)
-    assert len(ranges) == min(count, max(512, 8 * workers))
-    assert ranges[0][0] == 0
-    assert ranges[-1][1] == count
-    assert all(a[1] == b[0] for a, b in pairwise(ranges))
-    sizes = [b - a for a, b in ranges]
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_run_length():
-    assert default_run_length(10, 2) == 1
-    assert default_run_length(100, 2) == 3
-    assert default_run_length(10**9, 100) == 8
-
-
 def test_a_billion_chunks_on_one_axis_are_planned_too():
     roi = BoundingBox((0, 0, 0), (20, 256, 10**11))
     plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (20, 256, 100))
@@ -235,7 +221,7 @@ roi = BoundingBox((0, 0, 0), (128_000, 1_024_000, 1_024_000))
 plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256), patch_overlap=(4, 64, 64),
     chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0), seams="recompute", chunk_crop_margin=(0, 0, 0),
     block_shape=(64, 64, 64))
-print(plan.chunks.count, plan.patch_count, plan.input_voxels, plan.largest_input_shape)
+print(plan.chunks.count, plan.patch_count, plan.input_voxels, plan.extremes.input)
 print(time.monotonic() - start, next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line))
 """
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()

@@ -47,8 +47,8 @@ def cost(plan, workers):
 @settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes long
 @given(jobs(), st.integers(1, 9), st.integers(200, 60_000))
 def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
-    def fits(input_shape, core_shape):
-        return math.prod(input_shape) + 4 * math.prod(core_shape) <= room
+    def fits(extremes):
+        return math.prod(extremes.input) + 4 * math.prod(extremes.core) <= room
 
     best = suggest(plan, fits, workers)
     multiples = [
@@ -56,12 +56,12 @@ def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
         for n, block in zip(plan.chunks.roi.shape, plan.block_shape, strict=True)
     ]
     tried = [with_chunk_shape(plan, shape) for shape in product(*multiples)]
-    fitting = [p for p in tried if fits(p.largest_input_shape, p.largest_core_shape)]
+    fitting = [p for p in tried if fits(p.extremes)]
     if best is None:
         assert not fitting
         return
     check_alignment(best.chunks, plan.block_shape, plan.chunks.roi, plan.volume)
-    assert fits(best.largest_input_shape, best.largest_core_shape)
+    assert fits(best.extremes)
     assert cost(best, workers) <= 1.03 * min(cost(p, workers) for p in fitting)
 
 
@@ -75,12 +75,12 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     plan = plan_of(roi, roi, (1, 1, patch), overlap, (1, 1, 1), block_shape=(1, 1, block))
     room, workers = data.draw(st.integers(40 * block, 300 * block)), data.draw(st.integers(1, 3))
 
-    def fits(input_shape, core_shape):
-        return input_shape[2] <= room
+    def fits(extremes):
+        return extremes.input[2] <= room
 
     best = suggest(plan, fits, workers)
     tried = [with_chunk_shape(plan, (1, 1, n)) for n in range(block, roi.stop[2] + 1, block)]
-    costs = [cost(p, workers) for p in tried if p.largest_input_shape[2] <= room]
+    costs = [cost(p, workers) for p in tried if p.extremes.input[2] <= room]
     assert (best is None) == (not costs)
     assert best is None or cost(best, workers) <= max(1.03 * min(costs), min(costs) + 1)  # or one patch
 
@@ -89,8 +89,8 @@ def test_a_petavoxel_is_searched_in_seconds():
     roi = BoundingBox((0, 0, 0), (40_000, 200_000, 150_000))
     plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (64, 64, 64), block_shape=(64, 64, 64))
 
-    def fits(input_shape, core_shape):
-        return math.prod(input_shape) + 3 * math.prod(core_shape) <= 2**31
+    def fits(extremes):
+        return math.prod(extremes.input) + 3 * math.prod(extremes.core) <= 2**31
 
     best = suggest(plan, fits, 1000)
     floor = plan.lattice.count * math.prod(plan.lattice.patch_shape) / roi.size

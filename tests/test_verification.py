@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from beam_inference.arrays import crc32
 from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.job_parts import output_spec
 from beam_inference.launch import prepare
 from beam_inference.outputs import open_output
-from beam_inference.state import crc32
 from beam_inference.verification import verify
 from beam_inference.worker import Worker
 

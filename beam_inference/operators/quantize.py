@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
+
 
 def quantize(core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple[float, float] | None) -> NDArray[Any]:
     """``core`` in the output's dtype; float32 is returned as it is.
@@ -17,14 +19,15 @@ def quantize(core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple
     """
     if dtype == np.float32:
         return core
-    if value_range is None:
-        return core.astype(dtype)
-    low, high = value_range
-    info = np.iinfo(dtype)
-    step = (float(info.max) - float(info.min)) / (high - low)
-    core -= np.float32(low)
-    core *= np.float32(step)
-    np.rint(core, out=core)
-    np.clip(core, 0, info.max - info.min, out=core)
-    core += info.min
-    return core.astype(dtype)
+    if value_range is not None:
+        low, high = value_range
+        info = np.iinfo(dtype)
+        step = (float(info.max) - float(info.min)) / (high - low)
+        core -= np.float32(low)
+        core *= np.float32(step)
+        np.rint(core, out=core)
+        np.clip(core, 0, info.max - info.min, out=core)
+        core += info.min
+    array = arrays.empty(core.shape, dtype)
+    np.copyto(array, core, casting="unsafe")
+    return array

@@ -104,7 +104,10 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
 
     def decoded() -> int:
         shape = (extent[0], extent[1], extent[2])
-        written = math.prod(blocks_touched(shape, job.config.output.block_shape)) * job.config.model.output_channels
+        written = (
+            math.prod(blocks_touched(shape, job.config.output.block_shape, job.output_bounds.box().shape))
+            * job.config.model.output_channels
+        )
         return written * np.dtype(job.config.output.dtype).itemsize + job.blocks_bytes(shape)
 
     def chunks() -> int:
