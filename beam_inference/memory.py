@@ -108,8 +108,9 @@ def projected_memory(
         shared = values - least_private
         second = shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * stored)
         results = -_least(-first, -second)
-    layer = output_channels * block_depth * math.prod(core_shape[1:]) * stored
-    at_the_store = STORE_COPIES * _least(layer * layers_at_once(layer), values * stored)
+    written = core_shape if private_shapes is None else private_shapes[0]
+    layer = output_channels * block_depth * math.prod(written[1:]) * stored
+    at_the_store = STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(written) * stored)
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers

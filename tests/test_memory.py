@@ -66,9 +66,10 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     plain = projected_memory(**BASE | jobs).host_bytes
     first, second = 2 * 4 * large + 2 * mine, shared * (2 * 4 + 4 + 1 + 1)
     assert second > first
-    rest = KEPT - 500 + 2 * CUTOUT + STORE_COPIES * large + PATCHES + 10**6
-    assert plain == rest + second
-    assert projected_memory(**BASE | jobs | {"private_shapes": (core, core)}).host_bytes == rest + 10 * large
+    rest = KEPT - 500 + 2 * CUTOUT + PATCHES + 10**6
+    assert plain == rest + second + STORE_COPIES * mine
+    alone = projected_memory(**BASE | jobs | {"private_shapes": (core, core)}).host_bytes
+    assert alone == rest + (10 + STORE_COPIES) * large
 
 
 def test_operators_take_what_they_give_and_have_on_the_way():
