@@ -29,55 +29,78 @@ from beam_inference.survey import Survey
 logger = logging.getLogger(__name__)
 
 REPEATS = 3
+LEAST_SECONDS = 3.0
+"""A measurement is repeated for so long at least: a machine's speed drifts within seconds."""
+
 FEW_PATCHES = (2, 2, 2)
 """Per axis, of the piece that is computed: enough for patches to overlap on all axes; more, to fill large batches."""
 
+SHORT_SECONDS = 5.0
+"""A whole chunk is computed instead if it takes no longer, as the piece foretells: with all there is beside calls."""
+
 
 def calibrate(found: Survey, predictor: Predictor) -> Measured:
-    """Read, compute and write a piece of the chunk in the middle of the job, some times each; the medians.
+    """Read, compute and write a chunk in the middle of the job, or a piece there, some times each; the medians.
 
     Raises:
         BeamInferenceError: the input cannot be read, the network fails, or the store cannot be written.
     """
     job, plan = found.job, found.job.plan
+    batch_size, output = job.config.inference.patches_per_call, job.config.output
+    encodes = not job.config.postprocess and plan.seams != "exchange"
+    encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
+
+    def computing(work: ChunkWork, least_seconds: float) -> float:
+        """Seconds a call."""
+        patches = without_blank(cutout(job.config, found.input, work.input_box))
+        normalize, channels = normalization(job.config, found.input.dtype), job.config.model.output_channels
+        seconds = _median(
+            lambda: infer_chunk(patches, work, predictor, normalize, channels, batch_size, encoding), least_seconds
+        )
+        return seconds / _calls(work, batch_size)
+
+    work, chunk = _piece(plan, batch_size), _middle_chunk(plan)
+    patches = cutout(job.config, found.input, work.input_box)
+    if (patches == patches[:, :1, :1, :1]).all():
+        logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
+    call_seconds = computing(work, 0)
+    if call_seconds * _calls(chunk, batch_size) <= SHORT_SECONDS:
+        work = chunk
+    call_seconds = computing(work, LEAST_SECONDS)
+    reading = _median(lambda: cutout(job.config, found.input, work.input_box))
+    content = np.random.default_rng(0).bytes(
+        min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * np.dtype(output.dtype).itemsize)
+    )
+    return Measured(
+        call_seconds=call_seconds,
+        read_seconds=reading / (work.input_box.size * job.input_channels * found.input.dtype.itemsize),
+        write_seconds=_writing(found, content) / len(content),
+    )
+
+
+def _piece(plan: InferencePlan, batch_size: int) -> ChunkWork:
+    """:data:`FEW_PATCHES` in the middle of the job, and what they cover."""
     lattice = plan.lattice
-    batch_size = job.config.inference.patches_per_call
     counts = [min(few, axis.count) for few, axis in zip(FEW_PATCHES, lattice.axes, strict=True)]
     for axis in (2, 1, 0):  # as many as fill a batch
         others = math.prod(counts) // counts[axis]
         counts[axis] = max(counts[axis], min(lattice.axes[axis].count, -(-batch_size // others)))
     first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
-    low = lattice.patch_box((first[0], first[1], first[2]))
-    high = lattice.patch_box((first[0] + counts[0] - 1, first[1] + counts[1] - 1, first[2] + counts[2] - 1))
-    box = BoundingBox(low.start, high.stop)
     z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
-    work = ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
-    patches = cutout(job.config, found.input, work.input_box)
-    if (patches == patches[:, :1, :1, :1]).all():
-        logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
-    patches = without_blank(patches)
-    reading = _median(lambda: cutout(job.config, found.input, work.input_box))
-    output = job.config.output
-    encoding = AS_COMPUTED if job.config.postprocess else Encoding(np.dtype(output.dtype), output.value_range)
-    computing = _median(
-        lambda: infer_chunk(
-            patches,
-            work,
-            predictor,
-            normalization(job.config, found.input.dtype),
-            job.config.model.output_channels,
-            batch_size,
-            encoding,
-        )
-    )
-    content = np.random.default_rng(0).bytes(
-        min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * encoding.dtype.itemsize)
-    )
-    return Measured(
-        call_seconds=computing / -(-work.patch_count // batch_size),
-        read_seconds=reading / (patches.size * found.input.dtype.itemsize),
-        write_seconds=_writing(found, content) / len(content),
-    )
+    low, high = lattice.patch_box((z[0], y[0], x[0])), lattice.patch_box((z[-1], y[-1], x[-1]))
+    box = BoundingBox(low.start, high.stop)
+    return ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
+
+
+def _middle_chunk(plan: InferencePlan) -> ChunkWork:
+    """What a chunk in the middle of the job computes."""
+    z, y, x = (n // 2 for n in plan.chunks.shape)
+    index = plan.chunks.index((z, y, x))
+    return (plan.owned_work(index) if plan.seams == "exchange" else None) or plan.work(index)
+
+
+def _calls(work: ChunkWork, batch_size: int) -> int:
+    return -(-work.patch_count // batch_size)
 
 
 def totals(found: Survey) -> Totals:
@@ -127,9 +150,9 @@ def _writing(found: Survey, content: bytes) -> float:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _median(action: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
+def _median(action: Callable[[], object], least_seconds: float = 0) -> float:
+    times: list[float] = []
+    while len(times) <= REPEATS or sum(times) < least_seconds:
         start = time.perf_counter()
         action()
         times.append(time.perf_counter() - start)

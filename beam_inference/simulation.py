@@ -1,9 +1,9 @@
 """When a job will be finished, with stragglers and interrupted workers: a discrete-event simulation, pure.
 
 Workers take chunks from one queue. A chunk's seconds are gamma-distributed; a worker is lost after an exponential time,
-and with it what it was computing; another takes its place after its start-up. Near the end single chunks are handed
-out, before that shares of what is left, whose sums are drawn at once (gamma variables of one scale add to a gamma
-variable): so 10^7 chunks take milliseconds.
+perhaps while it starts, and with it what it was computing; another takes its place after its start-up. Near the end
+single chunks are handed out, before that shares of what is left, whose sums are drawn at once (gamma variables of one
+scale add to a gamma variable): so 10^7 chunks take milliseconds.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class Finish:
 def simulate(work: Workload, random: np.random.Generator) -> Finish:
     """One run of a job."""
     rate = work.interruptions_per_hour / 3600
-    free = [work.startup_seconds] * min(work.workers, work.chunks)  # when each worker is next free
+    starts = [_starts(work, 1, rate, random) for _ in range(min(work.workers, work.chunks))]
+    free = [seconds for seconds, _ in starts]  # when each worker is next free
     heapq.heapify(free)
-    left, interruptions, last = work.chunks, 0, 0.0
+    left, interruptions, last = work.chunks, sum(lost for _, lost in starts), 0.0
     while left:
         start = heapq.heappop(free)
         share = max(1, left // (4 * work.workers))
@@ -98,6 +99,21 @@ def _attempts(work: Workload, chunks: int, rate: float, random: np.random.Genera
         return float("inf"), 0
     lost = int(random.negative_binomial(chunks, succeeds))
     wasted = ((1 - succeeds) / rate - within) / (1 - succeeds)
-    return seconds + 2 * wasted * float(random.random(min(lost, 1000)).mean() if lost else 0) * lost + (
-        lost * work.startup_seconds
-    ), lost
+    wasted *= 2 * float(random.random(min(lost, 1000)).mean() if lost else 0) * lost
+    starting, lost_again = _starts(work, lost, rate, random)
+    return seconds + wasted + starting, lost + lost_again
+
+
+def _starts(work: Workload, count: int, rate: float, random: np.random.Generator) -> tuple[float, int]:
+    """Seconds until so many workers have started, one after the other; how many are lost before they have.
+
+    One that is lost has taken, on average, the mean of an exponential time that is cut off at the start-up's.
+    """
+    startup = work.startup_seconds
+    if not (rate and startup and count):
+        return count * startup, 0
+    succeeds = float(np.exp(-rate * startup))
+    if succeeds < HOPELESS:
+        return float("inf"), 0
+    lost = int(random.negative_binomial(count, succeeds))
+    return count * startup + lost * (1 / rate - startup * succeeds / (1 - succeeds)), lost

@@ -1,7 +1,8 @@
 """What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; half an hour.
 
-Seconds of a job by ``plan --calibrate`` against real runs; a worker's projected memory against measured peaks, for ten
-jobs; and the simulation against jobs that are killed and started again. Writes ``benchmarks/results/foretold.json``.
+Seconds of a job over all of FIB-25 by ``plan --calibrate`` against real runs; a worker's projected memory against
+measured peaks, for ten jobs over a volume mirrored from it; and the simulation against jobs over a corner of it that
+are killed and started again. Writes ``benchmarks/results/foretold.json``.
 """
 
 from __future__ import annotations
@@ -45,11 +46,27 @@ TRAINED = {
 }
 
 
-def values_of(folder: Path, output: str, **inference: Any) -> dict[str, Any]:
-    """A job over the volume ``in`` with the trained network of the tests."""
+CORNER, WIDE = (96, 192, 192), (96, 768, 768)
+"""Shapes, ZYX: of a piece of FIB-25, and of what is mirrored from it."""
+
+
+def write_inputs(folder: Path, data: Path) -> None:
+    """The volumes ``whole``, ``corner`` and ``wide``, in blocks of 64×64×64."""
+    whole = np.load(data)
+    z, y, x = CORNER
+    margins = [(0, max(0, wide - n)) for wide, n in zip(WIDE, whole.shape, strict=True)]
+    wide = np.pad(whole[: WIDE[0]], [(0, 0), *margins[1:]], mode="reflect")
+    for name, array in (("whole", whole), ("corner", whole[:z, :y, :x]), ("wide", wide)):
+        box = BoundingBox((0, 0, 0), array.shape)
+        spec = OutputSpec(f"file://{folder}/{name}", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
+        create_output(spec).write(box, np.ascontiguousarray(array[None]))
+
+
+def values_of(folder: Path, volume: str, output: str, **inference: Any) -> dict[str, Any]:
+    """A job over one of the volumes with the trained network of the tests."""
     keys = {"patch_shape": [20, 48, 48], "patch_overlap": [4, 16, 16], "chunk_shape": [32, 64, 64], "batch_size": 2}
     return {
-        "input": {"path": str(folder / "in")},
+        "input": {"path": str(folder / volume)},
         "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [32, 64, 64]},
         "model": TRAINED,
         "inference": {**keys, "device": "cpu", **inference},
@@ -73,7 +90,8 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
     for engine, seams in product(("openvino", "torch"), ("recompute", "exchange")):
         ratios = []
         for repeat in range(repeats):
-            config = parse_job(values_of(folder, f"{engine}-{seams}-{repeat}", engine=engine, seams=seams), folder)
+            keys = {"engine": engine, "seams": seams, "chunk_shape": [64, 128, 128]}
+            config = parse_job(values_of(folder, "whole", f"{engine}-{seams}-{repeat}", **keys), folder)
             found, predictor = tried(survey(config), THIS_PROCESS, allow_pickle=False)
             whole = totals(found)
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
@@ -96,22 +114,22 @@ def memory(folder: Path) -> dict[str, Any]:
             batch,
         )
         for engine, seams, dtype, chunk, batch in (
-            ("torch", "recompute", "uint8", (32, 64, 64), 2),
-            ("torch", "recompute", "float32", (96, 192, 192), 2),
-            ("torch", "recompute", "uint8", (96, 192, 192), 4),
-            ("torch", "crop", "uint8", (64, 128, 128), 2),
-            ("torch", "exchange", "uint8", (64, 128, 128), 2),
-            ("torch", "exchange", "float32", (96, 192, 192), 2),
-            ("openvino", "recompute", "uint8", (64, 128, 128), 1),
-            ("openvino", "recompute", "float32", (96, 192, 192), 2),
-            ("openvino", "exchange", "uint8", (64, 192, 192), 1),
-            ("openvino", "recompute", "uint8", (32, 192, 192), 1),
+            ("torch", "recompute", "uint8", (96, 256, 256), 2),
+            ("torch", "recompute", "float32", (96, 256, 256), 2),
+            ("torch", "recompute", "uint8", (32, 256, 256), 4),
+            ("torch", "crop", "uint8", (32, 256, 256), 4),
+            ("torch", "exchange", "uint8", (96, 256, 256), 2),
+            ("torch", "exchange", "float32", (96, 256, 256), 2),
+            ("openvino", "recompute", "uint8", (96, 256, 256), 2),
+            ("openvino", "recompute", "float32", (96, 256, 256), 2),
+            ("openvino", "exchange", "float32", (96, 256, 256), 1),
+            ("openvino", "recompute", "uint8", (96, 128, 384), 1),
         )
     }
     rows = {}
     for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
         keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
-        values = values_of(folder, f"memory{number}", **keys)
+        values = values_of(folder, "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
         values["output"]["dtype"] = dtype
         figures = worker_figures(folder, values)
         rows[name] = {"measured / projected": round(figures["peak_bytes"] / figures["projected_bytes"], 3)} | figures
@@ -126,7 +144,7 @@ def killed(folder: Path, runs: int) -> dict[str, Any]:
 
     def launch(output: str) -> subprocess.Popen[bytes]:
         path = folder / f"{output}.yaml"
-        path.write_text(yaml.safe_dump(values_of(folder, output, engine="torch", threads=1)))
+        path.write_text(yaml.safe_dump(values_of(folder, "corner", output, engine="torch", threads=1)))
         command = [sys.executable, "-W", "ignore", "-m", "beam_inference", "run", str(path)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -169,14 +187,13 @@ def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kills", type=int, default=10, help="jobs that are killed")
     known = parser.parse_args()
     results: dict[str, Any] = {"machine": machine("torch", "openvino")}
     with tempfile.TemporaryDirectory() as name:
-        folder, box = Path(name), BoundingBox((0, 0, 0), (96, 192, 192))
-        spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
-        create_output(spec).write(box, np.ascontiguousarray(np.load(known.data)[None, :96, :192, :192]))
+        folder = Path(name)
+        write_inputs(folder, known.data)
         parts: dict[str, Callable[[], Any]] = {
             "memory": lambda: memory(folder),
             "seconds": lambda: seconds(folder, known.repeats),

@@ -34,7 +34,14 @@ def test_stragglers_make_the_end_later_and_not_the_work_more():
 def one_by_one(work, random):
     """Each chunk drawn by itself, each attempt ended by an exponential time: slow, and plain."""
     rate = work.interruptions_per_hour / 3600
-    free, last = [work.startup_seconds] * work.workers, 0.0
+
+    def start():
+        seconds = 0.0
+        while (lost := random.exponential(1 / rate)) < work.startup_seconds:
+            seconds += lost
+        return seconds + work.startup_seconds
+
+    free, last = [start() for _ in range(work.workers)], 0.0
     for _ in range(work.chunks):
         worker = int(np.argmin(free))
         while True:
@@ -42,7 +49,7 @@ def one_by_one(work, random):
             takes, lost = random.gamma(shape, work.seconds_per_chunk / shape), random.exponential(1 / rate)
             if takes <= lost:
                 break
-            free[worker] += lost + work.startup_seconds
+            free[worker] += lost + start()
         free[worker] += takes
         last = max(last, free[worker])
     return last
@@ -64,6 +71,18 @@ def test_long_chunks_are_lost_again_and_again(seconds_per_chunk):
     slow = np.mean([one_by_one(work, random) for _ in range(300)])
     quick = np.mean([run.seconds for run in simulate_many(work, 300)])
     assert quick == pytest.approx(slow, rel=0.08)
+
+
+def test_workers_are_lost_as_they_start_too():
+    work = Workload(6, 10.0, 0.3, 1, 60.0, interruptions_per_hour=60.0)
+    random = np.random.default_rng(1)
+    slow = np.mean([one_by_one(work, random) for _ in range(2000)])
+    runs = simulate_many(work, 2000)
+    assert np.mean([run.seconds for run in runs]) == pytest.approx(slow, rel=0.05)
+    undisturbed = 60 + 6 * 10
+    assert slow > 2 * undisturbed
+    assert np.mean([run.interruptions for run in runs]) > 2
+    assert simulate_many(Workload(6, 10.0, 0.3, 1, 3600.0, 60.0), 1)[0].seconds == float("inf")
 
 
 def test_chunks_that_no_worker_lives_to_finish_take_for_ever():
