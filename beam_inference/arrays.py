@@ -45,6 +45,12 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> ND
     return array
 
 
+def give_back() -> None:
+    """Give the memory that is kept for other arrays back to the system."""
+    with _lock:
+        _idle.clear()
+
+
 def crc32(array: NDArray[np.generic]) -> int:
     """CRC-32 of the bytes, in C order and little-endian, of an array of two axes or more."""
     found = 0

@@ -1,11 +1,12 @@
 """One tool doing one volume with one network, as a process of its own: ``python contenders.py TOOL NETWORK THREADS``.
 
 Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of the peers for the
-others. All do the same 36 patches of 16×128×128 at an overlap of a quarter, and make three float32 channels. NETWORK is
-"null", which repeats its input, or "unet", the residual U-Net and a sigmoid (chunkflow refuses values above 1) in
-PyTorch's eager mode; "unet-openvino" and "null-uint8", whose result is uint8, are for ours only. The tools "job" and
-"chunkflow job" do the same volume in eight chunks with margins, from a precomputed volume on disk to one of uint8.
-Prints JSON: seconds of each run after the first, and the peak of memory beyond what is held between them.
+others. All do the same patches of 16×128×128 at an overlap of a quarter, and make three float32 channels: 36 of them
+with a network, 153 of a volume four times as deep without one. NETWORK is "null", which repeats its input, or "unet",
+the residual U-Net and a sigmoid (chunkflow refuses values above 1) in PyTorch's eager mode; "unet-openvino" and
+"null-uint8", whose result is uint8, are for ours only. The tools "job" and "chunkflow job" do the volume in eight
+chunks with margins, from a precomputed volume on disk to one of uint8. Prints JSON: seconds of each run after the
+first, and the peak of memory beyond what is held between them.
 
 Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is stored, and normalises.
 """
@@ -32,7 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is run by name, 
 from benchmarks.measure import peak_bytes
 
 PATCH, OVERLAP, SHAPE, CHANNELS = (16, 128, 128), (4, 32, 32), (52, 320, 320), 3
-PATCHES = 36
+DEEP = (208, 320, 320)
+"""What is done with the null network: as deep, against a patch, as chunks of real jobs."""
+
+PATCHES, DEEP_PATCHES = 36, 153
 CHUNK = tuple(json.loads(os.environ.get("CONTENDER_CHUNK", "[26, 160, 160]")))
 UNET = Path(__file__).parents[1] / "beam_inference" / "residual_unet.py"
 Run = Callable[[], Any]
@@ -269,9 +273,14 @@ def main(tool: str, network: str, threads: str, repeats: str) -> None:
     logging.disable(logging.WARNING)
     torch.set_num_threads(int(threads))
     given = os.environ.get("CONTENDER_VOLUME")
-    volume = np.load(given) if given else np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    shape = DEEP if network.startswith("null") else SHAPE
+    volume = np.load(given) if given else np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     run, seconds = TOOLS[tool](network, int(threads), volume), []
     run()  # libraries load what they need, and make their threads
+    if "beam_inference" in sys.modules:
+        from beam_inference import arrays
+
+        arrays.give_back()  # else the peak would be counted from what the first run has left
 
     def timed() -> None:
         for _ in range(int(repeats)):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,6 @@ from benchmarks.measure import machine, ratio_of_pairs
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 PEERS = ("MONAI", "nnU-Net", "torchio", "chunkflow")
-OUTPUT_BYTES = contenders.CHANNELS * contenders.SHAPE[0] * contenders.SHAPE[1] * contenders.SHAPE[2] * 4
 _VERSIONS = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
 
 
@@ -32,17 +32,23 @@ def run(python: str, tool: str, network: str, threads: int, repeats: int) -> dic
     return figures
 
 
+def over_output(peak: int, network: str) -> float:
+    """A peak of memory over the float32 output."""
+    shape = contenders.DEEP if network.startswith("null") else contenders.SHAPE
+    return round(peak / (4 * contenders.CHANNELS * math.prod(shape)), 2)
+
+
 def rounds(python: str, ours: str, network: str, threads: int, count: int, repeats: int) -> dict[str, Any]:
     """Ours (with network ``ours``) and each peer in turn: ratios of time; peaks of memory over the float32 output."""
     pairs: dict[str, list[tuple[float, float]]] = {tool: [] for tool in PEERS}
     peaks: dict[str, float] = {}
     for _ in range(count):
         mine = run(sys.executable, "beam-inference", ours, threads, repeats)
-        peaks["beam-inference"] = round(mine["peak_bytes"] / OUTPUT_BYTES, 2)
+        peaks["beam-inference"] = over_output(mine["peak_bytes"], network)
         for tool in PEERS:
             theirs = run(python, tool, network, threads, repeats)
             pairs[tool].append((min(mine["seconds"]), min(theirs["seconds"])))
-            peaks[tool] = round(theirs["peak_bytes"] / OUTPUT_BYTES, 2)
+            peaks[tool] = over_output(theirs["peak_bytes"], network)
     times = {tool: ratio_of_pairs(measured) for tool, measured in pairs.items()}
     return {"time": times, "peak_bytes_over_float32_output": peaks}
 
@@ -70,10 +76,11 @@ def main() -> None:
     figures = {
         "machine": machine("torch", "openvino"),
         "peers": peers,
-        "task": f"{contenders.SHAPE} voxels, {contenders.PATCHES} patches of {contenders.PATCH}, 3 channels, 2 threads",
+        "task": f"Patches of {contenders.PATCH}, 3 channels, 2 threads: {contenders.DEEP_PATCHES} patches of "
+        f"{contenders.DEEP} voxels with the null network, {contenders.PATCHES} of {contenders.SHAPE} with the U-Net",
         "null network": rounds(known.python, "null", "null", 2, known.rounds, 5),
-        "null network, uint8": round(
-            run(sys.executable, "beam-inference", "null-uint8", 2, 5)["peak_bytes"] / OUTPUT_BYTES, 2
+        "null network, uint8": over_output(
+            run(sys.executable, "beam-inference", "null-uint8", 2, 5)["peak_bytes"], "null"
         ),
         "whole job": jobs(known.python, 2, known.network_rounds),
         "residual U-Net": rounds(known.python, "unet-openvino", "unet", 2, known.network_rounds, 1),

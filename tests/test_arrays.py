@@ -13,7 +13,7 @@ LARGE = (3, 100, 1000)  # of float32: above what is mapped
 @pytest.fixture(autouse=True)
 def nothing_idle():
     gc.collect()
-    arrays._idle.clear()
+    arrays.give_back()
 
 
 def address(array):
@@ -39,7 +39,7 @@ def test_memory_is_kept_for_the_next_array_of_its_size_which_is_zero_again():
     view = first[1:]
     del first
     assert address(arrays.empty(LARGE, np.float32)) != at  # a view is left
-    arrays._idle.clear()
+    arrays.give_back()
     del view
     again = arrays.zeros(LARGE, np.float32)
     assert address(again) == at
