@@ -126,10 +126,15 @@ class Inference(Model):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    engine: Literal["auto", "torch", "openvino", "onnxruntime", "compile"] = Field(
+    engine: Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"] = Field(
         "auto",
         description="what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is installed "
-        "and gives what PyTorch gives, else torch; decided at first launch, kept ever after",
+        "and gives what PyTorch gives, else torch. fastest: whichever is, with its memory_format, tried where the "
+        "network will run. Both are decided at first launch, kept ever after",
+    )
+    memory_format: Literal["contiguous", "channels_last"] = Field(
+        "contiguous",
+        description="how PyTorch lays out the network's arrays; which is faster depends on network and GPU",
     )
     augment: Literal["none", "xy", "xyz"] = Field(
         "none", description="mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
@@ -158,6 +163,11 @@ class Inference(Model):
             raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
         if self.engine in ("openvino", "onnxruntime") and (self.device == "cuda" or self.precision != "float32"):
             raise ValueError(f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto")
+        if self.memory_format != "contiguous" and self.engine not in ("torch", "compile"):
+            raise ValueError(
+                f"memory_format: {self.memory_format} is PyTorch's; write engine: torch or compile, or remove it "
+                f"(engine: fastest tries both)"
+            )
         return self
 
 

@@ -6,6 +6,7 @@ Nothing is created or written until every check has passed.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import uuid
@@ -29,13 +30,14 @@ from beam_inference.predictors import (
     Predictor,
     describe_engine,
     device_memory,
+    engines_to_measure,
     engines_to_try,
     load_predictor,
     load_reference,
     model_sha256,
 )
 from beam_inference.predictors.contract import ContractReport
-from beam_inference.predictors.probe import fastest_batch_size
+from beam_inference.predictors.probe import fastest_batch_size, seconds_per_patch
 from beam_inference.relaunch import as_begun, check_same
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.runs import chunks_of_file
@@ -177,6 +179,9 @@ def _tried(
     model: Network, found: Survey, place: Place, allow_pickle: bool
 ) -> tuple[JobConfig, Predictor, ContractReport]:
     """The job with its engine, and the network, tried; where ``auto`` leaves a choice, the first engine that can."""
+    if found.job.config.inference.engine == "fastest":
+        decided = found.job.model_copy(update={"config": _with_fastest_engine(model, found, allow_pickle)})
+        return _tried(model, replace(found, job=decided), place, allow_pickle)
     first, *others = engines_to_try(model, found.job.config.inference)
     try:
         config = _decided(found.job.config, engine=first)
@@ -193,6 +198,30 @@ def _tried(
         logger.warning("inference.engine: auto is %s here: %s", others[0], error)
     decided = found.job.model_copy(update={"config": _decided(found.job.config, engine=others[0])})
     return _tried(model, replace(found, job=decided), place, allow_pickle)
+
+
+def _with_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> JobConfig:
+    """The job with the engine, of those that give what PyTorch gives, that takes the least time for a patch here."""
+    config, refusal = found.job.config, EngineError("inference.engine: fastest: there is none")
+    patch, normalize = patch_to_try(config, found.input, found.job.plan), normalization(config, found.input.dtype)
+    best, least = None, math.inf
+    for keys in engines_to_measure(model, config.inference):
+        one, name = _decided(config, **keys), " ".join(keys.values())
+        try:
+            predictor = load_predictor(model, one.inference, allow_pickle=allow_pickle)
+            reference = load_reference(model, one.inference, allow_pickle=allow_pickle)
+            try_network(predictor, one, found.input, found.job.plan, reference)
+            seconds = seconds_per_patch(predictor, patch, normalize, one.inference.patches_per_call)
+        except EngineError as error:
+            logger.info("inference.engine: fastest leaves out %s: %s", name, error)
+            refusal = error
+            continue
+        logger.info("inference.engine: fastest: %s takes %.3g s a patch", name, seconds)
+        if seconds < least:
+            best, least = one, seconds
+    if best is None:
+        raise refusal
+    return best
 
 
 def _batch_size(predictor: Predictor, found: Survey, working_set_bytes: int, place: Place) -> int:

@@ -7,7 +7,7 @@ import logging
 from beam_inference.config import JobConfig
 from beam_inference.errors import StateError, VolumeError
 from beam_inference.normalize_config import FromLevels
-from beam_inference.resolved_job import ResolvedJob
+from beam_inference.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.stores import read_file
 from beam_inference.survey import THIS_PROCESS, definite
 
@@ -44,7 +44,13 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
     if _asks_for_the_same(asked, before):
         config = _with_recorded_values(config, before)
     here, there = config.inference, before.config.inference
-    for key in ("device", "engine", "precision", "threads"):  # what the engine, which is not loaded, would tell
+    for key in (
+        "device",
+        "engine",
+        "memory_format",
+        "precision",
+        "threads",
+    ):  # what the engine, which is not loaded, would tell
         if getattr(here, key) != getattr(there, key):
             raise StateError(
                 f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, here "
@@ -53,6 +59,7 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
     roi = config.roi or before.input_bounds
     known = {
         "config": config.model_dump(),
+        "numerics": NUMERICS,
         "asked_normalize": asked.model_dump() if isinstance(asked, FromLevels) else None,
         "roi": {"start": roi.start, "stop": roi.stop},
     }
@@ -89,7 +96,8 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
     """What the job leaves open, as the first launch decided it: another device, say, would be another job."""
     open_keys = {
         "device": config.inference.device == "auto",
-        "engine": config.inference.engine == "auto",
+        "engine": config.inference.engine in ("auto", "fastest"),
+        "memory_format": config.inference.engine == "fastest",
         "batch_size": config.inference.batch_size == "auto",
         "chunk_shape": config.inference.chunk_shape == "auto",
         "threads": config.inference.threads is None,

@@ -45,6 +45,10 @@ class Box(Frozen):
         return BoundingBox(self.start, self.stop)
 
 
+NUMERICS = 2
+"""Raised whenever the same job would have other bits: then what began before is not gone on with."""
+
+
 class ResolvedJob(Frozen):
     """A job with every default and ``auto`` made definite: what workers and later launches go by.
 
@@ -59,6 +63,7 @@ class ResolvedJob(Frozen):
         model_sha256: see :func:`beam_inference.predictors.model_files.model_sha256`.
         engine: what of the engine determines bits, see :meth:`beam_inference.predictors.Predictor.describe`.
         working_set_bytes: what the network allocates for a batch, measured; not part of the fingerprint.
+        numerics: :data:`NUMERICS` at first launch.
         versions: of the libraries at first launch; not part of the fingerprint, only warned about.
     """
 
@@ -75,6 +80,7 @@ class ResolvedJob(Frozen):
     engine: dict[str, str]
     working_set_bytes: int
     versions: dict[str, str]
+    numerics: int = 1
 
     @cached_property
     def plan(self) -> InferencePlan:
@@ -126,6 +132,7 @@ class ResolvedJob(Frozen):
             },
             "engine": {
                 **self.engine,
+                **({} if self.numerics == 1 else {"numerics": self.numerics}),  # records of 1 do not say so
                 "batch_size": config.inference.batch_size,
                 "augment": config.inference.augment,
             },

@@ -28,7 +28,7 @@ from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import Extremes, InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
-from beam_inference.resolved_job import Box, ResolvedJob
+from beam_inference.resolved_job import NUMERICS, Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import is_within, place_of_url
 from beam_inference.suggest import suggest
@@ -177,6 +177,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         engine={},
         working_set_bytes=0,
         versions={},
+        numerics=NUMERICS,
     )
     opened(config.postprocess)
     found = Survey(job, output, exists, volume, tuple(masks.values()))
@@ -199,10 +200,10 @@ def _check_decided(inference: Inference) -> None:
         raise ConfigError(
             f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: cuda or device: cpu."
         )
-    if inference.device == "cpu" and inference.engine == "auto":
+    if inference.engine == "fastest" or (inference.device == "cpu" and inference.engine == "auto"):
         raise ConfigError(
-            f"inference.engine: auto {unknown} (it depends on what the workers have). Write engine: torch, or openvino "
-            "if it is installed there."
+            f"inference.engine: {inference.engine} {unknown} (it depends on what the workers have). Write engine: "
+            "torch, or openvino if it is installed there."
         )
     if inference.batch_size == "auto":
         raise ConfigError(

@@ -1,17 +1,21 @@
-"""``batch_size: auto``: what is tried, what is chosen, and that it is kept."""
+"""``batch_size: auto`` and ``engine: fastest``: what is tried, what is chosen, and that it is kept."""
 
 import json
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import job_values, toy, write_job
+from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference import launch
 from beam_inference.cli import main
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, EngineError
 from beam_inference.job_file import parse_job
+from beam_inference.job_parts import try_network
+from beam_inference.predictors import engines_to_measure
 from beam_inference.predictors.probe import LARGEST_BATCH, fastest_batch_size
 from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.survey import Place, survey
@@ -84,3 +88,115 @@ def test_nothing_else_is_a_batch_size(volume_in, tmp_path, capsys, value):
     values = job_values(volume_in, tmp_path / "out", inference={"batch_size": value})
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
     assert "inference.batch_size" in capsys.readouterr().err
+
+
+CANDIDATES = [
+    {"engine": "torch", "memory_format": "contiguous"},
+    {"engine": "torch", "memory_format": "channels_last"},
+    {"engine": "openvino"},
+]
+
+
+@pytest.mark.parametrize("best", range(3))
+def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(best, volume_in, tmp_path, monkeypatch):
+    if not find_spec("openvino"):
+        pytest.skip("openvino is not installed")
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+    )
+    (tmp_path / "some").write_text("0\n")
+    job, timed = str(write_job(tmp_path / "job.yaml", values)), []
+
+    def seconds(predictor, *_):
+        timed.append(predictor.describe())
+        return 0.1 if len(timed) - 1 == best else 0.2
+
+    with monkeypatch.context() as quick:
+        quick.setattr(launch, "engines_to_measure", lambda *_: CANDIDATES)
+        quick.setattr(launch, "seconds_per_patch", seconds)
+        assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 0
+    assert [each["engine"] for each in timed] == ["torch", "torch", "openvino"]
+    assert [each.get("memory_format") for each in timed] == [None, "channels_last", None]
+    assert main(["run", job]) == 0, "and nothing is timed again"
+    recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    assert CANDIDATES[best].items() <= recorded["config"]["inference"].items()
+    assert main(["verify", job, "--deep"]) == 0
+    kept = CANDIDATES[best]["engine"]
+    other = {"engine": kept, "memory_format": "channels_last" if best == 0 else "contiguous"}
+    if kept == "torch":  # another layout is another job
+        path = write_job(tmp_path / "other.yaml", {**values, "inference": {**values["inference"], **other}})
+        assert main(["run", str(path)]) == 2
+
+
+def test_engines_that_answer_otherwise_are_not_chosen_however_fast(volume_in, tmp_path, monkeypatch):
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+    )
+    job = str(write_job(tmp_path / "job.yaml", values))
+
+    def refuse(predictor, config, *others):
+        if config.inference.memory_format == "channels_last":
+            raise EngineError("it differs")
+        return try_network(predictor, config, *others)
+
+    monkeypatch.setattr(launch, "engines_to_measure", lambda *_: CANDIDATES[:2])
+    monkeypatch.setattr(launch, "try_network", refuse)
+    assert main(["run", job]) == 0
+    recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    assert recorded["config"]["inference"]["memory_format"] == "contiguous"
+    monkeypatch.setattr(launch, "engines_to_measure", lambda *_: CANDIDATES[1:2])
+    assert main(["run", job, "--overwrite"]) == 2
+
+
+def test_what_the_fastest_may_be_follows_from_device_and_file():
+    def measured(path, **inference):
+        values = job_values("in", "out", model={"path": path}, inference=inference)
+        job = parse_job(values, Path("/"))
+        return engines_to_measure(job.model, job.inference)
+
+    of_torch = [
+        {"engine": e, "memory_format": f} for e in ("torch", "compile") for f in ("contiguous", "channels_last")
+    ]
+    assert measured("a.pt", device="cuda", engine="fastest") == of_torch
+    found = measured("a.pt", device="cpu", engine="fastest")
+    assert found[-4:] == of_torch
+    assert {each["engine"] for each in found[:-4]} <= {"openvino", "onnxruntime"}
+    assert measured("identity", device="cpu", engine="fastest") == [{"engine": "torch"}]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # torch.compile takes minutes on a busy machine
+def test_all_engines_of_this_machine_are_tried(volume_in, tmp_path):
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+    )
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    assert main(["verify", str(tmp_path / "job.yaml"), "--deep"]) == 0
+
+
+def test_on_a_remote_runner_the_fastest_is_refused(tmp_path):
+    inference = {"device": "cuda", "engine": "fastest"}
+    values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
+    with pytest.raises(ConfigError, match="inference.engine: fastest is not known"):
+        survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+
+
+@pytest.mark.parametrize("engine", ["auto", "fastest", "openvino"])
+def test_a_layout_without_pytorch_is_refused(tmp_path, engine):
+    values = job_values("in", "out", inference={"device": "cpu", "engine": engine, "memory_format": "channels_last"})
+    with pytest.raises(ConfigError, match="memory_format: channels_last is PyTorch's"):
+        parse_job(values, tmp_path)
+
+
+def test_the_bits_of_channels_last_do_not_depend_on_the_chunk_shape(volume_in, tmp_path):
+    found = []
+    for chunk in ([16, 32, 32], [32, 64, 64]):
+        values = job_values(
+            volume_in,
+            tmp_path / f"out{chunk[0]}",
+            model=toy("batch_norm") | {"output_channels": 2},
+            inference={"memory_format": "channels_last", "chunk_shape": chunk},
+        )
+        assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+        found.append(read_volume(tmp_path / f"out{chunk[0]}"))
+    np.testing.assert_array_equal(*found)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from beam_inference.config import Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
-from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, engines_to_try, suffix_of
+from beam_inference.predictors.engine import (
+    CONVERTED_SUFFIXES,
+    engine_description,
+    engines_to_measure,
+    engines_to_try,
+    suffix_of,
+)
 from beam_inference.predictors.protocol import Predictor
 
-__all__ = ["Predictor", "engines_to_try"]
+__all__ = ["Predictor", "engines_to_measure", "engines_to_try"]
 
 
 def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
@@ -70,7 +76,7 @@ def load_reference(model: NetworkConfig, inference: Inference, *, allow_pickle: 
 
     None where the job asks for just that, or where there is no such network. Raises as :func:`load_predictor`.
     """
-    plain = inference.model_copy(update={"engine": "torch", "precision": "float32"})
+    plain = inference.model_copy(update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"})
     if model.path == "identity" or runs_on_cpu_only(model) or inference == plain:
         return None
     return load_predictor(model, plain, allow_pickle=allow_pickle)

@@ -17,13 +17,9 @@ from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_inference import cropped_to_patch
 from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.predictors import Predictor
+from beam_inference.predictors.engine import TOLERANCES
 
 logger = logging.getLogger(__name__)
-
-
-TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
-"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a share of the largest
-magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in the wrong mode, is far beyond it."""
 
 
 @dataclass(frozen=True, slots=True)

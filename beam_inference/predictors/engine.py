@@ -16,6 +16,10 @@ _PACKAGES = {"torch": "torch", "compile": "torch", "openvino": "openvino", "onnx
 CONVERTED_SUFFIXES = (".onnx", ".xml")
 """Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
 
+TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
+"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a share of the largest
+magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in the wrong mode, is far beyond it."""
+
 
 def engine_description(model: Network, inference: Inference, parameters: str | None = None) -> dict[str, str]:
     """What determines bits: ``threads`` on a CPU, ``parameters`` where no weights file states them.
@@ -39,6 +43,8 @@ def engine_description(model: Network, inference: Inference, parameters: str | N
         "device": inference.device,
         "precision": inference.precision,
     }
+    if inference.memory_format != "contiguous":
+        described["memory_format"] = inference.memory_format
     if inference.device == "cpu":
         described["threads"] = str(inference.threads or 1)
     if package != "torch" and suffix_of(model) not in CONVERTED_SUFFIXES:
@@ -74,6 +80,22 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
             f"pip install 'beam-inference[{able[0]}]'"
         )
     return found[:1]
+
+
+def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, str]]:
+    """What ``inference.engine: fastest`` may mean, as keys of ``inference``; ``inference.device`` must be definite.
+
+    Raises:
+        EngineError: none of those installed runs a file of this kind.
+    """
+    if model.path == "identity" or suffix_of(model) in CONVERTED_SUFFIXES:
+        return [{"engine": engines_to_try(model, inference.model_copy(update={"engine": "auto"}))[0]}]
+    of_cpus = inference.device == "cpu" and inference.precision == "float32"
+    others = _installed("openvino", "onnxruntime") if of_cpus else []
+    return [
+        *({"engine": engine} for engine in others),
+        *({"engine": e, "memory_format": f} for e in ("torch", "compile") for f in ("contiguous", "channels_last")),
+    ]
 
 
 def suffix_of(model: Network) -> str:

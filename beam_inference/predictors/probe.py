@@ -1,4 +1,4 @@
-"""How many patches a network is best given at a time, tried where it will run."""
+"""How fast a network is, tried where it will run, and how many patches it is best given at a time."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def fastest_batch_size(
     ``patch`` is (channels, Z, Y, X), stored values, the crop margin included. A size that the device has too little
     memory for, or that the network refuses, ends the search.
     """
-    best, best_seconds = 1, _seconds_per_patch(predictor, patch, normalize, 1)
+    best, best_seconds = 1, seconds_per_patch(predictor, patch, normalize, 1)
     while 2 * best <= LARGEST_BATCH and fits(2 * best):
         try:
-            seconds = _seconds_per_patch(predictor, patch, normalize, 2 * best)
+            seconds = seconds_per_patch(predictor, patch, normalize, 2 * best)
         except (BeamInferenceError, RuntimeError, ValueError) as error:
             logger.info("inference.batch_size: auto does not go beyond %d: %s", best, error)
             break
@@ -41,8 +41,8 @@ def fastest_batch_size(
     return best
 
 
-def _seconds_per_patch(predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int) -> float:
-    """The least of three calls after a first one, in which engines convert and choose."""
+def seconds_per_patch(predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int) -> float:
+    """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
     with predictor.session():
         batch = predictor.zeros((size, *patch.shape))
         batch[:] = predictor.upload(patch)

@@ -26,6 +26,7 @@ from beam_inference.predictors.engines import (
     openvino_forward,
     per_shape,
 )
+from beam_inference.predictors.folding import folded
 from beam_inference.predictors.model_files import existing_file, load_module
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -37,7 +38,7 @@ class TorchPredictor:
     ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of as many axes.
     ``threads`` are those of its arithmetic on a CPU: oneDNN divides some convolutions (1×1×1 ones, for instance) by
     them, so they change the last bits (3e-7 measured between 1 and 2) and belong to what describes the engine.
-    ``description`` is what :meth:`describe` says.
+    ``memory_format`` is that of the network's input. ``description`` is what :meth:`describe` says.
     """
 
     def __init__(
@@ -48,8 +49,10 @@ class TorchPredictor:
         activation: str = "none",
         dims: int = 3,
         threads: int = 1,
+        memory_format: torch.memory_format = torch.contiguous_format,
         description: dict[str, str] | None = None,
     ) -> None:
+        self._memory_format = memory_format
         self._description = description or {}
         self._threads = threads
         self._forward = forward
@@ -89,7 +92,8 @@ class TorchPredictor:
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
         with _device_errors():
-            result = self._run(batch[:, :, 0] if self._dims == 2 else batch)
+            batch = batch[:, :, 0] if self._dims == 2 else batch
+            result = self._run(batch.contiguous(memory_format=self._memory_format))
             if not isinstance(result, torch.Tensor) or result.is_complex():
                 raise ModelContractError(
                     f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
@@ -180,6 +184,9 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         module.eval()
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
+        if inference.engine == "torch" and kind == "module" and model.batch_norm == "running":
+            forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
+        _lay_out(forward, _memory_format(model, inference))
     if inference.engine != "torch":
         try:
             with _device_errors():
@@ -202,8 +209,23 @@ def _predictor(
         model.activation,
         model.dims,
         inference.threads or 1,
+        _memory_format(model, inference),
         engine_description(model, inference, parameters),
     )
+
+
+def _lay_out(module: torch.nn.Module, memory_format: torch.memory_format) -> None:
+    """Bring the weights of convolutions, of as many axes as the format is of, into it."""
+    axes = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == axes:
+            tensor.data = tensor.data.contiguous(memory_format=memory_format)
+
+
+def _memory_format(model: Network, inference: Inference) -> torch.memory_format:
+    if inference.memory_format == "contiguous":
+        return torch.contiguous_format
+    return torch.channels_last if model.dims == 2 else torch.channels_last_3d
 
 
 def _of_file(model: Network, inference: Inference) -> Forward:
