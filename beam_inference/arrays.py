@@ -28,7 +28,11 @@ _idle: list[mmap.mmap] = []
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
-    """An array in C order that can be written, of any values."""
+    """An array in C order that can be written, of any values.
+
+    Raises:
+        MemoryError: the system has not so much.
+    """
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size < LEAST:
         return np.empty(shape, dtype)
@@ -68,7 +72,10 @@ def _memory(size: int) -> mmap.mmap:
             _idle.remove(memory)
             return memory
         _idle.clear()  # of other sizes than are needed now
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise MemoryError(f"no memory for an array of {size} bytes: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

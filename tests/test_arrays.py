@@ -60,6 +60,11 @@ def test_memory_of_another_size_is_given_back_rather_than_kept_beside():
     assert smaller.any() or not arrays._idle
 
 
+def test_what_the_system_has_no_room_for_is_a_memory_error():
+    with pytest.raises(MemoryError, match="no memory for an array of"):
+        arrays.empty((2**50,), np.uint8)
+
+
 def test_threads_never_share_memory():
     failures = []
 

@@ -347,6 +347,8 @@ def _device_errors() -> Iterator[None]:
         raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
     except torch.AcceleratorError as error:
         raise WorkerFault(f"the device is lost: {str(error).splitlines()[0]}") from error
+    except MemoryError as error:
+        raise DeviceOutOfMemory(str(error)) from error
     except RuntimeError as error:
         if "can't allocate memory" in str(error):  # the CPU's allocator has no exception of its own
             raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
