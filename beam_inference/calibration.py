@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import shutil
 import statistics
 import time
@@ -23,6 +24,7 @@ from beam_inference.job_parts import cutout, normalization
 from beam_inference.plan import ChunkWork, InferencePlan
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.contract import without_blank
+from beam_inference.seam_files import SeamFiles
 from beam_inference.stores import TRANSFER_SECONDS, delete_folder, local_folder, open_kvstore, persistently
 from beam_inference.survey import Survey
 
@@ -71,10 +73,14 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     content = np.random.default_rng(0).bytes(
         min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * np.dtype(output.dtype).itemsize)
     )
+    seam_writing, seam_reading = _seams(found) if plan.seam_files else (0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
         read_seconds=reading / (work.input_box.size * job.input_channels * found.input.dtype.itemsize),
         write_seconds=_writing(found, content) / len(content),
+        seam_write_seconds=seam_writing,
+        seam_read_seconds=seam_reading,
+        cores=len(os.sched_getaffinity(0)) if job.config.inference.device == "cpu" else None,
     )
 
 
@@ -107,17 +113,18 @@ def totals(found: Survey) -> Totals:
     """What the plan says of the whole job."""
     job, plan = found.job, found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
-    seams = plan.seam_voxels * found.job.config.model.output_channels * 4
-    stored = plan.chunks.roi.size * found.output.channels * itemsize
+    written = plan.chunks.roi.size * found.output.channels * itemsize
     receipts, seam_files = plan.chunks.count + plan.owners, plan.seam_files
     return Totals(
         chunks=plan.chunks.count,
         calls=plan.calls(job.config.inference.patches_per_call),
         patches=plan.patch_count,
         voxels=plan.chunks.roi.size,
-        read_bytes=plan.input_voxels * job.input_channels * np.dtype(job.input_dtype).itemsize + seams,
-        written_bytes=stored + seams,
-        stored_bytes=stored,
+        read_bytes=plan.input_voxels * job.input_channels * np.dtype(job.input_dtype).itemsize,
+        written_bytes=written,
+        shared_bytes=plan.shared_voxels * found.output.channels * itemsize,
+        seam_bytes=plan.seam_voxels * job.config.model.output_channels * 4,
+        stored_bytes=written,
         read_requests=_blocks_read(plan, job.input_block_shape) + receipts + seam_files,
         write_requests=blocks_written(plan) + receipts + seam_files,
     )
@@ -135,7 +142,7 @@ def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
 
 
 def _writing(found: Survey, content: bytes) -> float:
-    url = f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
+    url = _scratch_url(found)
     store = open_kvstore(url, found.job.config.storage)
 
     def write() -> None:
@@ -144,10 +151,39 @@ def _writing(found: Survey, content: bytes) -> float:
     try:
         return _median(lambda: persistently("write", url, write))
     finally:
-        delete_folder(store, url)
-        folder = local_folder(url)
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+        _forget(found, url)
+
+
+def _scratch_url(found: Survey) -> str:
+    return f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
+
+
+def _forget(found: Survey, url: str) -> None:
+    delete_folder(open_kvstore(url, found.job.config.storage), url)
+    folder = local_folder(url)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _seams(found: Survey) -> tuple[float, float]:
+    """Seconds a byte to write seam files, and to read them and add them up: of the size that they are on average."""
+    job, plan = found.job, found.job.plan
+    side = max(1, round((plan.seam_voxels / plan.seam_files) ** (1 / 3)))
+    shape, channels = (side, side, side), job.config.model.output_channels
+    sums = np.random.default_rng(0).random((channels, *shape), np.float32)
+    total, url = np.zeros_like(sums), _scratch_url(found)
+    files = SeamFiles(url, job.config.storage, "calibration")
+
+    def add_up() -> None:
+        parts = files.read(0, [(0, [shape])], channels)
+        assert parts is not None
+        np.add(total, parts[0][0], out=total)
+
+    try:
+        writing = _median(lambda: files.write(0, 0, [sums]))
+        return writing / sums.nbytes, _median(add_up) / sums.nbytes
+    finally:
+        _forget(found, url)
 
 
 def _median(action: Callable[[], object], least_seconds: float = 0) -> float:

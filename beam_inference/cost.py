@@ -33,11 +33,16 @@ class Measured:
     Attributes:
         call_seconds: of a network call, a full batch, with the blending of what it gives.
         read_seconds, write_seconds: per byte, of the input decoded and of the output as it is before compression.
+        seam_write_seconds, seam_read_seconds: per byte of seam files; to read them is also to add them up.
+        cores: which the network shares with all else that a worker does; None if it has a device of its own.
     """
 
     call_seconds: float
     read_seconds: float
     write_seconds: float
+    seam_write_seconds: float = 0.0
+    seam_read_seconds: float = 0.0
+    cores: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +51,10 @@ class Totals:
 
     Attributes:
         chunks, voxels: of the output. patches: to compute, in so many ``calls`` of full batches.
-        read_bytes, written_bytes: decoded, halo re-reads and seam files included.
-        stored_bytes: of the output.
+        read_bytes: of the input, decoded, halo re-reads included.
+        written_bytes: of the output; of these ``shared_bytes`` are put together in the second stage of an exchange.
+        seam_bytes: that are written in the first one, and read in the second.
+        stored_bytes: that are kept, a pyramid's included.
         read_requests, write_requests: of the object store, receipts included.
     """
 
@@ -57,6 +64,8 @@ class Totals:
     voxels: int
     read_bytes: float
     written_bytes: float
+    shared_bytes: float
+    seam_bytes: float
     stored_bytes: float
     read_requests: int
     write_requests: int
@@ -85,10 +94,16 @@ class Estimate:
 
 
 def chunk_seconds(measured: Measured, totals: Totals) -> float:
-    """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others."""
+    """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others.
+
+    Where they share cores with it they take their part of these. The second stage of an exchange computes nothing.
+    """
     computing = measured.call_seconds * totals.calls
-    moving = measured.read_seconds * totals.read_bytes + measured.write_seconds * totals.written_bytes
-    return max(computing, moving) / totals.chunks
+    moving = measured.read_seconds * totals.read_bytes + measured.seam_write_seconds * totals.seam_bytes
+    moving += measured.write_seconds * (totals.written_bytes - totals.shared_bytes)
+    shared = 0.0 if measured.cores is None else moving / measured.cores
+    merging = measured.seam_read_seconds * totals.seam_bytes + measured.write_seconds * totals.shared_bytes
+    return (max(computing + shared, moving) + merging) / totals.chunks
 
 
 def estimates(measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float) -> list[Estimate]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -199,6 +198,12 @@ class InferencePlan:
         return math.prod(axis.reached for axis in totals) - math.prod(axis.private for axis in totals)
 
     @property
+    def shared_voxels(self) -> int:
+        """Voxels of the output that are put together from what several chunks say."""
+        alone = math.prod(axis.private for axis in _axis_totals(self))
+        return self.chunks.roi.size - alone if self.seams == "exchange" else 0
+
+    @property
     def patch_voxels_per_voxel(self) -> float:
         """Patch voxels computed per output voxel, the job's redundancy."""
         return self.patch_count * math.prod(self.lattice.patch_shape) / self.chunks.roi.size
@@ -212,7 +217,7 @@ class InferencePlan:
     @property
     def extremes(self) -> Extremes:
         """Of all chunks, on each axis."""
-        return Extremes.of(_axis_totals(self))
+        return Extremes(*zip(*(axis.extents for axis in _axis_totals(self)), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +249,6 @@ class Extremes(NamedTuple):
     core: Zyx
     private: Zyx
     least_private: Zyx
-
-    @classmethod
-    def of(cls, axes: Sequence[AxisTotals]) -> Extremes:
-        """From those of the axes, ZYX."""
-        return cls(*zip(*(axis.extents for axis in axes), strict=True))
 
 
 @lru_cache(maxsize=16)

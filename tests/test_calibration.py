@@ -38,9 +38,8 @@ def test_the_network_is_timed_and_nothing_is_created(slow, tmp_path, capsys):
     assert set(tmp_path.rglob("*")) == before
     measured = told["measured"]
     assert 0.03 <= measured["call_seconds"] < 0.3
-    assert told["seconds_per_chunk"] == pytest.approx(
-        measured["call_seconds"] * told["patches"] / told["chunks"], rel=0.01
-    )
+    computing = measured["call_seconds"] * told["patches"] / told["chunks"]
+    assert computing < told["seconds_per_chunk"] < 1.2 * computing, "what is moved takes a little of the cores"
     assert [estimate["kind"] for estimate in told["estimates"]] == ["on demand", "interruptible"]
     assert all(estimate["money"] > 0 for estimate in told["estimates"])
     assert main(["plan", slow, "--calibrate", "--prices", str(PRICES), "--workers", "3"]) == 0
@@ -59,6 +58,17 @@ def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplo
     told = json.loads(capsys.readouterr().out)
     assert 0.03 <= told["measured"]["call_seconds"] < 0.3
     assert "one value throughout" in caplog.text
+
+
+def test_of_an_exchange_the_seam_files_are_timed_too(volume_in, tmp_path, capsys):
+    inference = {"batch_size": 1, "patch_shape": [16, 32, 32], "chunk_shape": [16, 32, 64], "seams": "exchange"}
+    values = job_values(volume_in, tmp_path / "out", model=toy("slow"), inference=inference)
+    before = set(tmp_path.rglob("*"))
+    assert main(["plan", str(write_job(tmp_path / "job.yaml", values)), "--calibrate", "--json"]) == 0
+    measured = json.loads(capsys.readouterr().out)["measured"]
+    assert 0 < measured["seam_read_seconds"] < 1e-3
+    assert 0 < measured["seam_write_seconds"] < 1e-3
+    assert set(tmp_path.rglob("*")) == before | {tmp_path / "job.yaml"}
 
 
 def test_what_contradicts_itself_is_refused(slow, capsys):

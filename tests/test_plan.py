@@ -53,9 +53,10 @@ def test_totals_equal_the_sum_over_chunks(plan):
         works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
         pairs = [(c, r) for c in range(plan.chunks.count) for r in plan.receivers(c)]
         assert plan.seam_voxels == sum(box.size for pair in pairs for box in seam_boxes(plan, *pair))
+        assert plan.shared_voxels == sum(box.size for c in range(plan.chunks.count) for box in plan.shared_boxes(c))
     else:
         works = [plan.work(index) for index in range(plan.chunks.count)]
-        assert plan.seam_voxels == 0
+        assert plan.seam_voxels == plan.shared_voxels == 0
     assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
     assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
