@@ -1,0 +1,172 @@
+"""What holds on every device: tried on the CPU always, and where there is one on a CUDA device, too (``gpu``)."""
+
+import numpy as np
+import pytest
+import torch
+from helpers import job_values, read_volume, toy, write_job
+from torch import nn
+
+from beam_inference.bounding_box import BoundingBox
+from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
+from beam_inference.cli import main
+from beam_inference.errors import DeviceOutOfMemory
+from beam_inference.operators.normalize import unit
+from beam_inference.operators.quantize import quantize
+from beam_inference.plan import make_plan
+from beam_inference.predictors.augmented import AugmentedPredictor
+from beam_inference.predictors.folding import folded
+from beam_inference.predictors.probe import fastest_batch_size
+from beam_inference.predictors.torch_predictor import TorchPredictor
+
+BOX = BoundingBox((0, 0, 0), (20, 40, 48))
+UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return torch.device(request.param)
+
+
+def network(device):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, (1, 3, 3), padding=(0, 1, 1)))
+    return layers.eval().to(device)
+
+
+def plan(chunk=(20, 40, 48)):
+    return make_plan(
+        volume=BOX,
+        roi=BOX,
+        context=(0, 0, 0),
+        patch_shape=(8, 16, 16),
+        patch_overlap=(3, 5, 4),
+        chunk_shape=chunk,
+        crop_margin=(0, 0, 0),
+        seams="recompute",
+        chunk_crop_margin=(0, 0, 0),
+        block_shape=(1, 1, 1),
+    )
+
+
+def volume():
+    return np.random.default_rng(0).integers(0, 256, (1, *BOX.shape), dtype=np.uint8)
+
+
+def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
+    """The whole volume, chunk by chunk; and the batch size in the end."""
+    geometry, array = plan(chunk), volume()
+    result = np.zeros((2, *BOX.shape), encoding.dtype)
+    for index in range(geometry.chunks.count):
+        work = geometry.work(index)
+        cutout = array[(slice(None), *work.input_box.slices_in(BOX))]
+        found = infer_chunk(cutout, work, predictor, unit(array.dtype), 2, batch_size, encoding)
+        result[(slice(None), *work.core_box.slices_in(BOX))] = found.core
+    return result, found.batch_size
+
+
+def oracle(forward):
+    """Every patch of the lattice, weighted by the formula in float64, and divided by the sum of the weights."""
+    lattice, array = plan().lattice, volume()
+    total, weights = np.zeros((2, *BOX.shape)), np.zeros(BOX.shape)
+    d = [2 * (np.arange(n) + 0.5) / n - 1 for n in lattice.patch_shape]
+    z, y, x = (np.exp(-1 / (1 - each**2)) for each in d)
+    bump = z[:, None, None] * y[:, None] * x
+    for k in np.ndindex(*(axis.count for axis in lattice.axes)):
+        here = lattice.patch_box(k).slices_in(BOX)
+        patch = torch.from_numpy(array[(slice(None), *here)][None].astype(np.float32) / 255)
+        with torch.inference_mode():
+            total[(slice(None), *here)] += forward(patch)[0].numpy() * bump
+        weights[here] += bump
+    return total / weights
+
+
+def test_the_result_is_the_formulas_and_the_same_for_all_chunk_shapes(device):
+    predictor = TorchPredictor(network(device), device)
+    whole, _ = inferred(predictor)
+    np.testing.assert_allclose(whole, oracle(network(torch.device("cpu"))), atol=1e-5)
+    for chunk in ((7, 40, 48), (20, 11, 17)):
+        np.testing.assert_array_equal(inferred(predictor, chunk)[0], whole)
+
+
+def test_values_are_encoded_there_as_here(device):
+    predictor = TorchPredictor(network(device), device, activation="sigmoid")
+    floats, _ = inferred(predictor)
+    np.testing.assert_array_equal(inferred(predictor, encoding=UINT8)[0], quantize(floats.copy(), *UINT8))
+
+
+def test_a_batch_that_is_too_large_is_halved(device):
+    layers = network(device)
+
+    def forward(batch):
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return layers(batch)
+
+    found, batch_size = inferred(TorchPredictor(forward, device), batch_size=8)
+    assert batch_size == 2
+    np.testing.assert_array_equal(found, inferred(TorchPredictor(layers, device), batch_size=2)[0])
+    assert (
+        fastest_batch_size(TorchPredictor(forward, device), volume()[:, :8, :16, :16], unit(np.dtype("uint8")), bool)
+        <= 2
+    )
+
+
+def test_one_patch_that_is_too_large_is_said(device):
+    def forward(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(DeviceOutOfMemory, match="a batch of one patch"):
+        inferred(TorchPredictor(forward, device))
+
+
+def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
+    layers = network(torch.device("cpu"))
+
+    def mean(batch):
+        answers = []
+        for transpose in (False, True):
+            for axes in ((), (3,), (4,), (3, 4)):
+                mapped = (batch.swapaxes(3, 4) if transpose else batch).flip(axes)
+                answer = layers(mapped.contiguous()).flip(axes)
+                answers.append(answer.swapaxes(3, 4) if transpose else answer)
+        return torch.stack(answers).mean(0)
+
+    predictor = AugmentedPredictor(TorchPredictor(network(device), device), "xy", [None, None])
+    np.testing.assert_allclose(inferred(predictor)[0], oracle(mean), atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=["contiguous", "channels"])
+def test_layouts_and_folded_norms_answer_alike(device, layout):
+    layers = network(device)
+    layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
+    layers[1].running_mean += 0.3
+    expected, _ = inferred(TorchPredictor(layers, device))
+    simpler = folded(layers, (1, 1, 8, 16, 16), device)
+    assert simpler is not layers
+    found, _ = inferred(TorchPredictor(simpler, device, memory_format=layout))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.gpu)])
+def test_half_precision_is_near(device, precision):
+    full, _ = inferred(TorchPredictor(network(device), device))
+    half, _ = inferred(TorchPredictor(network(device), device, precision))
+    assert half.dtype == np.float32
+    assert 0 < np.abs(half - full).max() < 0.02
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_path):
+    found = []
+    for name in ("one", "two"):
+        values = job_values(
+            volume_in,
+            tmp_path / name,
+            model=toy("conv") | {"output_channels": 2},
+            inference={"device": device.type, "seams": seams},
+        )
+        job = str(write_job(tmp_path / f"{name}.yaml", values))
+        assert main(["run", job]) == 0
+        assert main(["verify", job, "--deep"]) == 0
+        found.append(read_volume(tmp_path / name))
+    np.testing.assert_array_equal(*found)
