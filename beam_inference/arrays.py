@@ -12,6 +12,7 @@ import mmap
 import threading
 import weakref
 import zlib
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -77,5 +78,6 @@ def _memory(size: int) -> mmap.mmap:
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"no memory for an array of {size} bytes: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # built without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

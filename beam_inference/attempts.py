@@ -46,6 +46,10 @@ def attempt(
         value = retrying(action)
     except (WorkerFault, DeviceOutOfMemory, StateError):
         raise
+    except MemoryError as error:
+        raise WorkerFault(
+            f"this process is out of memory: {error}. Make inference.chunk_shape smaller, or run fewer processes."
+        ) from error
     except Exception as error:
         expected = isinstance(error, BeamInferenceError)
         cause = str(error) if expected else f"{type(error).__name__}: {_first_line(error)}"

@@ -56,10 +56,15 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
         """Seconds a call."""
         patches = without_blank(cutout(job.config, found.input, work.input_box))
         normalize, channels = normalization(job.config, found.input.dtype), job.config.model.output_channels
-        seconds = _median(
-            lambda: infer_chunk(patches, work, predictor, normalize, channels, batch_size, encoding), least_seconds
-        )
-        return seconds / _calls(work, batch_size)
+        known = 0
+
+        def infer() -> None:
+            nonlocal known
+            result = infer_chunk(patches, work, predictor, normalize, channels, batch_size, encoding)
+            known = result.uniform_patches
+
+        seconds = _median(infer, least_seconds)
+        return seconds / max(1, -(-(work.patch_count - known) // batch_size))
 
     work, chunk = _piece(plan, batch_size), _middle_chunk(plan)
     patches = cutout(job.config, found.input, work.input_box)

@@ -317,7 +317,12 @@ def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any],
         {k: axis_weights(axis, k) for k in indices}
         for axis, indices in zip(work.lattice.axes, work.patches, strict=True)
     )
-    planes = {(j, i): network.upload((y[j][:, None] * x[i])[None, None]) for j, i in product(y, x)}
+    planes, alike = {}, {}  # away from the domain's ends axes' weights are the same arrays
+    for j, i in product(y, x):
+        weights = (id(y[j]), id(x[i]))
+        if weights not in alike:
+            alike[weights] = network.upload((y[j][:, None] * x[i])[None, None])
+        planes[j, i] = alike[weights]
     return {k: network.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes
 
 

@@ -71,7 +71,7 @@ class Finishing:
         if not self._operators:
             return values
         try:
-            values = applied(self._operators, values)
+            values = applied(self._operators, np.ascontiguousarray(values))  # as a function of the user's may want
         except Exception as error:  # a function of the user's may raise anything; other chunks may be right
             cause = " ".join(str(error).split())[:500] or type(error).__name__
             raise ChunkFault(f"postprocess: {type(error).__name__}: {cause}", STAGE, 1) from error

@@ -20,7 +20,14 @@ from pathlib import Path
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.config import JobConfig, Network
 from beam_inference.elements import Launch
-from beam_inference.errors import ConfigError, EngineError, StateError, WorkerFault
+from beam_inference.errors import (
+    ConfigError,
+    DeviceOutOfMemory,
+    EngineError,
+    ModelContractError,
+    StateError,
+    WorkerFault,
+)
 from beam_inference.files import local_model
 from beam_inference.job_parts import normalization, patch_to_try, try_network
 from beam_inference.memory import MemoryProjection
@@ -90,7 +97,7 @@ def prepare(
     if before is not None:
         config = as_begun(config, before)
     found = survey(config, place, workers)
-    job = _with_network(found, place, allow_pickle)
+    job = _with_network(found, place, allow_pickle, chunks_file is not None or sample is not None)
     if before is not None:
         check_same(before, job, state.url)
     if not overwrite:
@@ -142,10 +149,13 @@ def _state_errors() -> Iterator[None]:
         raise StateError(f"the state folder cannot be used: {error}. Check output.path and job.state_path.") from None
 
 
-def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJob:
-    """The resolved job, with what only the network can tell; where it will run here, it is tried."""
+def _with_network(found: Survey, place: Place, allow_pickle: bool, alone: bool) -> ResolvedJob:
+    """The resolved job, with what only the network can tell; where it will run here, it is tried.
+
+    ``alone`` says that chunks will be done without their neighbours.
+    """
     config = found.job.config
-    _check_memory(found.memory(place), place, config.inference.device)
+    _check_memory(found.memory(place, alone=alone), place, config.inference.device)
     model = local_model(config.model, config.storage)
     known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
@@ -159,7 +169,7 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool) -> ResolvedJo
     known["config"] = config.model_dump()
     # Not model_copy: a copy keeps the plan and the fingerprint that its original has computed.
     job = ResolvedJob.model_validate(found.job.model_dump() | known)
-    _check_memory(replace(found, job=job).memory(place), place, config.inference.device)
+    _check_memory(replace(found, job=job).memory(place, alone=alone), place, config.inference.device)
     return job
 
 
@@ -202,7 +212,7 @@ def _tried(
 
 def _with_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> JobConfig:
     """The job with the engine, of those that give what PyTorch gives, that takes the least time for a patch here."""
-    config, refusal = found.job.config, EngineError("inference.engine: fastest: there is none")
+    config, refusal = found.job.config, ModelContractError("inference.engine: fastest: there is none")
     patch, normalize = patch_to_try(config, found.input, found.job.plan), normalization(config, found.input.dtype)
     best, least = None, math.inf
     for keys in engines_to_measure(model, config.inference):
@@ -210,11 +220,12 @@ def _with_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> J
         try:
             predictor = load_predictor(model, one.inference, allow_pickle=allow_pickle)
             reference = load_reference(model, one.inference, allow_pickle=allow_pickle)
-            try_network(predictor, one, found.input, found.job.plan, reference)
-            seconds = seconds_per_patch(predictor, patch, normalize, one.inference.patches_per_call)
-        except EngineError as error:
+            report = try_network(predictor, one, found.input, found.job.plan, reference)
+            seconds = seconds_per_patch(predictor, patch, normalize, report.batch_size)
+            del predictor, reference  # before the next ones are loaded
+        except (ModelContractError, DeviceOutOfMemory) as error:
             logger.info("inference.engine: fastest leaves out %s: %s", name, error)
-            refusal = error
+            refusal = ModelContractError(str(error))
             continue
         logger.info("inference.engine: fastest: %s takes %.3g s a patch", name, seconds)
         if seconds < least:

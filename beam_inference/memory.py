@@ -70,6 +70,8 @@ def projected_memory(
     private_shapes: tuple[Zyx, Zyx] | None,
     output_dtype: np.dtype[Any],
     has_operators: bool,
+    is_read_back: bool,
+    is_added_up: bool,
     block_depth: int,
     batch_size: int,
     working_set_bytes: int,
@@ -87,7 +89,8 @@ def projected_memory(
     deep as a patch; or, of float32 on the CPU, the result itself), one batch and one working set (what the network
     itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
     under way, one more if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being
-    computed, and ``trailing_writes`` being written, with the store's copies of :data:`WRITTEN_BYTES` of them or of a
+    computed, of several sums if it ``is_added_up``, and ``trailing_writes`` being written, once more if it
+    ``is_read_back``, with the store's copies of :data:`WRITTEN_BYTES` of them or of a
     layer of blocks, ``block_depth`` voxels deep; and pieces of the masks (``mask_piece_bytes`` in all). The process
     keeps whole blocks of the input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own,
     of masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
@@ -97,11 +100,11 @@ def projected_memory(
     as_float = output_dtype == np.float32
     encoded = 0 if as_float else stored  # beside what it is made of
     operators = 8 if has_operators else 0  # what one gives, and what it has on the way
+    blended_as_float = as_float or has_operators or is_added_up or private_shapes is not None
     if private_shapes is None:
-        blended_as_float = as_float or has_operators
-        results = values * ((4 + operators + encoded if has_operators else stored) + trailing_writes * stored)
+        computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
+        results = values * (computed + trailing_writes * stored * (2 if is_read_back else 1))
     else:
-        blended_as_float = True
         private, least_private = (output_channels * math.prod(shape) for shape in private_shapes)
         first = values * 4 * (1 + trailing_writes) + private * (operators + encoded * (1 + trailing_writes))
         # What neighbours say of a chunk is as much, on average, as what it says to them.

@@ -7,7 +7,7 @@ import logging
 from beam_inference.config import JobConfig
 from beam_inference.errors import StateError, VolumeError
 from beam_inference.normalize_config import FromLevels
-from beam_inference.resolved_job import NUMERICS, ResolvedJob
+from beam_inference.resolved_job import ResolvedJob
 from beam_inference.stores import read_file
 from beam_inference.survey import THIS_PROCESS, definite
 
@@ -59,7 +59,6 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
     roi = config.roi or before.input_bounds
     known = {
         "config": config.model_dump(),
-        "numerics": NUMERICS,
         "asked_normalize": asked.model_dump() if isinstance(asked, FromLevels) else None,
         "roi": {"start": roi.start, "stop": roi.stop},
     }
@@ -97,7 +96,7 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
     open_keys = {
         "device": config.inference.device == "auto",
         "engine": config.inference.engine in ("auto", "fastest"),
-        "memory_format": config.inference.engine == "fastest",
+        "memory_format": config.inference.engine in ("auto", "fastest"),
         "batch_size": config.inference.batch_size == "auto",
         "chunk_shape": config.inference.chunk_shape == "auto",
         "threads": config.inference.threads is None,

@@ -9,6 +9,7 @@ scale add to a gamma variable): so 10^7 chunks take milliseconds.
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -116,4 +117,4 @@ def _starts(work: Workload, count: int, rate: float, random: np.random.Generator
     if succeeds < HOPELESS:
         return float("inf"), 0
     lost = int(random.negative_binomial(count, succeeds))
-    return count * startup + lost * (1 / rate - startup * succeeds / (1 - succeeds)), lost
+    return count * startup + lost * (1 / rate - startup * succeeds / -math.expm1(-rate * startup)), lost

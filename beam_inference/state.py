@@ -65,7 +65,7 @@ class ChannelStatistics(Frozen):
             max=float(channel.max()),
             mean=float(channel.mean(dtype=np.float64)),
             zeros=int(channel.size - np.count_nonzero(channel)),
-            nans=int(np.isnan(channel).sum()) if channel.dtype.kind == "f" else 0,
+            nans=sum(int(np.isnan(plane).sum()) for plane in channel) if channel.dtype.kind == "f" else 0,
         )
 
 

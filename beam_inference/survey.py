@@ -25,7 +25,7 @@ from beam_inference.memory import MemoryProjection, projected_memory
 from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import most_channels
 from beam_inference.operators.postprocess import opened
-from beam_inference.outputs import OutputSpec, check_output, default_bounds, open_output
+from beam_inference.outputs import LOSSY, OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import Extremes, InferencePlan, check_alignment
 from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import NUMERICS, Box, ResolvedJob
@@ -83,11 +83,15 @@ class Survey:
     input: Volume
     masks: Sequence[Mask]
 
-    def memory(self, place: Place) -> MemoryProjection:
-        """Projected memory of one worker process."""
-        return self.memory_for(self.job.plan, self.job.plan.extremes, place)
+    def memory(self, place: Place, *, alone: bool = False) -> MemoryProjection:
+        """Projected memory of one worker process; of chunks that are done ``alone``, though others exchange sums."""
+        added_up = alone and self.job.plan.seams == "exchange"
+        plan = self.job.plan_in("recompute") if added_up else self.job.plan
+        return self.memory_for(plan, plan.extremes, place, added_up=added_up)
 
-    def memory_for(self, plan: InferencePlan, extremes: Extremes, place: Place) -> MemoryProjection:
+    def memory_for(
+        self, plan: InferencePlan, extremes: Extremes, place: Place, *, added_up: bool = False
+    ) -> MemoryProjection:
         """The same for a plan with other seams or chunks, by the extremes of these."""
         job, config = self.job, self.job.config
         on_host = config.inference.device != "cuda"
@@ -104,6 +108,8 @@ class Survey:
             private_shapes=(extremes.private, extremes.least_private) if plan.seams == "exchange" else None,
             output_dtype=np.dtype(config.output.dtype),
             has_operators=bool(config.postprocess),
+            is_read_back=config.output.encoding in LOSSY,
+            is_added_up=added_up,
             block_depth=plan.block_shape[0],
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,

@@ -94,7 +94,7 @@ class Volume:
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
-            ts.array(array).write(voxels).result(timeout=TRANSFER_SECONDS)
+            ts.array(array, copy=False).write(voxels).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
             if status(error) in _NOT_THE_CHUNKS_FAULT:

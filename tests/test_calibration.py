@@ -60,6 +60,17 @@ def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplo
     assert "one value throughout" in caplog.text
 
 
+def test_patches_of_one_value_are_no_calls(tmp_path, capsys):
+    """Of the middle chunk's patches most are background: the others take no less for that."""
+    array = np.zeros((48, 96, 96), np.uint8)
+    array[20:30, 44:52, 44:52] = np.random.default_rng(0).integers(0, 256, (10, 8, 8))
+    write_volume(tmp_path / "in", array)
+    keys = {"batch_size": 1, "patch_shape": [8, 16, 16], "patch_overlap": [0, 0, 0], "chunk_shape": [48, 96, 96]}
+    values = job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"), inference=keys)
+    assert main(["plan", str(write_job(tmp_path / "job.yaml", values)), "--calibrate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["call_seconds"] >= 0.03
+
+
 def test_of_an_exchange_the_seam_files_are_timed_too(volume_in, tmp_path, capsys):
     inference = {"batch_size": 1, "patch_shape": [16, 32, 32], "chunk_shape": [16, 32, 64], "seams": "exchange"}
     values = job_values(volume_in, tmp_path / "out", model=toy("slow"), inference=inference)

@@ -147,6 +147,16 @@ def test_layouts_and_folded_norms_answer_alike(device, layout):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def test_folding_does_not_depend_on_what_was_computed_before(device):
+    """As TF32 would have it: it is a flag of the process, which a session sets and leaves."""
+    layers = network(device)
+    layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
+    first = folded(layers, (1, 1, 8, 16, 16), device)
+    inferred(TorchPredictor(layers, device))
+    second = folded(layers, (1, 1, 8, 16, 16), device)
+    assert type(first) is type(second) is not type(layers)
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.gpu)])
 def test_half_precision_is_near(device, precision):
     full, _ = inferred(TorchPredictor(network(device), device))

@@ -93,8 +93,20 @@ def test_the_answer_is_the_same_without_the_norms(name):
     assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
 
 
+def grouped_and_transposed():
+    return nn.Sequential(nn.ConvTranspose3d(2, 4, 2, groups=2), nn.BatchNorm3d(4), nn.ReLU())
+
+
 @pytest.mark.parametrize(
-    "make", [Shared, Types, Branches, lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.ReLU()), lambda: nn.BatchNorm3d(2)]
+    "make",
+    [
+        grouped_and_transposed,
+        Shared,
+        Types,
+        Branches,
+        lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.ReLU()),
+        lambda: nn.BatchNorm3d(2),
+    ],
 )
 def test_what_cannot_be_folded_stays_as_it_is(make):
     network = settled(make())
@@ -104,6 +116,17 @@ def test_what_cannot_be_folded_stays_as_it_is(make):
 def test_a_network_that_takes_no_such_batch_stays_as_it_is():
     network = settled(FOLDED["3-D"]())
     assert folded(network, (1, 7, 4, 6, 8), CPU) is network
+
+
+def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise(monkeypatch):
+    network = settled(FOLDED["3-D"]())
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    network[0].register_forward_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        folded(network, (1, 2, 4, 6, 8), CPU)
 
 
 def test_norms_of_the_batch_are_not_folded():

@@ -23,6 +23,8 @@ BASE = {
     "private_shapes": None,
     "output_dtype": np.dtype("uint8"),
     "has_operators": False,
+    "is_read_back": False,
+    "is_added_up": False,
     "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,
@@ -75,6 +77,15 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
 def test_operators_take_what_they_give_and_have_on_the_way():
     plain, operated = (projected_memory(**BASE | {"threads": 1, "has_operators": has}) for has in (False, True))
     assert operated.host_bytes - plain.host_bytes == (4 + 8) * VALUES - SLAB
+
+
+def test_what_is_lossy_is_read_back_and_what_is_added_up_is_there_twice():
+    plain, lossy, sums = (
+        projected_memory(**BASE | {"threads": 1, **more})
+        for more in ({}, {"is_read_back": True}, {"is_added_up": True})
+    )
+    assert lossy.host_bytes - plain.host_bytes == VALUES
+    assert sums.host_bytes - plain.host_bytes == 8 * VALUES - SLAB
 
 
 def test_the_store_copies_what_is_handed_to_it_at_a_time():

@@ -12,11 +12,11 @@ from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference import launch
 from beam_inference.cli import main
-from beam_inference.errors import ConfigError, EngineError
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.job_file import parse_job
 from beam_inference.job_parts import try_network
 from beam_inference.predictors import engines_to_measure
-from beam_inference.predictors.probe import LARGEST_BATCH, fastest_batch_size
+from beam_inference.predictors.probe import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
 from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.survey import Place, survey
 
@@ -148,6 +148,28 @@ def test_engines_that_answer_otherwise_are_not_chosen_however_fast(volume_in, tm
     assert main(["run", job, "--overwrite"]) == 2
 
 
+@pytest.mark.parametrize("error", [ModelContractError("it fails on this layout"), DeviceOutOfMemory("no room")])
+def test_one_that_fails_is_left_out(error, volume_in, tmp_path, monkeypatch):
+    values = job_values(
+        volume_in,
+        tmp_path / "out",
+        model=toy("batch_norm") | {"output_channels": 2},
+        inference={"engine": "fastest"},
+    )
+    job = str(write_job(tmp_path / "job.yaml", values))
+
+    def fail(predictor, *others):
+        if predictor.describe().get("memory_format"):
+            raise error
+        return seconds_per_patch(predictor, *others)
+
+    monkeypatch.setattr(launch, "engines_to_measure", lambda *_: CANDIDATES[:2])
+    monkeypatch.setattr(launch, "seconds_per_patch", fail)
+    assert main(["run", job]) == 0
+    recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    assert recorded["config"]["inference"]["memory_format"] == "contiguous"
+
+
 def test_what_the_fastest_may_be_follows_from_device_and_file():
     def measured(path, **inference):
         values = job_values("in", "out", model={"path": path}, inference=inference)
@@ -162,6 +184,8 @@ def test_what_the_fastest_may_be_follows_from_device_and_file():
     assert found[-4:] == of_torch
     assert {each["engine"] for each in found[:-4]} <= {"openvino", "onnxruntime"}
     assert measured("identity", device="cpu", engine="fastest") == [{"engine": "torch"}]
+    of_files = [name for name in ("openvino", "onnxruntime") if find_spec(name)]
+    assert measured("a.onnx", device="cpu", engine="fastest") == [{"engine": name} for name in of_files]
 
 
 @pytest.mark.slow

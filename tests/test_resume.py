@@ -195,3 +195,16 @@ def test_verify_refuses_a_job_file_that_now_asks_for_another_engine(job, capsys)
         assert main(["verify", job(inference=keys)]) == 2
         assert f"belongs to another job: inference.{next(iter(keys))} is" in capsys.readouterr().err
     assert main(["verify", job()]) == 0
+
+
+def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, capsys, monkeypatch):
+    path = job(model=toy("same"))
+    with monkeypatch.context() as earlier:
+        earlier.setattr("beam_inference.survey.NUMERICS", 1)
+        assert main(["run", path]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+    assert main(["status", path]) == 0
+    capsys.readouterr()
+    assert main(["run", path]) == 2
+    assert "engine.numerics: 2 here, None there" in capsys.readouterr().err
+    assert main(["run", path, "--overwrite"]) == 0

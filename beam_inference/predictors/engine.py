@@ -66,20 +66,30 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
             return [inference.engine]
         converts = inference.device == "cpu" and inference.precision == "float32" and model.path != "identity"
         return [*_installed("openvino"), "torch"] if converts else ["torch"]
-    able = ["openvino", "onnxruntime"] if suffix == ".onnx" else ["openvino"]
-    if inference.device != "cpu" or inference.precision != "float32":
-        raise EngineError(f"model.path {model.path} runs on the CPU in float32 only: write device: cpu")
+    found, able = _of_files(model, inference), _runs(suffix)
     if inference.engine not in ("auto", *able):
         raise EngineError(
             f"model.path {model.path} is run by {' or '.join(able)}, not by inference.engine: {inference.engine}"
         )
-    found = _installed(*able) if inference.engine == "auto" else [inference.engine]
+    return found[:1] if inference.engine == "auto" else [inference.engine]
+
+
+def _runs(suffix: str) -> list[str]:
+    return ["openvino", "onnxruntime"] if suffix == ".onnx" else ["openvino"]
+
+
+def _of_files(model: Network, inference: Inference) -> list[str]:
+    """What is installed of the engines that run a file."""
+    able = _runs(suffix_of(model))
+    if inference.device != "cpu" or inference.precision != "float32":
+        raise EngineError(f"model.path {model.path} runs on the CPU in float32 only: write device: cpu")
+    found = _installed(*able)
     if not found:
         raise EngineError(
             f"model.path {model.path} is run by {' or '.join(able)}, which is not installed: "
             f"pip install 'beam-inference[{able[0]}]'"
         )
-    return found[:1]
+    return found
 
 
 def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, str]]:
@@ -88,8 +98,10 @@ def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, s
     Raises:
         EngineError: none of those installed runs a file of this kind.
     """
-    if model.path == "identity" or suffix_of(model) in CONVERTED_SUFFIXES:
-        return [{"engine": engines_to_try(model, inference.model_copy(update={"engine": "auto"}))[0]}]
+    if model.path == "identity":
+        return [{"engine": "torch"}]
+    if suffix_of(model) in CONVERTED_SUFFIXES:
+        return [{"engine": engine} for engine in _of_files(model, inference)]
     of_cpus = inference.device == "cpu" and inference.precision == "float32"
     others = _installed("openvino", "onnxruntime") if of_cpus else []
     return [

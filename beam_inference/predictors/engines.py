@@ -124,7 +124,9 @@ def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
     return content
 
 
-def compiled_forward(source: Any, shape: tuple[int, ...], device: torch.device) -> Forward:
+def compiled_forward(
+    source: Any, shape: tuple[int, ...], device: torch.device, memory_format: torch.memory_format
+) -> Forward:
     """By torch.compile, with the weights as constants on a CPU; it needs a C++ compiler, and most of a minute.
 
     Raises:
@@ -138,7 +140,7 @@ def compiled_forward(source: Any, shape: tuple[int, ...], device: torch.device) 
         config.freezing = device.type == "cpu"
         compiled: Forward = torch.compile(source, dynamic=False)
         with torch.inference_mode():
-            compiled(torch.zeros(shape, device=device))
+            compiled(torch.zeros(shape, device=device).contiguous(memory_format=memory_format))
     return compiled
 
 

@@ -31,18 +31,32 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
 
     torch.fx follows its code, and says where what it does depends on its input; what it may not notice, such as a
     question of types, shows as another answer to a batch of ``shape``, on the network's ``device``.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory to try it; what is computed must not depend on that.
     """
-    simpler = _followed(network)
+    if not any(isinstance(layer, _NORMS) for layer in network.modules()):
+        return network
+    try:
+        simpler = _followed(network)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        logger.info("BatchNorm is not folded: the network's code cannot be followed: %s", error)
+        return network
     if simpler is None:
         return network
     batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    try:
-        with torch.inference_mode():
-            theirs, ours = (each(batch).double() for each in (network, simpler))
-        difference = float((ours - theirs).square().mean().sqrt()) / max(1.0, float(theirs.abs().max()))
-    except Exception as error:  # the contract's check, which comes next, has the words for it
-        logger.info("BatchNorm is not folded: %s", error)
-        return network
+    exactly = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with torch.inference_mode(), exactly:
+        try:
+            theirs = network(batch)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the contract's check, which comes next, has the words for it
+            logger.info("BatchNorm is not folded: the network fails: %s", error)
+            return network
+        difference = float((simpler(batch) - theirs).square().mean().sqrt()) / max(1.0, float(theirs.abs().max()))
     if not difference <= TOLERANCES["float32"]:
         logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
         return network
@@ -50,14 +64,8 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
 
 
 def _followed(network: nn.Module) -> nn.Module | None:
-    """The network with its BatchNorms folded; None if it has none, or if its code cannot be followed."""
-    if not any(isinstance(layer, _NORMS) for layer in network.modules()):
-        return None
-    try:
-        traced = fx.symbolic_trace(copy.deepcopy(network))
-    except Exception as error:
-        logger.info("BatchNorm is not folded: the network's code cannot be followed: %s", error)
-        return None
+    """The network with its BatchNorms folded, as its code is followed; None if none can be."""
+    traced = fx.symbolic_trace(copy.deepcopy(network))
     modules: dict[str, Any] = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
 
@@ -72,7 +80,10 @@ def _followed(network: nn.Module) -> nn.Module | None:
         convolution = called(before, _CONVOLUTIONS)
         if norm is None or convolution is None or len(before.users) > 1 or norm.running_mean is None:
             continue
-        fused = fuse_conv_bn_eval(convolution, norm, transpose=isinstance(convolution, _TRANSPOSED))
+        transposed = isinstance(convolution, _TRANSPOSED)
+        if transposed and convolution.groups > 1:  # whose weights are (inputs, outputs / groups, …)
+            continue
+        fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
         modules[before.target] = fused
         traced.set_submodule(before.target, fused)
         node.replace_all_uses_with(before)

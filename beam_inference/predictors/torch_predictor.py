@@ -185,7 +185,8 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
         if inference.engine == "torch" and kind == "module" and model.batch_norm == "running":
-            forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
+            with _device_errors():
+                forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
         _lay_out(forward, _memory_format(model, inference))
     if inference.engine != "torch":
         try:
@@ -247,7 +248,8 @@ def _converted(network: Any, model: Network, inference: Inference, device: torch
     threads = inference.threads or 1
     if inference.engine == "compile":
         torch.set_num_threads(threads)
-        return per_shape(lambda shape: compiled_forward(network, shape, device), _shape(model, inference))
+        layout = _memory_format(model, inference)
+        return per_shape(lambda shape: compiled_forward(network, shape, device, layout), _shape(model, inference))
     engine = openvino_forward if inference.engine == "openvino" else onnxruntime_forward
     return per_shape(lambda shape: engine(network, shape, threads), _shape(model, inference))
 
