@@ -32,7 +32,7 @@ from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.predictors import Predictor, load_predictor
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.runner import run_job
-from beam_inference.state import ChannelStatistics, Receipt, State
+from beam_inference.state import Part, Receipt, State
 from beam_inference.survey import survey
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs
@@ -276,20 +276,18 @@ def growth() -> dict[str, Any]:
     }
 
 
-def receipts_per_second() -> dict[str, float]:
+def receipts_per_second(count: int = 2000) -> dict[str, float]:
     """Durable receipts written one after the other to a local folder, and listed."""
     with tempfile.TemporaryDirectory() as name:
-        state, count = State(f"file://{name}", fingerprint="0" * 64), 2000
-        channel = ChannelStatistics(min=0, max=1, mean=0.5, zeros=0, nans=0)
+        state = State(f"file://{name}", fingerprint="0" * 64)
+        part = Part.of(BoundingBox((0, 0, 0), (1, 1, 1)), np.zeros((1, 1, 1, 1), np.uint8))
         start = time.perf_counter()
         for chunk in range(count):
             state.write_receipt(
                 Receipt.model_validate(
                     {
                         "chunk": chunk,
-                        "box": {"start": (0, 0, 0), "stop": (1, 1, 1)},
-                        "crc32": 0,
-                        "channels": [channel],
+                        "parts": [part],
                         "batch_size": 1,
                         "uniform_patches": 0,
                         "seconds": {"read": 0.1, "infer": 0.1, "write": 0.1},
