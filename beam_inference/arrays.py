@@ -28,6 +28,19 @@ _lock = threading.Lock()
 _idle: list[mmap.mmap] = []
 
 
+class _Lent(weakref.ref[NDArray[np.uint8]]):
+    """An array, and the memory that it lies in."""
+
+    __slots__ = ("memory",)
+    memory: mmap.mmap
+
+
+_lent: dict[int, _Lent] = {}
+_returned: list[_Lent] = []
+"""Of arrays that are gone. Not a line of Python is run as they go: a thread of TensorStore's may be the one that lets
+go of them, with locks of its own in hand, and must not wait for the interpreter there."""
+
+
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
     """An array in C order that can be written, of any values.
 
@@ -39,7 +52,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> ND
         return np.empty(shape, dtype)
     memory = _memory(size)
     array = np.frombuffer(memory, np.uint8, size)
-    weakref.finalize(array, _idle.append, memory).atexit = False
+    lent = _Lent(array, _returned.append)
+    lent.memory = memory
+    _lent[id(lent)] = lent
     return array.view(dtype).reshape(shape)
 
 
@@ -53,7 +68,14 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> ND
 def give_back() -> None:
     """Give the memory that is kept for other arrays back to the system."""
     with _lock:
+        _take_back()
         _idle.clear()
+
+
+def _take_back() -> None:
+    while _returned:
+        lent = _returned.pop()
+        _idle.append(_lent.pop(id(lent)).memory)
 
 
 def crc32(array: NDArray[np.generic]) -> int:
@@ -67,6 +89,7 @@ def crc32(array: NDArray[np.generic]) -> int:
 
 def _memory(size: int) -> mmap.mmap:
     with _lock:
+        _take_back()
         fitting = [memory for memory in _idle if size <= len(memory) <= LARGER * size]
         if fitting:
             memory = min(fitting, key=len)

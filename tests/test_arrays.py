@@ -46,18 +46,30 @@ def test_memory_is_kept_for_the_next_array_of_its_size_which_is_zero_again():
     assert not again.any()
 
 
+def kept():
+    """How much memory is kept, in pieces."""
+    arrays._take_back()
+    return len(arrays._idle)
+
+
 def test_memory_of_another_size_is_given_back_rather_than_kept_beside():
     array = arrays.empty(LARGE, np.float32)
+    assert kept() == 0
     del array
-    assert len(arrays._idle) == 1
+    assert kept() == 1
     half = arrays.empty((3, 100, 500), np.float64)  # as many bytes: the same memory
-    assert not arrays._idle
+    assert kept() == 0
     del half
+    assert kept() == 1
     larger = arrays.empty((6, 100, 1000), np.float32)
-    assert not arrays._idle
+    assert kept() == 0
     del larger
     smaller = arrays.empty(LARGE, np.float32)
-    assert smaller.any() or not arrays._idle
+    assert kept() == 0
+    del smaller
+    arrays.give_back()
+    assert kept() == 0
+    assert not arrays._lent
 
 
 def test_what_the_system_has_no_room_for_is_a_memory_error():
