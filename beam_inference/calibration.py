@@ -12,9 +12,12 @@ import shutil
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
@@ -52,9 +55,9 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     encodes = not job.config.postprocess and plan.seams != "exchange"
     encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
 
-    def computing(work: ChunkWork, least_seconds: float) -> float:
+    def computing(work: ChunkWork, patches: NDArray[Any], least_seconds: float) -> float:
         """Seconds a call."""
-        patches = without_blank(cutout(job.config, found.input, work.input_box))
+        patches = without_blank(patches)
         normalize, channels = normalization(job.config, found.input.dtype), job.config.model.output_channels
         known = 0
 
@@ -64,16 +67,15 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
             known = result.uniform_patches
 
         seconds = _median(infer, least_seconds)
-        return seconds / max(1, -(-(work.patch_count - known) // batch_size))
+        return seconds / max(1, _calls(work.patch_count - known, batch_size))
 
     work, chunk = _piece(plan, batch_size), _middle_chunk(plan)
     patches = cutout(job.config, found.input, work.input_box)
     if (patches == patches[:, :1, :1, :1]).all():
         logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
-    call_seconds = computing(work, 0)
-    if call_seconds * _calls(chunk, batch_size) <= SHORT_SECONDS:
-        work = chunk
-    call_seconds = computing(work, LEAST_SECONDS)
+    if computing(work, patches, 0) * _calls(chunk.patch_count, batch_size) <= SHORT_SECONDS:
+        work, patches = chunk, cutout(job.config, found.input, chunk.input_box)
+    call_seconds = computing(work, patches, LEAST_SECONDS)
     reading = _median(lambda: cutout(job.config, found.input, work.input_box))
     content = np.random.default_rng(0).bytes(
         min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * np.dtype(output.dtype).itemsize)
@@ -81,7 +83,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     seam_writing, seam_reading = _seams(found) if plan.seam_files else (0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
-        read_seconds=reading / (work.input_box.size * job.input_channels * found.input.dtype.itemsize),
+        read_seconds=reading / (patches.size * found.input.dtype.itemsize),
         write_seconds=_writing(found, content) / len(content),
         seam_write_seconds=seam_writing,
         seam_read_seconds=seam_reading,
@@ -110,8 +112,8 @@ def _middle_chunk(plan: InferencePlan) -> ChunkWork:
     return (plan.owned_work(index) if plan.seams == "exchange" else None) or plan.work(index)
 
 
-def _calls(work: ChunkWork, batch_size: int) -> int:
-    return -(-work.patch_count // batch_size)
+def _calls(patches: int, batch_size: int) -> int:
+    return -(-patches // batch_size)
 
 
 def totals(found: Survey) -> Totals:
@@ -146,28 +148,29 @@ def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
     return round(plan.input_voxels * float(per_voxel))
 
 
-def _writing(found: Survey, content: bytes) -> float:
-    url = _scratch_url(found)
-    store = open_kvstore(url, found.job.config.storage)
-
-    def write() -> None:
-        store.write("block", content).result(timeout=TRANSFER_SECONDS)
-
+@contextmanager
+def _scratch(found: Survey) -> Iterator[tuple[str, Any]]:
+    """A folder beside the output: its URL and its store. It is removed in the end."""
+    storage = found.job.config.storage
+    url = f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
+    store = open_kvstore(url, storage)
     try:
-        return _median(lambda: persistently("write", url, write))
+        yield url, store
     finally:
-        _forget(found, url)
+        delete_folder(store, url)
+        folder = local_folder(url)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _scratch_url(found: Survey) -> str:
-    return f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
+def _writing(found: Survey, content: bytes) -> float:
+    """Seconds to write an object of the content."""
+    with _scratch(found) as (url, store):
 
+        def write() -> None:
+            store.write("block", content).result(timeout=TRANSFER_SECONDS)
 
-def _forget(found: Survey, url: str) -> None:
-    delete_folder(open_kvstore(url, found.job.config.storage), url)
-    folder = local_folder(url)
-    if folder is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        return _median(lambda: persistently("write", url, write))
 
 
 def _seams(found: Survey) -> tuple[float, float]:
@@ -176,19 +179,17 @@ def _seams(found: Survey) -> tuple[float, float]:
     side = max(1, round((plan.seam_voxels / plan.seam_files) ** (1 / 3)))
     shape, channels = (side, side, side), job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)
-    total, url = np.zeros_like(sums), _scratch_url(found)
-    files = SeamFiles(url, job.config.storage, "calibration")
+    total = np.zeros_like(sums)
+    with _scratch(found) as (url, _):
+        files = SeamFiles(url, job.config.storage, "calibration")
 
-    def add_up() -> None:
-        parts = files.read(0, [(0, [shape])], channels)
-        assert parts is not None
-        np.add(total, parts[0][0], out=total)
+        def add_up() -> None:
+            parts = files.read(0, [(0, [shape])], channels)
+            assert parts is not None
+            np.add(total, parts[0][0], out=total)
 
-    try:
         writing = _median(lambda: files.write(0, 0, [sums]))
         return writing / sums.nbytes, _median(add_up) / sums.nbytes
-    finally:
-        _forget(found, url)
 
 
 def _median(action: Callable[[], object], least_seconds: float = 0) -> float:

@@ -94,7 +94,6 @@ class Survey:
     ) -> MemoryProjection:
         """The same for a plan with other seams or chunks, by the extremes of these."""
         job, config = self.job, self.job.config
-        on_host = config.inference.device != "cuda"
         patch_input = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
         return projected_memory(
             input_shape=extremes.input,
@@ -116,7 +115,7 @@ class Survey:
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,
-            device_is_host=on_host,
+            device_is_host=config.inference.device != "cuda",
             mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks),
             mask_bytes=sum(mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks),
         )

@@ -86,12 +86,8 @@ class Volume:
             PermanentReadError: a block is corrupt or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
         """
-        array = arrays.empty((self.channels, *box.shape), self.dtype)
-        self._read_into(array, box)
-        return array
-
-    def _read_into(self, array: NDArray[Any], box: BoundingBox) -> None:
         (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        array = arrays.empty((self.channels, *box.shape), self.dtype)
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
             ts.array(array, copy=False).write(voxels).result(timeout=TRANSFER_SECONDS)
@@ -100,6 +96,7 @@ class Volume:
             if status(error) in _NOT_THE_CHUNKS_FAULT:
                 raise WorkerFault(message) from error
             raise (TransientReadError if may_pass(error) else PermanentReadError)(message) from error
+        return array
 
     def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
         """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""

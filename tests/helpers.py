@@ -18,6 +18,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.grids import PatchLattice
 from beam_inference.level_counts import CountValues, SumCounts, chunks_to_count
 from beam_inference.outputs import OutputSpec, create_output
+from beam_inference.plan import InferencePlan, make_plan
 from beam_inference.storage import Storage
 from beam_inference.volumes import open_volume
 
@@ -111,6 +112,31 @@ def write_job(path: Path, values: dict[str, Any]) -> Path:
     """Write a job file."""
     path.write_text(yaml.safe_dump(values))
     return path
+
+
+def plan_of(
+    roi: BoundingBox,
+    patch: tuple[int, int, int],
+    overlap: tuple[int, int, int],
+    chunk: tuple[int, int, int],
+    **other: Any,
+) -> InferencePlan:
+    """A plan without margins, for blocks of one voxel, whose volume ends with the ROI, unless ``other`` says so."""
+    return make_plan(
+        **{
+            "volume": roi,
+            "context": (0, 0, 0),
+            "crop_margin": (0, 0, 0),
+            "seams": "recompute",
+            "chunk_crop_margin": (0, 0, 0),
+            "block_shape": (1, 1, 1),
+        }
+        | other,
+        roi=roi,
+        patch_shape=patch,
+        patch_overlap=overlap,
+        chunk_shape=chunk,
+    )
 
 
 def toy(name: str, **keys: Any) -> dict[str, Any]:

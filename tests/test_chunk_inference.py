@@ -4,7 +4,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from helpers import oracle
+from helpers import oracle, plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +14,6 @@ from beam_inference.chunk_inference import UNIFORM_ANSWERS, Encoding, infer_chun
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.fill import fill_outside, source_box
 from beam_inference.operators.quantize import quantize
-from beam_inference.plan import make_plan
 from beam_inference.predictors.identity import IdentityPredictor
 from beam_inference.predictors.torch_predictor import TorchPredictor
 
@@ -51,12 +50,7 @@ def position_dependent(batch):
 
 def make(shape=(17, 23, 29), patch=(6, 8, 10), overlap=(2, 4, 3), chunk=(5, 9, 13), start=(3, -2, 7), **other):
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
-    settings = {"context": (0, 0, 0), "crop_margin": (0, 0, 0), "seams": "recompute", "chunk_crop_margin": (0, 0, 0)}
-    settings["block_shape"] = (1, 1, 1)
-    roi = other.pop("roi", volume)
-    return make_plan(
-        volume=volume, roi=roi, patch_shape=patch, patch_overlap=overlap, chunk_shape=chunk, **settings | other
-    )
+    return plan_of(other.pop("roi", volume), patch, overlap, chunk, volume=volume, **other)
 
 
 def cutout(array, plan, box, fill="reflect"):

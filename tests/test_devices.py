@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers import job_values, read_volume, toy, write_job
+from helpers import job_values, plan_of, read_volume, toy, write_job
 from torch import nn
 
 from beam_inference.bounding_box import BoundingBox
@@ -12,7 +12,6 @@ from beam_inference.cli import main
 from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.operators.normalize import unit
 from beam_inference.operators.quantize import quantize
-from beam_inference.plan import make_plan
 from beam_inference.predictors.augmented import AugmentedPredictor
 from beam_inference.predictors.folding import folded
 from beam_inference.predictors.probe import fastest_batch_size
@@ -34,18 +33,7 @@ def network(device):
 
 
 def plan(chunk=(20, 40, 48)):
-    return make_plan(
-        volume=BOX,
-        roi=BOX,
-        context=(0, 0, 0),
-        patch_shape=(8, 16, 16),
-        patch_overlap=(3, 5, 4),
-        chunk_shape=chunk,
-        crop_margin=(0, 0, 0),
-        seams="recompute",
-        chunk_crop_margin=(0, 0, 0),
-        block_shape=(1, 1, 1),
-    )
+    return plan_of(BOX, (8, 16, 16), (3, 5, 4), chunk)
 
 
 def volume():

@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy_networks
 from fib25_job import NETWORKS, affinity_job
-from helpers import job_values, read_volume, toy, write_job, write_volume
+from helpers import job_values, plan_of, read_volume, toy, write_job, write_volume
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import infer_chunk
@@ -20,7 +20,6 @@ from beam_inference.cli import main
 from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.job_file import parse_job
 from beam_inference.operators.normalize import unit
-from beam_inference.plan import make_plan
 from beam_inference.predictors import describe_engine, engines_to_try, load_predictor, load_reference, model_sha256
 from beam_inference.predictors.contract import check_difference
 from beam_inference.residual_unet import ResidualUNet
@@ -352,18 +351,7 @@ def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
 @pytest.mark.parametrize("engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)])
 def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
     box = BoundingBox((0, 0, 0), (24, 32, 64))
-    plan = make_plan(
-        volume=box,
-        roi=box,
-        context=(0, 0, 0),
-        patch_shape=PATCH,
-        patch_overlap=(2, 4, 8),
-        chunk_shape=box.shape,
-        crop_margin=(0, 0, 0),
-        seams="recompute",
-        chunk_crop_margin=(0, 0, 0),
-        block_shape=box.shape,
-    )
+    plan = plan_of(box, PATCH, (2, 4, 8), box.shape)
     array = np.zeros((1, *box.shape), np.uint8)
     array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))
     predictor = loaded(FIB25, engine, batch_size=3, threads=2)

@@ -3,22 +3,15 @@ import subprocess
 import sys
 
 import pytest
+from helpers import plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid
-from beam_inference.plan import check_alignment, grown_to, make_plan
+from beam_inference.plan import check_alignment, grown_to
 from beam_inference.seams import seam_boxes
-
-
-def plan_of(volume, roi, patch, overlap, chunk, **other):
-    settings = {"context": (0, 0, 0), "crop_margin": (0, 0, 0), "seams": "recompute", "chunk_crop_margin": (0, 0, 0)}
-    settings["block_shape"] = (1, 1, 1)
-    return make_plan(
-        volume=volume, roi=roi, patch_shape=patch, patch_overlap=overlap, chunk_shape=chunk, **settings | other
-    )
 
 
 def cube(start, stop):
@@ -34,11 +27,11 @@ def plans(draw):
     patch = draw(st.tuples(*[st.integers(1, 6)] * 3))
     overlap = tuple(draw(st.integers(0, p - 1)) for p in patch)
     return plan_of(
-        volume,
         BoundingBox(start, stop),
         patch,
         overlap,
         draw(st.tuples(*[st.integers(1, 8)] * 3)),
+        volume=volume,
         context=draw(st.tuples(*[st.integers(0, 4)] * 3)),
         crop_margin=draw(st.tuples(*[st.integers(0, 3)] * 3)),
         seams=draw(st.sampled_from(["recompute", "exchange", "crop"])),
@@ -76,11 +69,11 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
     length, start = data.draw(st.integers(200, 900)), data.draw(st.integers(-5, 30))
     volume = BoundingBox((0, 0, -20), (1, 1, length))
     plan = plan_of(
-        volume,
         BoundingBox((0, 0, start), (1, 1, length - data.draw(st.integers(0, 25)))),
         (1, 1, patch),
         (0, 0, data.draw(st.integers(0, patch - 1))),
         (1, 1, data.draw(st.integers(1, 20))),
+        volume=volume,
         context=(0, 0, data.draw(st.integers(0, 30))),
         crop_margin=(0, 0, data.draw(st.integers(0, 12))),
         seams=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
@@ -127,12 +120,12 @@ def test_a_short_domain_grows_at_its_stop_then_its_start_then_beyond_the_volume(
 
 
 def test_the_domain_is_the_roi_with_its_context_clipped_to_the_volume():
-    plan = plan_of(cube(0, 50), cube(2, 40), (8,) * 3, (4,) * 3, (16,) * 3, context=(5, 5, 5))
+    plan = plan_of(cube(2, 40), (8,) * 3, (4,) * 3, (16,) * 3, volume=cube(0, 50), context=(5, 5, 5))
     assert plan.lattice.domain == cube(0, 45)
 
 
 def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
-    plan = plan_of(cube(0, 64), cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4))
+    plan = plan_of(cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4))
     middle = plan.work(21)
     assert middle.core_box.start == (16, 16, 16)
     assert middle.lattice.domain == cube(12, 36)
@@ -144,7 +137,7 @@ def test_redundancy_is_as_the_formulas_say():
     patch, overlap, strides_per_chunk = 8, 4, 4
     stride = patch - overlap
     roi = cube(0, 4000)
-    plan = plan_of(roi, roi, (patch,) * 3, (overlap,) * 3, (stride * strides_per_chunk,) * 3)
+    plan = plan_of(roi, (patch,) * 3, (overlap,) * 3, (stride * strides_per_chunk,) * 3)
     per_axis = (strides_per_chunk + math.ceil(patch / stride) - 1) / strides_per_chunk * patch / stride
     assert plan.patch_voxels_per_voxel == pytest.approx(per_axis**3, rel=5e-3)
 
@@ -152,7 +145,7 @@ def test_redundancy_is_as_the_formulas_say():
 def test_the_published_redundancies():
     """20×256×256 patches, overlap 4×64×64: floor 2.22 (DESIGN and issue figures, computed by hand from p/s)."""
     roi = BoundingBox((0, 0, 0), (16 * 500 + 4, 192 * 60 + 64, 192 * 60 + 64))
-    plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (128, 1152, 1152))
+    plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (128, 1152, 1152))
     floor = plan.lattice.count * 20 * 256 * 256 / roi.size
     assert floor == pytest.approx(20 / 16 * (256 / 192) ** 2, rel=0.02)
     assert plan.patch_voxels_per_voxel > floor
@@ -160,7 +153,7 @@ def test_the_published_redundancies():
 
 def test_an_roi_outside_the_volume_is_refused_naming_the_part_inside():
     with pytest.raises(AlignmentError, match=r"The part inside is \[2, 2, 2 to 20, 20, 20\)"):
-        plan_of(cube(0, 20), cube(2, 30), (4,) * 3, (0,) * 3, (8,) * 3)
+        plan_of(cube(2, 30), (4,) * 3, (0,) * 3, (8,) * 3, volume=cube(0, 20))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +200,7 @@ def test_what_passes_writes_every_block_whole_and_once(block, chunk, start, leng
 
 def test_a_billion_chunks_on_one_axis_are_planned_too():
     roi = BoundingBox((0, 0, 0), (20, 256, 10**11))
-    plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (20, 256, 100))
+    plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (20, 256, 100))
     assert plan.chunks.count == 10**9
     assert plan.patch_voxels_per_voxel == pytest.approx(256 / 192 * (100 + 256) / 100 * 192 / 256 * 256 / 192, rel=0.2)
 

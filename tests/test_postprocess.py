@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_volume
+from helpers import job_values, plan_of, read_volume, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import ndimage
@@ -14,7 +14,6 @@ from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.job_file import parse_job
 from beam_inference.operator_config import channels_after, total_halo
 from beam_inference.operators.postprocess import applied, opened
-from beam_inference.plan import make_plan
 from beam_inference.worker import Worker
 
 CHANNELS = 3
@@ -211,14 +210,13 @@ def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context
     )
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, (21, 19, 23), strict=True)))
     roi = BoundingBox(tuple(a + 5 for a in start), tuple(b - 4 for b in volume.stop))
-    plan = make_plan(
+    plan = plan_of(
+        roi,
+        (6, 5, 7),
+        (2, 1, 3),
+        tuple(4 * n for n in blocks),
         volume=volume,
-        roi=roi,
         context=context,
-        patch_shape=(6, 5, 7),
-        patch_overlap=(2, 1, 3),
-        chunk_shape=tuple(4 * n for n in blocks),
-        crop_margin=(0, 0, 0),
         seams=seams,
         chunk_crop_margin=(1, 1, 1) if seams == "crop" else (0, 0, 0),
         block_shape=(4, 4, 4),

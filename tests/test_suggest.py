@@ -8,10 +8,9 @@ from itertools import product
 import numpy as np
 import pytest
 import yaml
-from helpers import job_values, read_volume, toy, write_job
+from helpers import job_values, plan_of, read_volume, toy, write_job
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_plan import plan_of
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
@@ -29,7 +28,6 @@ def jobs(draw):
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     patch = draw(st.tuples(*[st.integers(2, 12)] * 3))
     return plan_of(
-        volume,
         volume,
         patch,
         tuple(draw(st.integers(0, p - 1)) for p in patch),
@@ -72,7 +70,7 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     block, patch = data.draw(st.integers(1, 6)), data.draw(st.integers(4, 40))
     roi = BoundingBox((0, 0, 0), (1, 1, block * data.draw(st.integers(65, 300))))
     overlap = (0, 0, data.draw(st.integers(0, patch - 2)))
-    plan = plan_of(roi, roi, (1, 1, patch), overlap, (1, 1, 1), block_shape=(1, 1, block))
+    plan = plan_of(roi, (1, 1, patch), overlap, (1, 1, 1), block_shape=(1, 1, block))
     room, workers = data.draw(st.integers(40 * block, 300 * block)), data.draw(st.integers(1, 3))
 
     def fits(extremes):
@@ -87,7 +85,7 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
 
 def test_a_petavoxel_is_searched_in_seconds():
     roi = BoundingBox((0, 0, 0), (40_000, 200_000, 150_000))
-    plan = plan_of(roi, roi, (20, 256, 256), (4, 64, 64), (64, 64, 64), block_shape=(64, 64, 64))
+    plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (64, 64, 64), block_shape=(64, 64, 64))
 
     def fits(extremes):
         return math.prod(extremes.input) + 3 * math.prod(extremes.core) <= 2**31

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import yaml
 from browser import served
-from helpers import job_values, toy, truncated, write_job, write_volume
+from helpers import job_values, plan_of, toy, truncated, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
 from standins.gcs import GcsStandIn
@@ -22,7 +22,6 @@ from standins.gcs import GcsStandIn
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.files import load_job
-from beam_inference.plan import make_plan
 from beam_inference.view.boxes import around, chunk_boxes, patch_boxes
 from beam_inference.view.shown import view_of
 
@@ -41,24 +40,9 @@ def test_a_window_of_a_grid_holds_its_middle_and_no_more_than_asked(shape, data,
         assert set(found) == everything
 
 
-def plan_of(roi, chunk_shape):
-    return make_plan(
-        volume=roi,
-        roi=roi,
-        context=(0, 0, 0),
-        patch_shape=(8, 16, 16),
-        patch_overlap=(2, 8, 8),
-        chunk_shape=chunk_shape,
-        crop_margin=(0, 0, 0),
-        seams="recompute",
-        chunk_crop_margin=(0, 0, 0),
-        block_shape=chunk_shape,
-    )
-
-
 def test_the_boxes_of_a_job_of_a_billion_chunks_are_few_and_in_the_middle():
     roi = BoundingBox((0, 0, 0), (64_000, 64_000, 64_000))
-    plan = plan_of(roi, (64, 64, 64))
+    plan = plan_of(roi, (8, 16, 16), (2, 8, 8), (64, 64, 64))
     for boxes in (chunk_boxes(plan, 1000), patch_boxes(plan, 1000)):
         assert len(boxes.boxes) == 1000
         assert any(box.contains(BoundingBox((32_000,) * 3, (32_001,) * 3)) for _, box in boxes.boxes)
@@ -66,7 +50,7 @@ def test_the_boxes_of_a_job_of_a_billion_chunks_are_few_and_in_the_middle():
 
 
 def test_all_boxes_are_there_where_they_are_few():
-    plan = plan_of(BoundingBox((3, -5, 2), (43, 65, 52)), (16, 32, 32))
+    plan = plan_of(BoundingBox((3, -5, 2), (43, 65, 52)), (8, 16, 16), (2, 8, 8), (16, 32, 32))
     chunks = chunk_boxes(plan, 1000)
     assert dict(chunks.boxes) == {f"chunk {i}": plan.chunks.core_box(i) for i in range(plan.chunks.count)}
     assert chunks.name == "chunks"
