@@ -55,6 +55,17 @@ class BoundingBox:
         """Whether every voxel of ``other`` is in this box."""
         return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
 
+    def grown_to(self, shape: Zyx, within: BoundingBox) -> BoundingBox:
+        """At least of a shape: grown at its stop, then its start, inside ``within``, and then beyond its stop."""
+        starts, stops = [], []
+        for axis in range(3):
+            start, stop = self.start[axis], self.stop[axis]
+            stop = max(stop, min(start + shape[axis], within.stop[axis]))
+            start = min(start, max(stop - shape[axis], within.start[axis]))
+            starts.append(start)
+            stops.append(max(stop, start + shape[axis]))
+        return BoundingBox(_zyx(starts), _zyx(stops))
+
     def slices_in(self, frame: BoundingBox) -> tuple[slice, slice, slice]:
         """Slices of this box in an array whose first voxel is ``frame.start``.
 

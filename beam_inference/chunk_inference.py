@@ -88,8 +88,12 @@ class Network(Protocol):
     def multiply(self, array: Any, by: Any, out: Any) -> None:
         """Write the product of two device arrays into a third."""
 
-    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
-        """A float32 device array, encoded there, as a NumPy array. The device array may be overwritten, or be it."""
+    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
+        """Encode a float32 device array there, and begin to bring it to the host; a call of what is returned waits.
+
+        The device array may be overwritten by this; and after it by others, except on the host, where it may be what
+        is returned.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +245,7 @@ class _Core:
         # All of them now: made between the network's answers, they would lie between the holes that these leave.
         self._along_z, self._planes = _axis_and_planes(work, network)
         self._result: NDArray[Any] | None = None
+        self._on_its_way: tuple[slice, Callable[[], NDArray[Any]]] | None = None
         if network.on_host and encoding == AS_COMPUTED:
             self._slab = network.zeros((channels, z, y, x)).swapaxes(0, 1)
         else:
@@ -273,8 +278,9 @@ class _Core:
         """The core; no patch is left to blend."""
         stop = self._work.core_box.stop[0]
         if self._result is None:
-            return self._encoded(stop)
+            return self._leaving(stop)().swapaxes(0, 1)
         self._leave(self._result, stop)
+        self._arrive(self._result)
         return self._result
 
     def _rows(self, layer: int) -> range:
@@ -298,17 +304,27 @@ class _Core:
         self._layer = layer
 
     def _leave(self, result: NDArray[Any], stop: int) -> None:
-        """Bring the slab's voxels before ``stop`` to where they belong in the result."""
+        """Send the slab's voxels before ``stop`` to the result; a GPU computes on while they are on their way."""
+        self._arrive(result)  # the last ones, while the GPU still computes what is to leave now
         first, offset = self._rows(self._layer).start, self._work.core_box.start[0]
-        result[:, first - offset : stop - offset] = self._encoded(stop)
+        self._on_its_way = slice(first - offset, stop - offset), self._leaving(stop)
+        if self._network.on_host:
+            self._arrive(result)  # they are there, and would take memory
 
-    def _encoded(self, stop: int) -> NDArray[Any]:
-        """The slab's voxels before ``stop`` as they are written, (C, Z, Y, X), on the host."""
+    def _arrive(self, result: NDArray[Any]) -> None:
+        """Put what is on its way where it belongs in the result."""
+        if self._on_its_way is not None:
+            where, arrived = self._on_its_way
+            result[:, where] = arrived().swapaxes(0, 1)
+            self._on_its_way = None
+
+    def _leaving(self, stop: int) -> Callable[[], NDArray[Any]]:
+        """The slab's voxels before ``stop`` as they are written, (Z, C, Y, X), on their way to the host."""
         part = self._slab[: stop - self._rows(self._layer).start]
         # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
         if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
             raise NonFiniteError("NaN or infinite values after blending")
-        return self._network.download(part, self._encoding).swapaxes(0, 1)
+        return self._network.download(part, self._encoding)
 
 
 def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:

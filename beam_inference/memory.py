@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ KEPT_BYTES = 20 * 2**20
 
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
+
+PINNED = 2
+"""Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
 
 STORE_COPIES = 2
 """Of what the store is handed: one as blocks, one as they are encoded."""
@@ -57,6 +60,23 @@ class MemoryProjection:
     device_bytes: int
 
 
+class Exchanged(NamedTuple):
+    """With seams: exchange, ZYX, each axis for itself the most of all chunks: as in :class:`~.plan.Extremes`."""
+
+    private: Zyx
+    touched: Zyx
+    shared: Zyx
+
+    @property
+    def shapes(self) -> tuple[Zyx, Zyx, Zyx]:
+        """Of the private box; of all that a chunk is put together from; and of so much of it as is not shared.
+
+        A chunk shares the difference of the last two at most, which grows with what it shares on each axis.
+        """
+        z, y, x = (n - more for n, more in zip(self.touched, self.shared, strict=True))
+        return self.private, self.touched, (z, y, x)
+
+
 def projected_memory(
     *,
     input_shape: Zyx,
@@ -67,7 +87,7 @@ def projected_memory(
     input_itemsize: int,
     input_blocks_bytes: int,
     is_filled: bool,
-    private_shapes: tuple[Zyx, Zyx] | None,
+    exchanged: Exchanged | None,
     output_dtype: np.dtype[Any],
     has_operators: bool,
     is_read_back: bool,
@@ -84,8 +104,8 @@ def projected_memory(
 ) -> MemoryProjection:
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
-    Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams: exchange also of the
-    largest and the least private box. Harness threads take turns on the device, so there is one accumulator (a slab as
+    Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams: exchange also of what
+    chunks exchange. Harness threads take turns on the device, so there is one accumulator (a slab as
     deep as a patch; or, of float32 on the CPU, the result itself), one batch and one working set (what the network
     itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
     under way, one more if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being
@@ -100,18 +120,16 @@ def projected_memory(
     as_float = output_dtype == np.float32
     encoded = 0 if as_float else stored  # beside what it is made of
     operators = 8 if has_operators else 0  # what one gives, and what it has on the way
-    blended_as_float = as_float or has_operators or is_added_up or private_shapes is not None
-    if private_shapes is None:
+    blended_as_float = as_float or has_operators or is_added_up or exchanged is not None
+    if exchanged is None:
         computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
         results = values * (computed + trailing_writes * stored * (2 if is_read_back else 1))
     else:
-        private, least_private = (output_channels * math.prod(shape) for shape in private_shapes)
+        private, touched, alone = (output_channels * math.prod(shape) for shape in exchanged.shapes)
         first = values * 4 * (1 + trailing_writes) + private * (operators + encoded * (1 + trailing_writes))
-        # What neighbours say of a chunk is as much, on average, as what it says to them.
-        shared = values - least_private
-        second = shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * stored)
+        second = (touched - alone) * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * stored)
         results = -_least(-first, -second)
-    written = core_shape if private_shapes is None else private_shapes[0]
+    written = core_shape if exchanged is None else exchanged.private
     layer = output_channels * block_depth * math.prod(written[1:]) * stored
     at_the_store = STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(written) * stored)
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
@@ -121,6 +139,7 @@ def projected_memory(
     host = KEPT_BYTES + threads * ((1 + look_ahead + is_filled) * cutout + results + trailing_writes * at_the_store)
     host += max(threads, CACHED_CUTOUTS) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    # On the CPU the accumulator and the cutout are used where they lie; a GPU's accumulator comes back in slabs.
-    host += device - cutout if device_is_host else slab
-    return MemoryProjection(host_bytes=host, device_bytes=device)
+    if device_is_host:  # the accumulator and the cutout are used where they lie
+        return MemoryProjection(host_bytes=host + device - cutout, device_bytes=device)
+    leaving = slab if blended_as_float else slab // 4 * stored
+    return MemoryProjection(host_bytes=host + PINNED * leaving, device_bytes=device + leaving)

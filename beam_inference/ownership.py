@@ -87,6 +87,12 @@ class OwnershipAxis:
         candidates = range(self._owner(touching[0]), position + 1)
         return [p for p in candidates if self.owned(p).start < touching.stop and self.owned(p)]
 
+    def touched(self, position: int) -> int:
+        """Voxels of a chunk, each as often as there are chunks whose patches touch it."""
+        start, stop = self.interval(position)
+        reaches = map(self.reach, self.contributors(position))
+        return sum(max(0, min(high, stop) - max(low, start)) for low, high in reaches)
+
     def receivers(self, position: int) -> range:
         """The chunks that a chunk's patches touch, in order."""
         start, stop = self.reach(position)

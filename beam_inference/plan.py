@@ -81,7 +81,7 @@ class InferencePlan:
         core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
         if self.seams == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
-            lattice = replace(lattice, domain=grown_to(lattice.patch_shape, box, within=lattice.domain))
+            lattice = replace(lattice, domain=box.grown_to(lattice.patch_shape, within=lattice.domain))
         return self._work(index, core, lattice, lattice.touching(core))
 
     def _work(
@@ -231,7 +231,7 @@ class AxisTotals:
     private: int
     owners: int
     pairs: int
-    extents: tuple[int, int, int, int]
+    extents: tuple[int, int, int, int, int]
     patch_counts: dict[int, int]  # chunk positions by their number of patches
 
 
@@ -242,13 +242,15 @@ class Extremes(NamedTuple):
         input: of what a chunk reads.
         core: of what it computes values or sums for.
         private: of what only its own patches touch, in whole blocks; all of it where nothing is exchanged.
-        least_private: the smallest of these.
+        touched: of what it is put together from: its voxels, each as often as there are chunks that add to it.
+        shared: of these, without those of its private ones.
     """
 
     input: Zyx
     core: Zyx
     private: Zyx
-    least_private: Zyx
+    touched: Zyx
+    shared: Zyx
 
 
 @lru_cache(maxsize=16)
@@ -291,19 +293,20 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             pairs += times * len(ownership.receivers(position))
             reached += times * (core[1] - core[0])
             private += times * (alone := ownership.interval(position)[1] - ownership.private_start(position))
+            touched = ownership.touched(position)
         else:
             work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
             owned, core = work.patches[axis], (work.core_box.start[axis], work.core_box.stop[axis])
             low, high = work.input_box.start[axis], work.input_box.stop[axis]
-            alone = core[1] - core[0]
+            touched = alone = core[1] - core[0]
         patches += times * len(owned)
         patch_counts[len(owned)] += times
         largest_patches = max(largest_patches, len(owned))
         voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
-        extents.append((high - low, core[1] - core[0], alone))
-    largest = tuple(map(max, zip(*extents, strict=True)))
-    ends = (*largest, min(alone for _, _, alone in extents))
-    return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, ends, patch_counts)
+        extents.append((high - low, core[1] - core[0], alone, touched, touched - alone))
+    a, b, c, d, e = map(max, zip(*extents, strict=True))
+    most = (a, b, c, d, e)
+    return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, most, patch_counts)
 
 
 def make_plan(
@@ -333,7 +336,7 @@ def make_plan(
             f"roi {roi} is not inside the input volume {volume} (z, y, x; stop exclusive). "
             f"The part inside is {roi.intersection(volume)}."
         )
-    domain = grown_to(patch_shape, roi.grow(context).intersection(volume), within=volume)
+    domain = roi.grow(context).intersection(volume).grown_to(patch_shape, within=volume)
     return InferencePlan(
         volume=volume,
         lattice=PatchLattice(domain, patch_shape, patch_overlap),
@@ -344,18 +347,6 @@ def make_plan(
         block_shape=block_shape,
         halo=halo,
     )
-
-
-def grown_to(shape: Zyx, box: BoundingBox, within: BoundingBox) -> BoundingBox:
-    """Grow a box to ``shape`` at least: at its stop, then its start, inside ``within``, and then beyond its stop."""
-    starts, stops = [], []
-    for axis in range(3):
-        start, stop = box.start[axis], box.stop[axis]
-        stop = max(stop, min(start + shape[axis], within.stop[axis]))
-        start = min(start, max(stop - shape[axis], within.start[axis]))
-        starts.append(start)
-        stops.append(max(stop, start + shape[axis]))
-    return BoundingBox((starts[0], starts[1], starts[2]), (stops[0], stops[1], stops[2]))
 
 
 def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, volume: BoundingBox) -> None:

@@ -21,7 +21,7 @@ from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input, voxel_size_nm
 from beam_inference.levels import decided
 from beam_inference.mask import Mask, MaskedVolume, open_mask
-from beam_inference.memory import MemoryProjection, projected_memory
+from beam_inference.memory import Exchanged, MemoryProjection, projected_memory
 from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import most_channels
 from beam_inference.operators.postprocess import opened
@@ -104,7 +104,7 @@ class Survey:
             input_blocks_bytes=job.blocks_bytes(extremes.input),
             input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
             is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
-            private_shapes=(extremes.private, extremes.least_private) if plan.seams == "exchange" else None,
+            exchanged=Exchanged(*extremes[2:]) if plan.seams == "exchange" else None,
             output_dtype=np.dtype(config.output.dtype),
             has_operators=bool(config.postprocess),
             is_read_back=config.output.encoding in LOSSY,

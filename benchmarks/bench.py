@@ -102,7 +102,7 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
             uploaded = predictor.upload(batch)
             for _ in range(calls):
                 answer = predictor.predict(uploaded)
-            predictor.download(answer[:1, :1, :1, :1, :1])  # a GPU is done only when its answer is here
+            predictor.download(answer[:1, :1, :1, :1, :1])()  # a GPU is done only when its answer is here
 
     return run
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.calibration import calibrate, totals
@@ -31,8 +32,10 @@ from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.runner import run_job
 from beam_inference.simulation import Workload, simulate_many
 from beam_inference.state import State
+from beam_inference.storage import Gcs, Storage
 from beam_inference.survey import THIS_PROCESS, survey
 from benchmarks.bench import worker_figures
+from benchmarks.latency import LATENCY_SECONDS, server
 from benchmarks.measure import machine
 
 RESULTS = Path(__file__).parent / "results" / "foretold.json"
@@ -50,24 +53,25 @@ CORNER, WIDE = (96, 192, 192), (96, 768, 768)
 """Shapes, ZYX: of a piece of FIB-25, and of what is mirrored from it."""
 
 
-def write_inputs(folder: Path, data: Path) -> None:
-    """The volumes ``whole``, ``corner`` and ``wide``, in blocks of 64×64×64."""
-    whole = np.load(data)
-    z, y, x = CORNER
+def write_volume(url: str, array: NDArray[Any], storage: Storage = Storage()) -> None:  # noqa: B008  # a value
+    """Of uint8 voxels, in blocks of 64×64×64."""
+    box = BoundingBox((0, 0, 0), array.shape)
+    spec = OutputSpec(url, "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0), storage)
+    create_output(spec).write(box, np.ascontiguousarray(array[None]))
+
+
+def widened(whole: NDArray[Any]) -> NDArray[Any]:
+    """A volume of the shape :data:`WIDE`, mirrored from another one."""
     margins = [(0, max(0, wide - n)) for wide, n in zip(WIDE, whole.shape, strict=True)]
-    wide = np.pad(whole[: WIDE[0]], [(0, 0), *margins[1:]], mode="reflect")
-    for name, array in (("whole", whole), ("corner", whole[:z, :y, :x]), ("wide", wide)):
-        box = BoundingBox((0, 0, 0), array.shape)
-        spec = OutputSpec(f"file://{folder}/{name}", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
-        create_output(spec).write(box, np.ascontiguousarray(array[None]))
+    return np.pad(whole[: WIDE[0]], margins, mode="reflect")
 
 
-def values_of(folder: Path, volume: str, output: str, **inference: Any) -> dict[str, Any]:
-    """A job over one of the volumes with the trained network of the tests."""
+def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[str, Any]:
+    """A job over one of the volumes with the trained network of the tests; ``where`` is a folder's URL."""
     keys = {"patch_shape": [20, 48, 48], "patch_overlap": [4, 16, 16], "chunk_shape": [32, 64, 64], "batch_size": 2}
     return {
-        "input": {"path": str(folder / volume)},
-        "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [32, 64, 64]},
+        "input": {"path": f"{where}/{volume}"},
+        "output": {"path": f"{where}/{output}", "dtype": "uint8", "block_shape": [32, 64, 64]},
         "model": TRAINED,
         "inference": {**keys, "device": "cpu", **inference},
     }
@@ -91,7 +95,7 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
         ratios = []
         for repeat in range(repeats):
             keys = {"engine": engine, "seams": seams, "chunk_shape": [64, 128, 128]}
-            config = parse_job(values_of(folder, "whole", f"{engine}-{seams}-{repeat}", **keys), folder)
+            config = parse_job(values_of(f"file://{folder}", "whole", f"{engine}-{seams}-{repeat}", **keys), folder)
             found, predictor = tried(survey(config), THIS_PROCESS, allow_pickle=False)
             whole = totals(found)
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
@@ -103,8 +107,11 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
     return rows
 
 
-def memory(folder: Path) -> dict[str, Any]:
-    """Peaks of ten jobs, each in a process of its own, over the projections."""
+def memory(folder: Path, wide: NDArray[Any]) -> dict[str, Any]:
+    """Peaks of ten jobs over the projections: on a store that takes 100 ms to answer, and on a disk.
+
+    Each is in a process of its own. On a disk of this machine chunks are written before the next one takes memory.
+    """
     jobs = {
         f"{engine}, {seams}, {dtype}, chunk {'×'.join(map(str, chunk))}, batch {batch}": (
             engine,
@@ -126,14 +133,22 @@ def memory(folder: Path) -> dict[str, Any]:
             ("openvino", "recompute", "uint8", (96, 128, 384), 1),
         )
     }
-    rows = {}
-    for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
-        keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
-        values = values_of(folder, "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
-        values["output"]["dtype"] = dtype
-        figures = worker_figures(folder, values)
-        rows[name] = {"measured / projected": round(figures["peak_bytes"] / figures["projected_bytes"], 3)} | figures
-        print(name, rows[name], flush=True)
+    rows: dict[str, dict[str, Any]] = {}
+    with server(LATENCY_SECONDS) as endpoint:
+        storage = Storage(gcs=Gcs(endpoint=endpoint))
+        write_volume("gs://bucket/wide", wide, storage)
+        write_volume(f"file://{folder}/wide", wide)
+        for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
+            keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
+            rows[name] = {}
+            for place, where in (("store", "gs://bucket"), ("disk", f"file://{folder}")):
+                values = values_of(where, "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
+                values["output"]["dtype"] = dtype
+                values["storage"] = storage.model_dump(mode="json")
+                figures = worker_figures(folder, values)
+                ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
+                rows[name][place] = {"measured / projected": ratio} | figures
+                print(name, place, rows[name][place], flush=True)
     return rows
 
 
@@ -144,7 +159,7 @@ def killed(folder: Path, runs: int) -> dict[str, Any]:
 
     def launch(output: str) -> subprocess.Popen[bytes]:
         path = folder / f"{output}.yaml"
-        path.write_text(yaml.safe_dump(values_of(folder, "corner", output, engine="torch", threads=1)))
+        path.write_text(yaml.safe_dump(values_of(f"file://{folder}", "corner", output, engine="torch", threads=1)))
         command = [sys.executable, "-W", "ignore", "-m", "beam_inference", "run", str(path)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
@@ -192,10 +207,12 @@ def main() -> None:
     known = parser.parse_args()
     results: dict[str, Any] = {"machine": machine("torch", "openvino")}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_inputs(folder, known.data)
+        folder, whole = Path(name), np.load(known.data)
+        z, y, x = CORNER
+        write_volume(f"file://{folder}/whole", whole)
+        write_volume(f"file://{folder}/corner", whole[:z, :y, :x])
         parts: dict[str, Callable[[], Any]] = {
-            "memory": lambda: memory(folder),
+            "memory": lambda: memory(folder, widened(whole)),
             "seconds": lambda: seconds(folder, known.repeats),
             "killed": lambda: killed(folder, known.kills),
         }

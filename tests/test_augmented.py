@@ -115,7 +115,7 @@ def test_means_are_those_of_brute_force(kind, offsets, predictor):
     expected, count = brute_force(function, patch, kind, offsets)
     augmented = AugmentedPredictor(predictor(function), kind, offsets)
     with augmented.session():
-        found = augmented.download(augmented.predict(augmented.upload(np.stack([patch, 2 * patch]))))
+        found = augmented.download(augmented.predict(augmented.upload(np.stack([patch, 2 * patch]))))()
     inside = count > 0  # pairs that reach beyond the patch are the network's own affair
     np.testing.assert_allclose(found[0][inside], expected[inside], rtol=1e-5)
     np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5)

@@ -14,6 +14,10 @@ def boxes(draw):
     return BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
 
 
+def cube(start, stop):
+    return BoundingBox((start,) * 3, (stop,) * 3)
+
+
 def voxels(box):
     (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
     return {(z, y, x) for z in range(z0, z1) for y in range(y0, y1) for x in range(x0, x1)}
@@ -47,3 +51,11 @@ def test_slices_outside_the_frame_are_refused():
 def test_a_box_that_stops_before_it_starts_is_refused():
     with pytest.raises(ValueError, match="cannot stop"):
         BoundingBox((0, 0, 5), (1, 1, 4))
+
+
+def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond():
+    within = cube(0, 20)
+    assert cube(4, 9).grown_to((8, 8, 8), within) == cube(4, 12)
+    assert cube(15, 20).grown_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(14, 19).grown_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(5, 9).grown_to((30, 30, 30), within) == cube(0, 30)

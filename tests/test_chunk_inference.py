@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from beam_inference.blending import patch_weights
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import UNIFORM_ANSWERS, Encoding, infer_chunk
+from beam_inference.chunk_inference import AS_COMPUTED, UNIFORM_ANSWERS, Encoding, infer_chunk
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.fill import fill_outside, source_box
 from beam_inference.operators.quantize import quantize
@@ -227,9 +227,26 @@ def whole(array, plan, function, channels):
 
 
 class Elsewhere(NumpyNetwork):
-    """One whose arrays are told not to be the host's: nothing is blended in the result itself."""
+    """One whose arrays are told not to be the host's, and arrive late: nothing is blended in the result itself."""
 
     on_host = False
+
+    def __init__(self, function):
+        super().__init__(function)
+        self.on_their_way = 0
+
+    def download(self, array, encoding=AS_COMPUTED):
+        there = super().download(array.copy(), encoding)()
+        late = np.full_like(there, 77)
+        self.on_their_way += 1
+        assert self.on_their_way == 1, "memory for one is what is projected"
+
+        def arrived():
+            late[...] = there
+            self.on_their_way -= 1
+            return late
+
+        return arrived
 
 
 @settings(deadline=None, max_examples=40)

@@ -57,7 +57,7 @@ def loaded(model, engine, **inference):
 
 def answer(predictor, batch):
     with predictor.session():
-        return predictor.download(predictor.predict(predictor.upload(batch))).copy()
+        return predictor.download(predictor.predict(predictor.upload(batch)))().copy()
 
 
 def batch_of(model, count=2, depth=PATCH[0]):

@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from helpers import plan_of
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid
-from beam_inference.plan import check_alignment, grown_to
+from beam_inference.plan import check_alignment
 from beam_inference.seams import seam_boxes
 
 
@@ -48,7 +49,7 @@ def test_totals_equal_the_sum_over_chunks(plan):
         assert plan.seam_voxels == sum(box.size for pair in pairs for box in seam_boxes(plan, *pair))
         assert plan.shared_voxels == sum(box.size for c in range(plan.chunks.count) for box in plan.shared_boxes(c))
     else:
-        works = [plan.work(index) for index in range(plan.chunks.count)]
+        works, pairs = [plan.work(index) for index in range(plan.chunks.count)], []
         assert plan.seam_voxels == plan.shared_voxels == 0
     assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
     assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
@@ -57,9 +58,15 @@ def test_totals_equal_the_sum_over_chunks(plan):
         assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
         assert plan.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
         boxes = [plan.private_box(work.index) if plan.seams == "exchange" else work.core_box for work in works]
-        found = {box.shape[axis] for box in boxes if box is not None}
-        assert plan.extremes.private[axis] >= max(found, default=0)
-        assert plan.extremes.least_private[axis] <= min(found, default=plan.extremes.core[axis])
+        assert plan.extremes.private[axis] >= max((box.shape[axis] for box in boxes if box is not None), default=0)
+    together, shared = plan.extremes.touched, plan.extremes.shared
+    alone = [n - more for n, more in zip(together, shared, strict=True)]
+    received = Counter({None: 0})
+    for contributor, receiver in pairs:
+        received[receiver] += sum(box.size for box in seam_boxes(plan, contributor, receiver))
+    assert max(received.values()) <= math.prod(together) - math.prod(alone)
+    if sum(n > 1 for n in plan.chunks.shape) == 1 and min(plan.chunks.shape) and sum(map(bool, shared)) == 1:
+        assert max(received.values()) == math.prod(together) - math.prod(alone)
 
 
 @settings(deadline=None)
@@ -109,14 +116,6 @@ def test_every_patch_of_a_chunk_fits_its_input_and_its_core_is_covered(plan):
         assert work.lattice.patch_box(last).grow(work.crop_margin).stop == work.input_box.stop
         if plan.seams != "crop":
             assert work.lattice == plan.lattice
-
-
-def test_a_short_domain_grows_at_its_stop_then_its_start_then_beyond_the_volume():
-    volume = cube(0, 20)
-    assert grown_to((8, 8, 8), cube(4, 9), within=volume) == cube(4, 12)
-    assert grown_to((8, 8, 8), cube(15, 20), within=volume) == cube(12, 20)
-    assert grown_to((8, 8, 8), cube(14, 19), within=volume) == cube(12, 20)
-    assert grown_to((30, 30, 30), cube(5, 9), within=volume) == cube(0, 30)
 
 
 def test_the_domain_is_the_roi_with_its_context_clipped_to_the_volume():

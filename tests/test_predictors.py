@@ -27,7 +27,7 @@ def predict(model, inference=None, batch=BATCH, **options):
     job = config(model, inference)
     predictor = load_predictor(job.model, job.inference, **options)
     with predictor.session():
-        return predictor.download(predictor.predict(predictor.upload(batch)))
+        return predictor.download(predictor.predict(predictor.upload(batch)))()
 
 
 def toy(name, **keys):

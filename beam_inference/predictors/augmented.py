@@ -10,7 +10,7 @@ symmetries that say something about it, which always include the identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
@@ -115,7 +115,7 @@ class AugmentedPredictor:
         """The inner one's."""
         self._inner.multiply(array, by, out)
 
-    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> NDArray[Any]:
+    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
         """The inner one's."""
         return self._inner.download(array, encoding)
 
