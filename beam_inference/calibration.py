@@ -28,6 +28,7 @@ from beam_inference.plan import ChunkWork, InferencePlan
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.contract import without_blank
 from beam_inference.seam_files import SeamFiles
+from beam_inference.seams import most_files
 from beam_inference.stores import TRANSFER_SECONDS, delete_folder, local_folder, open_kvstore, persistently
 from beam_inference.survey import Survey
 
@@ -80,7 +81,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     content = np.random.default_rng(0).bytes(
         min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * np.dtype(output.dtype).itemsize)
     )
-    seam_writing, seam_reading = _seams(found) if plan.seam_files else (0.0, 0.0)
+    seam_writing, seam_reading = _seams(found) if plan.seam_pairs else (0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
         read_seconds=reading / (patches.size * found.input.dtype.itemsize),
@@ -121,7 +122,7 @@ def totals(found: Survey) -> Totals:
     job, plan = found.job, found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
     written = plan.chunks.roi.size * found.output.channels * itemsize
-    receipts, seam_files = plan.chunks.count + plan.owners, plan.seam_files
+    receipts, seam_files = plan.chunks.count + plan.owners, most_files(plan, job.config.model.output_channels)
     return Totals(
         chunks=plan.chunks.count,
         calls=plan.calls(job.config.inference.patches_per_call),
@@ -174,9 +175,9 @@ def _writing(found: Survey, content: bytes) -> float:
 
 
 def _seams(found: Survey) -> tuple[float, float]:
-    """Seconds a byte to write seam files, and to read them and add them up: of the size that they are on average."""
+    """Seconds a byte to write sums, and to read them and add them up: of as many as go between chunks on average."""
     job, plan = found.job, found.job.plan
-    side = max(1, round((plan.seam_voxels / plan.seam_files) ** (1 / 3)))
+    side = max(1, round((plan.seam_voxels / plan.seam_pairs) ** (1 / 3)))
     shape, channels = (side, side, side), job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)
     total = np.zeros_like(sums)

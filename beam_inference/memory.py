@@ -28,6 +28,9 @@ PINNED = 2
 STORE_COPIES = 2
 """Of what the store is handed: one as blocks, one as they are encoded."""
 
+SEAM_COPIES = 4
+"""Of a seam file, which is as large, as it is written: what it is cut from, its bytes, and two of the store's."""
+
 
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
     """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
@@ -39,12 +42,16 @@ def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
 
 def layers_at_once(layer_bytes: Any) -> Any:
     """How many layers of blocks are written at a time, of so many bytes each: integers, or arrays of them."""
-    return -_least(-1, -(WRITTEN_BYTES // layer_bytes))
+    return _most(1, WRITTEN_BYTES // layer_bytes)
 
 
 def _least(a: Any, b: Any) -> Any:
     """Of numbers, or of arrays of them: shapes may be those of many chunks at once."""
     return np.minimum(a, b) if np.ndim(a) or np.ndim(b) else min(a, b)
+
+
+def _most(a: Any, b: Any) -> Any:
+    return -_least(-a, -b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,38 +112,49 @@ def projected_memory(
     """Peak bytes of the largest chunk of a job, all threads of a process at once.
 
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams: exchange also of what
-    chunks exchange. Harness threads take turns on the device, so there is one accumulator (a slab as
-    deep as a patch; or, of float32 on the CPU, the result itself), one batch and one working set (what the network
-    itself allocates for a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead``
-    under way, one more if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being
-    computed, of several sums if it ``is_added_up``, and ``trailing_writes`` being written, once more if it
-    ``is_read_back``, with the store's copies of :data:`WRITTEN_BYTES` of them or of a
-    layer of blocks, ``block_depth`` voxels deep; and pieces of the masks (``mask_piece_bytes`` in all). The process
-    keeps whole blocks of the input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own,
-    of masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
+    chunks exchange. Harness threads take turns on the device, so there is one accumulator (a slab as deep as a patch;
+    or, of float32 on the CPU, the result itself), one batch and one working set (what the network itself allocates for
+    a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more
+    if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being computed, of several
+    sums if it ``is_added_up``, and ``trailing_writes`` being written, once more if it ``is_read_back``, with the
+    store's copies of :data:`WRITTEN_BYTES` of them or of a layer of blocks, ``block_depth`` voxels deep, or of a seam
+    file; and pieces of the masks (``mask_piece_bytes`` in all). The process keeps whole blocks of the input,
+    ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes`` decoded)
+    up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     values, stored = output_channels * math.prod(core_shape), output_dtype.itemsize
     as_float = output_dtype == np.float32
     encoded = 0 if as_float else stored  # beside what it is made of
+    read_back = stored if is_read_back else 0
     operators = 8 if has_operators else 0  # what one gives, and what it has on the way
+
+    def at_the_store(shape: Zyx) -> Any:
+        layer = output_channels * block_depth * math.prod(shape[1:]) * stored
+        return STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(shape) * stored)
+
     blended_as_float = as_float or has_operators or is_added_up or exchanged is not None
     if exchanged is None:
         computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
-        results = values * (computed + trailing_writes * stored * (2 if is_read_back else 1))
+        results = values * (computed + trailing_writes * (stored + read_back))
+        results += trailing_writes * at_the_store(core_shape)
     else:
         private, touched, alone = (output_channels * math.prod(shape) for shape in exchanged.shapes)
-        first = values * 4 * (1 + trailing_writes) + private * (operators + encoded * (1 + trailing_writes))
-        second = (touched - alone) * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * stored)
-        results = -_least(-first, -second)
-    written = core_shape if exchanged is None else exchanged.private
-    layer = output_channels * block_depth * math.prod(written[1:]) * stored
-    at_the_store = STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(written) * stored)
+        shared = touched - alone
+        first = values * 4 * (1 + trailing_writes)
+        first += private * (operators + encoded + trailing_writes * (encoded + read_back))
+        seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, 4 * shared)
+        first += trailing_writes * _most(at_the_store(exchanged.private), seam_file)
+        second = seam_file + shared * (
+            4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * (stored + read_back)
+        )
+        second += trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
+        results = _most(first, second)
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
     device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
-    host = KEPT_BYTES + threads * ((1 + look_ahead + is_filled) * cutout + results + trailing_writes * at_the_store)
+    host = KEPT_BYTES + threads * ((1 + look_ahead + is_filled) * cutout + results)
     host += max(threads, CACHED_CUTOUTS) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
     if device_is_host:  # the accumulator and the cutout are used where they lie

@@ -187,8 +187,8 @@ class InferencePlan:
         return math.prod(axis.owners for axis in _axis_totals(self))
 
     @property
-    def seam_files(self) -> int:
-        """Files of sums that chunks write for each other and themselves, at most; zero unless they exchange any."""
+    def seam_pairs(self) -> int:
+        """Pairs of chunks, at most, of which one says sums to the other, or to itself; zero unless they exchange."""
         return math.prod(axis.pairs for axis in _axis_totals(self))
 
     @property

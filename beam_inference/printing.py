@@ -16,6 +16,7 @@ from beam_inference.calibration import blocks_written, totals
 from beam_inference.cost import Estimate, Measured, Totals, chunk_seconds
 from beam_inference.output_pyramid import with_pyramid
 from beam_inference.plan import InferencePlan
+from beam_inference.seams import most_files
 from beam_inference.suggest import busiest_worker
 from beam_inference.survey import THIS_PROCESS, Place, Survey
 
@@ -52,8 +53,9 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
     written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
     blocks = blocks_written(plan)
     facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}")
+    seam_files = most_files(plan, config.model.output_channels)
     objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
-    facts.add_row("objects", objects + (f" + at most {plan.seam_files:,} seam files" if plan.seam_files else ""))
+    facts.add_row("objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else ""))
     if config.output.pyramid is not None:
         for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
             facts.add_row(heading, line)
@@ -155,7 +157,7 @@ def print_suggestions(
             table.add_row(seams, "none fits")
             continue
         memory = found.memory_for(plan, plan.extremes, THIS_PROCESS)
-        blocks = blocks_written(plan)
+        blocks, seam_files = blocks_written(plan), most_files(plan, found.job.config.model.output_channels)
         read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
         table.add_row(
             seams,
@@ -167,7 +169,7 @@ def print_suggestions(
             _bytes(read),
             _bytes(plan.chunks.roi.size * channels * itemsize),
             _bytes(plan.seam_voxels * found.job.config.model.output_channels * 4) if seams == "exchange" else "none",
-            f"{blocks + plan.chunks.count + plan.owners + plan.seam_files:,}",
+            f"{blocks + plan.chunks.count + plan.owners + seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
     network = f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as measured here"

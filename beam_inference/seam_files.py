@@ -1,26 +1,33 @@
-"""The sums that chunks are made of, as files in the state folder: ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR``.
+"""The sums that chunks are made of, in the state folder: ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR.NUMBER``.
 
-A file has one writer and one reader, so the reader removes it. Its content is raw float32, little-endian, box after box
-of :func:`beam_inference.seams.seam_boxes`, each in C order (channel, z, y, x), and a CRC-32 of all that.
+What a contributor says to a receiver is float32, little-endian, box after box of
+:func:`beam_inference.seams.seam_boxes`, each in C order (channel, z, y, x). Files hold :data:`FILE_VALUES` of it each,
+the last one what is left, and their CRC-32. They have one writer and one reader, so the reader removes them.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import numpy as np
 import tensorstore as ts
+from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
+from beam_inference.memory import WRITTEN_BYTES
 from beam_inference.seams import Sums
 from beam_inference.storage import Storage
 from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
 
 _CRC_BYTES = 4
+FILE_VALUES = WRITTEN_BYTES // 4
+"""Values in a file at most: as many bytes as blocks are written at a time."""
 
 
 class SeamFiles:
@@ -35,31 +42,37 @@ class SeamFiles:
         self._url = f"{state_url}/seams/{fingerprint[:16]}"
         self._store = open_kvstore(self._url, storage)
 
-    def write(self, receiver: int, contributor: int, arrays: Sequence[Sums]) -> int:
-        """Write what a contributor's sums say to a receiver, durably; the number of bytes."""
-        content = b"".join(np.ascontiguousarray(array, "<f4").tobytes() for array in arrays)
-        content += zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
-        key = f"{_folder(receiver)}{contributor:012d}"
+    def write(self, receiver: int, contributor: int, sums: Sequence[Sums]) -> None:
+        """Write what a contributor's sums say to a receiver, durably."""
+        for number, content in enumerate(_contents(sums)):
+            self._write(_key(receiver, contributor, number), content + _crc32(content))
+
+    def _write(self, key: str, content: bytes) -> None:
         persistently("write", f"{self._url}/{key}", lambda: self._store.write(key, content).result(TRANSFER_SECONDS))
-        return len(content)
 
     def read(
         self, receiver: int, wanted: Sequence[tuple[int, Sequence[Zyx]]], channels: int
     ) -> list[list[Sums]] | None:
         """What each contributor says, given the shapes of its boxes; None if any of it is absent or damaged."""
-        keys = [f"{_folder(receiver)}{contributor:012d}" for contributor, _ in wanted]
-        reading = [self._store.read(key) for key in keys]  # all at once
+        sizes = [channels * sum(map(math.prod, shapes)) for _, shapes in wanted]
+        keys = [
+            [_key(receiver, contributor, number) for number in range(-(-size // FILE_VALUES))]
+            for (contributor, _), size in zip(wanted, sizes, strict=True)
+        ]
+        reading = deque(self._store.read(key) for files in keys for key in files)  # all at once
         found = []
-        for key, under_way, (_, shapes) in zip(keys, reading, wanted, strict=True):
-            result = persistently(
-                "read",
-                f"{self._url}/{key}",
-                again_if_failed(under_way, partial(self._store.read, key), TRANSFER_SECONDS),
-            )
-            arrays = _parsed(bytes(result.value), shapes, channels) if result.state == "value" else None
-            if arrays is None:
-                return None
-            found.append(arrays)
+        for files, (_, shapes), size in zip(keys, wanted, sizes, strict=True):
+            values = arrays.empty((size,), np.float32)
+            for number, key in enumerate(files):
+                result = persistently(
+                    "read",
+                    f"{self._url}/{key}",
+                    again_if_failed(reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS),
+                )
+                here = values[number * FILE_VALUES :][:FILE_VALUES]
+                if result.state != "value" or not _parse(bytes(result.value), here):
+                    return None
+            found.append(list(_boxes(values, shapes, channels)))
         return found
 
     def forget_all(self) -> int:
@@ -78,13 +91,39 @@ def _folder(receiver: int) -> str:
     return f"{receiver // CHUNKS_PER_FOLDER:09d}/{receiver:012d}/"
 
 
-def _parsed(content: bytes, shapes: Sequence[Zyx], channels: int) -> list[Sums] | None:
-    values = memoryview(content)[:-_CRC_BYTES]
-    sizes = [channels * math.prod(shape) for shape in shapes]
-    if len(values) != 4 * sum(sizes) or zlib.crc32(values).to_bytes(_CRC_BYTES, "little") != content[-_CRC_BYTES:]:
-        return None
-    flat, arrays, start = np.frombuffer(values, "<f4"), [], 0
-    for shape, size in zip(shapes, sizes, strict=True):
-        arrays.append(flat[start : start + size].reshape(channels, *shape))
-        start += size
-    return arrays
+def _key(receiver: int, contributor: int, number: int) -> str:
+    return f"{_folder(receiver)}{contributor:012d}.{number:03d}"
+
+
+def _contents(sums: Sequence[Sums]) -> Iterator[bytes]:
+    """The bytes of arrays, one after the other, file by file."""
+    waiting = bytearray()
+    for array in sums:
+        for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a box
+            waiting += np.ascontiguousarray(array[index], "<f4").data.cast("B")
+            while len(waiting) >= 4 * FILE_VALUES:
+                yield bytes(memoryview(waiting)[: 4 * FILE_VALUES])
+                del waiting[: 4 * FILE_VALUES]
+    if waiting:
+        yield bytes(waiting)
+
+
+def _crc32(content: bytes | memoryview) -> bytes:
+    return zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
+
+
+def _parse(content: bytes, values: NDArray[np.float32]) -> bool:
+    """Fill in a file's values; False if it does not hold as many, or is damaged."""
+    there = memoryview(content)[:-_CRC_BYTES]
+    if len(there) != values.nbytes or _crc32(there) != content[-_CRC_BYTES:]:
+        return False
+    values[:] = np.frombuffer(there, "<f4")
+    return True
+
+
+def _boxes(values: NDArray[np.float32], shapes: Sequence[Zyx], channels: int) -> Iterator[Sums]:
+    start = 0
+    for shape in shapes:
+        stop = start + channels * math.prod(shape)
+        yield values[start:stop].reshape(channels, *shape)
+        start = stop

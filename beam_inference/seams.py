@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
+from beam_inference.memory import WRITTEN_BYTES
 from beam_inference.plan import ChunkWork, InferencePlan
 
 Sums = NDArray[np.float32]
@@ -26,6 +27,11 @@ def seam_boxes(plan: InferencePlan, contributor: int, receiver: int) -> list[Bou
         return []
     touched = [box.intersection(owned.core_box) for box in plan.shared_boxes(receiver)]
     return [box for box in touched if box.size]
+
+
+def most_files(plan: InferencePlan, channels: int) -> int:
+    """Files of sums that chunks write for each other and themselves, at most; ``channels`` of the network."""
+    return plan.seam_pairs + plan.seam_voxels * channels * 4 // WRITTEN_BYTES
 
 
 def cut(plan: InferencePlan, index: int, sums: Sums) -> Iterator[tuple[int, list[Sums]]]:

@@ -5,6 +5,7 @@ from beam_inference.memory import (
     CACHED_CUTOUTS,
     KEPT_BYTES,
     PINNED,
+    SEAM_COPIES,
     STORE_COPIES,
     WRITTEN_BYTES,
     Exchanged,
@@ -64,14 +65,19 @@ def test_a_cutout_that_is_filled_in_is_held_twice():
 
 
 def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
-    core, private, touched, shared = (30, 100, 100), (16, 96, 96), (32, 110, 110), (16, 50, 50)
-    large, mine, seams = 3 * 300_000, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
+    core, private, touched, shared = (30, 130, 130), (16, 96, 96), (32, 110, 110), (16, 50, 50)
+    large, mine, seams = 3 * 30 * 130 * 130, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
     jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
     plain = projected_memory(**BASE | jobs).host_bytes
-    first, second = 2 * 4 * large + 2 * mine, seams * (2 * 4 + 4 + 1 + 1)
+    assert 4 * seams < WRITTEN_BYTES
+    first, second = 2 * 4 * large + 2 * mine, seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES)
+    first, second = first + SEAM_COPIES * 4 * seams, second + SEAM_COPIES * 4 * seams
     assert second > first
     rest = KEPT - 500 + 2 * CUTOUT + PATCHES + 10**6
-    assert plain == rest + second + STORE_COPIES * mine
+    assert plain == rest + second
+    less = projected_memory(**BASE | jobs | {"look_ahead": 0}).host_bytes
+    assert second - seams * 4 < first
+    assert less == rest - CUTOUT + first
     alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
     assert alone == rest + (10 + STORE_COPIES) * large
 

@@ -1,0 +1,32 @@
+"""The files in which chunks tell each other their sums."""
+
+import numpy as np
+
+from beam_inference import seam_files
+from beam_inference.seam_files import SeamFiles
+from beam_inference.storage import Storage
+
+
+def test_sums_of_several_files_are_read_as_they_were_written(tmp_path, monkeypatch):
+    """Files end anywhere: within a box, and where one ends."""
+    monkeypatch.setattr(seam_files, "FILE_VALUES", 30)
+    random = np.random.default_rng(0)
+    files = SeamFiles(f"file://{tmp_path}", Storage(), "0" * 64)
+    shapes = [(3, 2, 5), (1, 4, 4), (5, 1, 6)]
+    said = {
+        7: [random.random((2, *shape), np.float32) for shape in shapes],
+        9: [random.random((2, 3, 3, 5), np.float32)],
+    }
+    for contributor, sums in said.items():
+        files.write(12, contributor, [sums[0].swapaxes(2, 3).copy().swapaxes(2, 3), *sums[1:]])  # views, too
+    wanted = [(7, shapes), (9, [(3, 3, 5)])]
+    found = files.read(12, wanted, 2)
+    for read, sums in zip(found, said.values(), strict=True):
+        for array, expected in zip(read, sums, strict=True):
+            np.testing.assert_array_equal(array, expected)
+    there = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert [path.stat().st_size - 4 for path in there] == [120] * 5 + [8 * (30 + 16 + 30) - 600] + [120] * 3
+    there[3].unlink()
+    assert files.read(12, wanted, 2) is None
+    files.forget(12)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
