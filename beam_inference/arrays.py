@@ -7,8 +7,10 @@ most: it does not run out of memory on the day when the store is slow.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
+import sys
 import threading
 import weakref
 import zlib
@@ -66,10 +68,13 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> ND
 
 
 def give_back() -> None:
-    """Give the memory that is kept for other arrays back to the system."""
+    """Give the memory that is kept for other arrays, and what the heap has no use for, back to the system."""
     with _lock:
         _take_back()
         _idle.clear()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # GNU's
+    if trim is not None:
+        trim(0)
 
 
 def _take_back() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED
 from beam_inference.chunk_run import run_chunks
@@ -120,6 +121,7 @@ class SeamExchange:
                 yield worker.quarantine(
                     index, ChunkFault(f"it needs patches that could not be done: {cause}", STAGE, 1)
                 )
+        arrays.give_back()  # what the network needed
         yield from run_chunks(
             ready,
             lambda index: self._read_parts(index, summed.get(index)),

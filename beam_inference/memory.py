@@ -28,8 +28,8 @@ PINNED = 2
 STORE_COPIES = 2
 """Of what the store is handed: one as blocks, one as they are encoded."""
 
-SEAM_COPIES = 4
-"""Of a seam file, which is as large, as it is written: what it is cut from, its bytes, and two of the store's."""
+SEAM_COPIES = 3
+"""Of a seam file, which is as large, as it is written: its bytes, and two of the store's."""
 
 
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
@@ -134,6 +134,7 @@ def projected_memory(
         return STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(shape) * stored)
 
     blended_as_float = as_float or has_operators or is_added_up or exchanged is not None
+    merging: Any = 0  # the second stage, when what the first one needed is given back
     if exchanged is None:
         computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
         results = values * (computed + trailing_writes * (stored + read_back))
@@ -141,23 +142,20 @@ def projected_memory(
     else:
         private, touched, alone = (output_channels * math.prod(shape) for shape in exchanged.shapes)
         shared = touched - alone
-        first = values * 4 * (1 + trailing_writes)
-        first += private * (operators + encoded + trailing_writes * (encoded + read_back))
+        results = values * 4 * (1 + trailing_writes)
+        results += private * (operators + encoded + trailing_writes * (encoded + read_back))
         seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, 4 * shared)
-        first += trailing_writes * _most(at_the_store(exchanged.private), seam_file)
-        second = seam_file + shared * (
-            4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * (stored + read_back)
-        )
-        second += trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
-        results = _most(first, second)
+        results += trailing_writes * _most(at_the_store(exchanged.private), seam_file)
+        merging = seam_file + trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
+        merging += shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * (stored + read_back))
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
     device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
-    host = KEPT_BYTES + threads * ((1 + look_ahead + is_filled) * cutout + results)
-    host += max(threads, CACHED_CUTOUTS) * input_blocks_bytes
-    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    if device_is_host:  # the accumulator and the cutout are used where they lie
-        return MemoryProjection(host_bytes=host + device - cutout, device_bytes=device)
     leaving = slab if blended_as_float else slab // 4 * stored
-    return MemoryProjection(host_bytes=host + PINNED * leaving, device_bytes=device + leaving)
+    computing = threads * ((1 + look_ahead + is_filled) * cutout + results)
+    # On the CPU the accumulator and the cutout are used where they lie.
+    computing += device - cutout if device_is_host else PINNED * leaving
+    host = KEPT_BYTES + max(threads, CACHED_CUTOUTS) * input_blocks_bytes
+    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes) + _most(computing, threads * merging)
+    return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving)

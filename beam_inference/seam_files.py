@@ -45,9 +45,10 @@ class SeamFiles:
     def write(self, receiver: int, contributor: int, sums: Sequence[Sums]) -> None:
         """Write what a contributor's sums say to a receiver, durably."""
         for number, content in enumerate(_contents(sums)):
-            self._write(_key(receiver, contributor, number), content + _crc32(content))
+            content.extend(_crc32(content))
+            self._write(_key(receiver, contributor, number), content)
 
-    def _write(self, key: str, content: bytes) -> None:
+    def _write(self, key: str, content: bytearray) -> None:
         persistently("write", f"{self._url}/{key}", lambda: self._store.write(key, content).result(TRANSFER_SECONDS))
 
     def read(
@@ -95,20 +96,24 @@ def _key(receiver: int, contributor: int, number: int) -> str:
     return f"{_folder(receiver)}{contributor:012d}.{number:03d}"
 
 
-def _contents(sums: Sequence[Sums]) -> Iterator[bytes]:
+def _contents(sums: Sequence[Sums]) -> Iterator[bytearray]:
     """The bytes of arrays, one after the other, file by file."""
-    waiting = bytearray()
+    content = bytearray()
     for array in sums:
         for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a box
-            waiting += np.ascontiguousarray(array[index], "<f4").data.cast("B")
-            while len(waiting) >= 4 * FILE_VALUES:
-                yield bytes(memoryview(waiting)[: 4 * FILE_VALUES])
-                del waiting[: 4 * FILE_VALUES]
-    if waiting:
-        yield bytes(waiting)
+            plane = np.ascontiguousarray(array[index], "<f4").data.cast("B")
+            while plane:
+                room = 4 * FILE_VALUES - len(content)
+                content += plane[:room]
+                plane = plane[room:]
+                if len(content) == 4 * FILE_VALUES:
+                    yield content
+                    content = bytearray()
+    if content:
+        yield content
 
 
-def _crc32(content: bytes | memoryview) -> bytes:
+def _crc32(content: bytearray | memoryview) -> bytes:
     return zlib.crc32(content).to_bytes(_CRC_BYTES, "little")
 
 

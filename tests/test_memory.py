@@ -68,18 +68,16 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     core, private, touched, shared = (30, 130, 130), (16, 96, 96), (32, 110, 110), (16, 50, 50)
     large, mine, seams = 3 * 30 * 130 * 130, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
     jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
-    plain = projected_memory(**BASE | jobs).host_bytes
     assert 4 * seams < WRITTEN_BYTES
-    first, second = 2 * 4 * large + 2 * mine, seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES)
-    first, second = first + SEAM_COPIES * 4 * seams, second + SEAM_COPIES * 4 * seams
-    assert second > first
-    rest = KEPT - 500 + 2 * CUTOUT + PATCHES + 10**6
-    assert plain == rest + second
-    less = projected_memory(**BASE | jobs | {"look_ahead": 0}).host_bytes
-    assert second - seams * 4 < first
-    assert less == rest - CUTOUT + first
+    rest, network = KEPT - 500, 2 * CUTOUT + PATCHES
+    files = SEAM_COPIES * 4 * seams
+    adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + files
+    computing = 2 * 4 * large + 2 * mine + files + network
+    working_set = adding - computing + 10**6
+    for more, expected in ((working_set, computing + working_set), (0, adding)):
+        assert projected_memory(**BASE | jobs | {"working_set_bytes": more}).host_bytes == rest + expected
     alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
-    assert alone == rest + (10 + STORE_COPIES) * large
+    assert alone == rest + network + 10**6 + (10 + STORE_COPIES) * large
 
 
 def test_operators_take_what_they_give_and_have_on_the_way():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_inference import cropped_to_patch
 from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
@@ -167,10 +167,7 @@ def _start_peak(predictor: Predictor) -> int:
         return int(torch.cuda.memory_allocated())
     if sys.platform != "linux":
         return sys.maxsize
-    # Freed memory that the allocator keeps would be used again unseen: give it back first, where that can be done.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    arrays.give_back()  # what is kept would be used again unseen
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak that the kernel keeps
     return _status_bytes("VmRSS")
 
