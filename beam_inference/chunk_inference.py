@@ -92,7 +92,7 @@ class Network(Protocol):
         """Encode a float32 device array there, and begin to bring it to the host; a call of what is returned waits.
 
         The device array may be overwritten by this; and after it by others, except on the host, where it may be what
-        is returned.
+        is returned. On another device the next call may overwrite what this one's returned.
         """
 
 

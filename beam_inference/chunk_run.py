@@ -32,14 +32,22 @@ def run_chunks(
 ) -> Iterator[Outcome]:
     """Do the chunks in order; yield each one's outcome once ``write`` (or ``quarantine``) has returned it.
 
-    ``read`` and ``write`` run on threads of their own, ``infer`` on the caller's. A :class:`ChunkFault` from ``read``
-    or ``infer`` is handed to ``quarantine`` and the run goes on. Once ``should_stop()``, no further chunk is started.
+    ``read`` and ``write`` run on threads of their own, ``infer`` on the caller's. A :class:`ChunkFault` from any of
+    them is handed to ``quarantine`` and the run goes on. Once ``should_stop()``, no further chunk is started.
     Any other exception ends the run, but only after the writes under way are finished, so nothing is torn.
     """
     with ThreadPoolExecutor(1, "read") as readers, ThreadPoolExecutor(1, "write") as writers:
         reads: deque[tuple[int, Future[Cutout]]] = deque()
-        writes: deque[Future[Outcome]] = deque()
+        writes: deque[tuple[int, Future[Outcome]]] = deque()
         waiting = deque(indices)
+
+        def written() -> Outcome:
+            index, future = writes.popleft()
+            try:
+                return future.result()
+            except ChunkFault as fault:
+                return quarantine(index, fault)
+
         try:
             while waiting or reads:
                 if should_stop():
@@ -56,11 +64,11 @@ def run_chunks(
                 finally:
                     del cutout  # the array it holds is as large as the next one's
                 if len(writes) == TRAILING_WRITES:
-                    yield writes.popleft().result()
-                writes.append(writers.submit(write, index, result))
+                    yield written()
+                writes.append((index, writers.submit(write, index, result)))
                 del result
             while writes:
-                yield writes.popleft().result()
+                yield written()
         finally:
             for _, future in reads:
                 future.cancel()

@@ -10,10 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Container, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.bounding_box import BoundingBox
@@ -149,25 +148,22 @@ class SeamExchange:
         assert work is not None  # who owns nothing has no receivers
         return self._worker.read(index, work.input_box)
 
-    def _infer_owned(self, index: int, cutout: Cutout) -> tuple[Core, NDArray[Any] | None]:
-        """The sums, and what nobody else adds to, as it is written."""
-        work, private = self._job.plan.owned_work(index), self._job.plan.private_box(index)
+    def _infer_owned(self, index: int, cutout: Cutout) -> Core:
+        work = self._job.plan.owned_work(index)
         assert work is not None
-        core = self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
-        if private is None:
-            return core, None
-        # Encoded where they are: neighbours, and what is shared with them, want the other sums.
-        sums = core.array[(slice(None), *private.slices_in(work.core_box))]
-        return core, self._worker.finishing.encoded(sums, private, private)
+        return self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
 
-    def _write_sums(self, index: int, computed: tuple[Core, NDArray[Any] | None], needed: Container[int]) -> Record:
+    def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
         plan, start = self._job.plan, time.perf_counter()
-        private, (core, own) = plan.private_box(index), computed
+        work, private = plan.owned_work(index), plan.private_box(index)
+        assert work is not None
         for receiver, pieces in cut(plan, index, core.array):
             if receiver in needed:
                 self._files.write(receiver, index, pieces)
         parts, attempts, written = [], 1, 0
-        if private is not None and own is not None:
+        if private is not None:  # what nobody else adds to; the next chunk is computed meanwhile
+            sums = core.array[(slice(None), *private.slices_in(work.core_box))]
+            own = self._worker.finishing.encoded(sums, private, private)
             part, attempts = self._worker.write(index, private, own)
             parts, written = [part], own.nbytes
         seconds = core.seconds | {"write": time.perf_counter() - start}

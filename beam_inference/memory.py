@@ -28,6 +28,9 @@ PINNED = 2
 STORE_COPIES = 2
 """Of what the store is handed: one as blocks, one as they are encoded."""
 
+SEAM_FILES_AT_ONCE = 4
+"""That are asked for before they are needed."""
+
 SEAM_COPIES = 3
 """Of a seam file, which is as large, as it is written: its bytes, and two of the store's."""
 
@@ -102,6 +105,7 @@ def projected_memory(
     block_depth: int,
     batch_size: int,
     working_set_bytes: int,
+    keeps_working_set: bool,
     threads: int,
     look_ahead: int,
     trailing_writes: int,
@@ -114,13 +118,14 @@ def projected_memory(
     Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams: exchange also of what
     chunks exchange. Harness threads take turns on the device, so there is one accumulator (a slab as deep as a patch;
     or, of float32 on the CPU, the result itself), one batch and one working set (what the network itself allocates for
-    a batch, ``working_set_bytes``); but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more
-    if voxels outside the volume are filled in, ``is_filled``) and its results: one that is being computed, of several
-    sums if it ``is_added_up``, and ``trailing_writes`` being written, once more if it ``is_read_back``, with the
-    store's copies of :data:`WRITTEN_BYTES` of them or of a layer of blocks, ``block_depth`` voxels deep, or of a seam
-    file; and pieces of the masks (``mask_piece_bytes`` in all). The process keeps whole blocks of the input,
-    ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes`` decoded)
-    up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
+    a batch, ``working_set_bytes``; PyTorch gives it back afterwards, other engines perhaps not, ``keeps_working_set``);
+    but each thread holds its cutouts (one in use, ``look_ahead`` under way, one more if voxels outside the volume are
+    filled in, ``is_filled``) and its results: one that is being computed, of several sums if it ``is_added_up``, and
+    ``trailing_writes`` being written, once more if it ``is_read_back``, with the store's copies of
+    :data:`WRITTEN_BYTES` of them or of a layer of blocks, ``block_depth`` voxels deep, or of a seam file; and pieces of
+    the masks (``mask_piece_bytes`` in all). The process keeps whole blocks of the input, ``input_blocks_bytes`` for
+    each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes`` decoded) up to
+    :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     values, stored = output_channels * math.prod(core_shape), output_dtype.itemsize
@@ -134,7 +139,7 @@ def projected_memory(
         return STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(shape) * stored)
 
     blended_as_float = as_float or has_operators or is_added_up or exchanged is not None
-    merging: Any = 0  # the second stage, when what the first one needed is given back
+    merging: Any = 0  # the second stage, when what the first one needed is given back, but for what engines keep
     if exchanged is None:
         computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
         results = values * (computed + trailing_writes * (stored + read_back))
@@ -142,11 +147,11 @@ def projected_memory(
     else:
         private, touched, alone = (output_channels * math.prod(shape) for shape in exchanged.shapes)
         shared = touched - alone
-        results = values * 4 * (1 + trailing_writes)
-        results += private * (operators + encoded + trailing_writes * (encoded + read_back))
+        finishing = private * (operators + encoded + read_back) + at_the_store(exchanged.private)
         seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, 4 * shared)
-        results += trailing_writes * _most(at_the_store(exchanged.private), seam_file)
-        merging = seam_file + trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
+        results = values * 4 * (1 + trailing_writes) + trailing_writes * _most(seam_file, finishing)
+        merging = _least((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * 4 * shared)  # one of them is copied
+        merging += trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
         merging += shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * (stored + read_back))
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
@@ -154,8 +159,12 @@ def projected_memory(
     device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
     leaving = slab if blended_as_float else slab // 4 * stored
     computing = threads * ((1 + look_ahead + is_filled) * cutout + results)
-    # On the CPU the accumulator and the cutout are used where they lie.
-    computing += device - cutout if device_is_host else PINNED * leaving
+    if device_is_host:  # the accumulator and the cutout are used where they lie
+        computing += device - cutout
+        kept = patches + (working_set_bytes if keeps_working_set else 0)
+    else:
+        computing += PINNED * leaving
+        kept = PINNED * leaving
     host = KEPT_BYTES + max(threads, CACHED_CUTOUTS) * input_blocks_bytes
-    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes) + _most(computing, threads * merging)
+    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes) + _most(computing, threads * merging + kept)
     return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving)

@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import tensorstore as ts
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
-from beam_inference.memory import WRITTEN_BYTES
+from beam_inference.memory import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
 from beam_inference.seams import Sums
 from beam_inference.storage import Storage
 from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
@@ -60,7 +61,8 @@ class SeamFiles:
             [_key(receiver, contributor, number) for number in range(-(-size // FILE_VALUES))]
             for (contributor, _), size in zip(wanted, sizes, strict=True)
         ]
-        reading = deque(self._store.read(key) for files in keys for key in files)  # all at once
+        waiting = iter([key for files in keys for key in files])
+        reading = deque(map(self._store.read, islice(waiting, SEAM_FILES_AT_ONCE)))
         found = []
         for files, (_, shapes), size in zip(keys, wanted, sizes, strict=True):
             values = arrays.empty((size,), np.float32)
@@ -71,6 +73,7 @@ class SeamFiles:
                     again_if_failed(reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS),
                 )
                 here = values[number * FILE_VALUES :][:FILE_VALUES]
+                reading.extend(map(self._store.read, islice(waiting, 1)))
                 if result.state != "value" or not _parse(bytes(result.value), here):
                     return None
             found.append(list(_boxes(values, shapes, channels)))

@@ -112,6 +112,7 @@ class Survey:
             block_depth=plan.block_shape[0],
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
+            keeps_working_set=config.inference.engine != "torch",
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,

@@ -265,6 +265,10 @@ def test_the_slab_gives_the_bits_of_an_accumulator_for_all(data):
         np.testing.assert_array_equal(found, whole(array, plan, position_dependent, 2))
 
 
+def with_complement(batch):
+    return np.concatenate([batch, 1 - batch], 1)
+
+
 def torch_network():
     return TorchPredictor(lambda batch: torch.cat([batch, 1 - batch], 1), torch.device("cpu"))
 
@@ -274,7 +278,7 @@ def torch_network():
 def test_values_are_encoded_where_they_are_to_the_same_bits(dtype, value_range):
     array, plan = random_volume((17, 23, 29)), make(chunk=(9, 23, 29))
     encoding = Encoding(np.dtype(dtype), None if dtype == "float32" else value_range)
-    for network in (NumpyNetwork(lambda batch: np.concatenate([batch, 1 - batch], 1)), torch_network()):
+    for network in (*(kind(with_complement) for kind in (NumpyNetwork, Elsewhere)), torch_network()):
         for index in range(plan.chunks.count):
             work = plan.work(index)
             arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, 2)

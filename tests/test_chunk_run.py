@@ -74,15 +74,15 @@ def test_reads_ahead_and_trailing_writes_are_bounded():
     assert max(most) <= 1 + LOOK_AHEAD + 1 + TRAILING_WRITES
 
 
-@pytest.mark.parametrize("stage", ["read", "infer"])
+@pytest.mark.parametrize("stage", ["read", "infer", "write"])
 def test_a_chunk_fault_is_quarantined_and_the_run_goes_on(stage):
     def fail(index, *_):
         if index % 3 == 1:
             raise ChunkFault("bad block", stage, 1)
         return index
 
-    read, infer = (fail, lambda i, c: c) if stage == "read" else (lambda i: i, fail)
-    outcomes = list(run_chunks(range(7), read, infer, lambda i, r: i, lambda i, f: f"{i}: {f}", never))
+    stages = {"read": lambda i: i, "infer": lambda i, c: c, "write": lambda i, r: i} | {stage: fail}
+    outcomes = list(run_chunks(range(7), *stages.values(), lambda i, f: f"{i}: {f}", never))
     assert sorted(map(str, outcomes)) == ["0", "1: bad block", "2", "3", "4: bad block", "5", "6"]
 
 

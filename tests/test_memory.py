@@ -31,6 +31,7 @@ BASE = {
     "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,
+    "keeps_working_set": False,
     "threads": 2,
     "look_ahead": 1,
     "trailing_writes": 1,
@@ -65,19 +66,22 @@ def test_a_cutout_that_is_filled_in_is_held_twice():
 
 
 def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
-    core, private, touched, shared = (30, 130, 130), (16, 96, 96), (32, 110, 110), (16, 50, 50)
-    large, mine, seams = 3 * 30 * 130 * 130, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
+    core, private, touched, shared = (30, 120, 120), (16, 96, 96), (32, 110, 110), (16, 50, 50)
+    large, mine, seams = 3 * 30 * 120 * 120, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
     jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
     assert 4 * seams < WRITTEN_BYTES
     rest, network = KEPT - 500, 2 * CUTOUT + PATCHES
-    files = SEAM_COPIES * 4 * seams
-    adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + files
-    computing = 2 * 4 * large + 2 * mine + files + network
+    adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + 2 * 4 * seams + 10 * PATCH
+    computing = 2 * 4 * large + SEAM_COPIES * 4 * seams + network
+    assert SEAM_COPIES * 4 * seams > (1 + STORE_COPIES) * mine
     working_set = adding - computing + 10**6
     for more, expected in ((working_set, computing + working_set), (0, adding)):
         assert projected_memory(**BASE | jobs | {"working_set_bytes": more}).host_bytes == rest + expected
+    assert projected_memory(**BASE | jobs | {"working_set_bytes": 1000, "keeps_working_set": True}).host_bytes == (
+        rest + adding + 1000
+    )
     alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
-    assert alone == rest + network + 10**6 + (10 + STORE_COPIES) * large
+    assert alone == rest + network + 10**6 + (2 * 4 + 1 + STORE_COPIES) * large
 
 
 def test_operators_take_what_they_give_and_have_on_the_way():

@@ -65,7 +65,7 @@ def test_totals_equal_the_sum_over_chunks(plan):
     for contributor, receiver in pairs:
         received[receiver] += sum(box.size for box in seam_boxes(plan, contributor, receiver))
     assert max(received.values()) <= math.prod(together) - math.prod(alone)
-    if sum(n > 1 for n in plan.chunks.shape) == 1 and min(plan.chunks.shape) and sum(map(bool, shared)) == 1:
+    if sum(n > 1 for n in plan.chunks.shape) == 1 and sum(map(bool, shared)) == 1:
         assert max(received.values()) == math.prod(together) - math.prod(alone)
 
 
@@ -94,6 +94,11 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
     assert plan.patch_count == sum(work.patch_count for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     assert plan.extremes.input[2] == max(work.input_box.shape[2] for work in works)
+    if plan.seams == "exchange":
+        axis, positions = plan.ownership[2], range(plan.chunks.count)
+        alone = [axis.interval(position)[1] - axis.private_start(position) for position in positions]
+        assert plan.extremes.touched[2] == max(map(axis.touched, positions))
+        assert plan.extremes.shared[2] == max(axis.touched(p) - n for p, n in zip(positions, alone, strict=True))
 
 
 def test_nearest_starts_are_offered_only_inside_the_input():

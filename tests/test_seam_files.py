@@ -1,10 +1,13 @@
 """The files in which chunks tell each other their sums."""
 
 import numpy as np
+from test_exchange import launch_of
 
-from beam_inference import seam_files
+from beam_inference import arrays, seam_files
+from beam_inference.exchange import SeamExchange
 from beam_inference.seam_files import SeamFiles
 from beam_inference.storage import Storage
+from beam_inference.worker import Worker
 
 
 def test_sums_of_several_files_are_read_as_they_were_written(tmp_path, monkeypatch):
@@ -30,3 +33,18 @@ def test_sums_of_several_files_are_read_as_they_were_written(tmp_path, monkeypat
     assert files.read(12, wanted, 2) is None
     files.forget(12)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(volume_in, tmp_path, monkeypatch):
+    """As it is projected."""
+    launch = launch_of(volume_in, tmp_path / "out")
+    exchange, kept = SeamExchange(Worker(launch)), []
+    chunks = range(launch.resolved().plan.chunks.count)
+    list(exchange.add_up(chunks))
+    arrays.empty((2**20,), np.uint8)
+    arrays._take_back()
+    assert arrays._idle
+    read = SeamFiles.read
+    monkeypatch.setattr(SeamFiles, "read", lambda *asked: kept.append(list(arrays._idle)) or read(*asked))
+    assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
+    assert kept[0] == []

@@ -155,7 +155,7 @@ def _answer(
     with predictor.session():
         batch = predictor.zeros((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
-        return predictor.download(predictor.predict(normalize(batch))[:1])()
+        return predictor.download(predictor.predict(normalize(batch))[:1])().copy()
 
 
 def _start_peak(predictor: Predictor) -> int:

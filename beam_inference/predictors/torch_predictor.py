@@ -18,6 +18,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError, WorkerFault
+from beam_inference.predictors.downloads import Downloads
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
 from beam_inference.predictors.engines import (
     Forward,
@@ -60,7 +61,7 @@ class TorchPredictor:
         self._precision = precision
         self._activation = activation
         self._dims = dims
-        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._downloads = Downloads(device) if device.type == "cuda" else None
 
     @property
     def on_host(self) -> bool:
@@ -126,9 +127,9 @@ class TorchPredictor:
     def download(self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
         """The tensor, encoded, as a NumPy array; float32 ones on the CPU without a copy, all others as a copy.
 
-        A GPU's are copied beside what it computes, into pinned memory, which PyTorch keeps for the next ones. The same
-        operations in the same order as :func:`beam_inference.operators.quantize.quantize`, and the same bits.
+        The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`, and the same bits.
         """
+        values = array.untyped_storage().nbytes() // array.element_size()
         with _device_errors():
             if encoding.value_range is not None:
                 low, high = encoding.value_range
@@ -137,23 +138,15 @@ class TorchPredictor:
                 array.sub_(np.float32(low).item()).mul_(np.float32(step).item()).round_()
                 array = array.clamp_(0, float(info.max - info.min)).add_(float(info.min))
                 array = array.to(getattr(torch, encoding.dtype.name))
-            if self._copies is None:
+            if self._downloads is None:
                 return array.numpy
-            array = array.clone() if encoding.value_range is None else array
-            there = torch.empty(array.shape, dtype=array.dtype, pin_memory=True)
-            self._copies.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._copies):
-                there.copy_(array, non_blocking=True)
-                copied = self._copies.record_event()
-            array.record_stream(self._copies)  # or its memory would be another's while it is copied
+            arrived = self._downloads.begin(array.clone() if encoding.value_range is None else array, values)
 
-        def arrived() -> NDArray[Any]:
+        def awaited() -> NDArray[Any]:
             with _device_errors():
-                copied.synchronize()
-            result: NDArray[Any] = there.numpy()
-            return result
+                return arrived()
 
-        return arrived
+        return awaited
 
     def describe(self) -> dict[str, str]:
         """The engine with its version, the type of the device, the precision, and threads on a CPU."""
