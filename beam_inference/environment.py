@@ -28,6 +28,8 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_ON_THE_HEAP = 32 * 2**20
+"""What is smaller comes from the heap: more than GNU's allocator takes."""
 
 
 def use_one_heap() -> None:
@@ -40,8 +42,24 @@ def use_one_heap() -> None:
     this one starts.
     """
     os.environ.setdefault("MALLOC_ARENA_MAX", "1")
+    _mallopt((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _ON_THE_HEAP), (_M_TRIM_THRESHOLD, 128 * 2**20))
+
+
+@contextmanager
+def heap_left_alone() -> Iterator[None]:
+    """For a while all but small arrays are mapped by themselves, and given back as they are freed.
+
+    So a process holds no more than is in use: on the heap freed memory lies between, now more and now less of it.
+    """
+    _mallopt((_M_MMAP_THRESHOLD, 2**16))
+    try:
+        yield
+    finally:
+        _mallopt((_M_MMAP_THRESHOLD, _ON_THE_HEAP))
+
+
+def _mallopt(*options: tuple[int, int]) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
-        mallopt(_M_TRIM_THRESHOLD, 128 * 2**20)
+        for option, value in options:
+            mallopt(option, value)

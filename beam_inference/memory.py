@@ -22,6 +22,9 @@ KEPT_BYTES = 20 * 2**20
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
 
+HOLES = 1.4
+"""What PyTorch's arrays take on the heap over what they take by themselves, which is measured (docs/performance.md)."""
+
 PINNED = 2
 """Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
 
@@ -156,7 +159,8 @@ def projected_memory(
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
-    device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
+    working_set = round(working_set_bytes * (HOLES if device_is_host and not keeps_working_set else 1))
+    device = cutout + batch + patches + working_set + (0 if blended_as_float and device_is_host else slab)
     leaving = slab if blended_as_float else slab // 4 * stored
     computing = threads * ((1 + look_ahead + is_filled) * cutout + results)
     if device_is_host:  # the accumulator and the cutout are used where they lie

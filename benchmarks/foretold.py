@@ -108,10 +108,7 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
 
 
 def memory(folder: Path, wide: NDArray[Any]) -> dict[str, Any]:
-    """Peaks of ten jobs over the projections: on a store that takes 100 ms to answer, and on a disk.
-
-    Each is in a process of its own. On a disk of this machine chunks are written before the next one takes memory.
-    """
+    """Peaks of ten jobs, each in a process of its own, over the projections; on a store that takes 100 ms to answer."""
     jobs = {
         f"{engine}, {seams}, {dtype}, chunk {'×'.join(map(str, chunk))}, batch {batch}": (
             engine,
@@ -133,22 +130,19 @@ def memory(folder: Path, wide: NDArray[Any]) -> dict[str, Any]:
             ("openvino", "recompute", "uint8", (96, 128, 384), 1),
         )
     }
-    rows: dict[str, dict[str, Any]] = {}
+    rows = {}
     with server(LATENCY_SECONDS) as endpoint:
         storage = Storage(gcs=Gcs(endpoint=endpoint))
         write_volume("gs://bucket/wide", wide, storage)
-        write_volume(f"file://{folder}/wide", wide)
         for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
             keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
-            rows[name] = {}
-            for place, where in (("store", "gs://bucket"), ("disk", f"file://{folder}")):
-                values = values_of(where, "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
-                values["output"]["dtype"] = dtype
-                values["storage"] = storage.model_dump(mode="json")
-                figures = worker_figures(folder, values)
-                ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
-                rows[name][place] = {"measured / projected": ratio} | figures
-                print(name, place, rows[name][place], flush=True)
+            values = values_of("gs://bucket", "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
+            values["output"]["dtype"] = dtype
+            values["storage"] = storage.model_dump(mode="json")
+            figures = worker_figures(folder, values)
+            ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
+            rows[name] = {"measured / projected": ratio} | figures
+            print(name, rows[name], flush=True)
     return rows
 
 

@@ -3,6 +3,7 @@ import pytest
 
 from beam_inference.memory import (
     CACHED_CUTOUTS,
+    HOLES,
     KEPT_BYTES,
     PINNED,
     SEAM_COPIES,
@@ -31,7 +32,7 @@ BASE = {
     "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,
-    "keeps_working_set": False,
+    "keeps_working_set": True,
     "threads": 2,
     "look_ahead": 1,
     "trailing_writes": 1,
@@ -75,11 +76,14 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     computing = 2 * 4 * large + SEAM_COPIES * 4 * seams + network
     assert SEAM_COPIES * 4 * seams > (1 + STORE_COPIES) * mine
     working_set = adding - computing + 10**6
-    for more, expected in ((working_set, computing + working_set), (0, adding)):
-        assert projected_memory(**BASE | jobs | {"working_set_bytes": more}).host_bytes == rest + expected
-    assert projected_memory(**BASE | jobs | {"working_set_bytes": 1000, "keeps_working_set": True}).host_bytes == (
-        rest + adding + 1000
-    )
+    for more, keeps, expected in (
+        (4 * working_set, True, adding + 4 * working_set),
+        (4 * working_set, False, computing + 4 * HOLES * working_set),
+        (1000, True, adding + 1000),
+        (1000, False, adding),
+    ):
+        found = projected_memory(**BASE | jobs | {"working_set_bytes": more, "keeps_working_set": keeps})
+        assert found.host_bytes == rest + expected
     alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
     assert alone == rest + network + 10**6 + (2 * 4 + 1 + STORE_COPIES) * large
 

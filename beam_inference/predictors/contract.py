@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +15,12 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.bounding_box import Zyx
 from beam_inference.chunk_inference import cropped_to_patch
+from beam_inference.environment import heap_left_alone
 from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.predictors import Predictor
 from beam_inference.predictors.engine import TOLERANCES
 
 logger = logging.getLogger(__name__)
-
-_FURTHER_CALLS = 4
-"""After the first one, on the CPU: its allocator's heap has holes then, of a third of a network's memory and more."""
-
-_LONG_SECONDS = 10.0
-"""After so long no further call is begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,20 +58,14 @@ def check_contract(
             patch alone is too much for the device.
     """
     try:
-        with predictor.session():
+        with predictor.session(), heap_left_alone():
             batch = predictor.zeros((batch_size, *patch.shape))
             batch[:] = predictor.upload(patch)
             batch = normalize(batch)
             before = _start_peak(predictor)
-            start = time.monotonic()
             predictions = predictor.predict(batch)
             predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
             low, high = float(predictions.min()), float(predictions.max())
-            del predictions  # before the next ones, as in a job
-            for _ in range(_FURTHER_CALLS if predictor.on_host else 0):
-                if time.monotonic() - start > _LONG_SECONDS:
-                    break
-                predictor.predict(batch)
             working_set = max(0, _peak(predictor) - before)
     except DeviceOutOfMemory as error:
         if batch_size == 1:
