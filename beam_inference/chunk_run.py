@@ -47,6 +47,8 @@ def run_chunks(
                 return future.result()
             except ChunkFault as fault:
                 return quarantine(index, fault)
+            finally:
+                del future  # it holds the fault, whose traceback holds this frame, and the chunk's arrays
 
         try:
             while waiting or reads:

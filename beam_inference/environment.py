@@ -29,7 +29,7 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _ON_THE_HEAP = 32 * 2**20
-"""What is smaller comes from the heap: more than GNU's allocator takes."""
+"""What is smaller comes from the heap: the most that GNU's allocator lets one ask for."""
 
 
 def use_one_heap() -> None:
@@ -47,10 +47,13 @@ def use_one_heap() -> None:
 
 @contextmanager
 def heap_left_alone() -> Iterator[None]:
-    """For a while all but small arrays are mapped by themselves, and given back as they are freed.
+    """For a while all but small arrays are mapped by themselves, and given back as they are freed; after use_one_heap.
 
     So a process holds no more than is in use: on the heap freed memory lies between, now more and now less of it.
     """
+    if os.environ.get("MALLOC_ARENA_MAX") != "1":  # what another process's heap was like could not be restored
+        yield
+        return
     _mallopt((_M_MMAP_THRESHOLD, 2**16))
     try:
         yield

@@ -47,7 +47,7 @@ class ChunkFault(BeamInferenceError):
     """A chunk cannot be done, by a fault of its own (an unreadable block, a NaN): it is quarantined.
 
     Attributes:
-        stage: "read" or "infer".
+        stage: "read", "infer", "postprocess", or "seams".
         attempts: how often it was tried.
     """
 

@@ -73,9 +73,10 @@ class SeamFiles:
                     again_if_failed(reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS),
                 )
                 here = values[number * FILE_VALUES :][:FILE_VALUES]
-                reading.extend(map(self._store.read, islice(waiting, 1)))
                 if result.state != "value" or not _parse(bytes(result.value), here):
                     return None
+                del result
+                reading.extend(map(self._store.read, islice(waiting, 1)))
             found.append(list(_boxes(values, shapes, channels)))
         return found
 

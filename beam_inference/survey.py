@@ -58,6 +58,9 @@ class Place:
 STATE_FOLDER = "_beam_inference"
 """Where in its output a job's state is, unless it says otherwise."""
 
+CPU_ENGINES = ("openvino", "onnxruntime")
+"""They run on CPUs only here, and have allocators of their own, which keep what a network took."""
+
 AUTO_MEMORY_BYTES = 2 * 2**30
 """What ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""
 
@@ -112,7 +115,7 @@ class Survey:
             block_depth=plan.block_shape[0],
             batch_size=config.inference.patches_per_call,
             working_set_bytes=job.working_set_bytes,
-            keeps_working_set=config.inference.engine != "torch",
+            keeps_working_set=config.inference.engine in CPU_ENGINES,
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,
@@ -247,7 +250,7 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
     """The job with its defaults made definite: device, threads, chunk crop margin, value range."""
     inference, output = config.inference, config.output
     if inference.device == "auto":
-        cpu_only = inference.engine in ("openvino", "onnxruntime") or runs_on_cpu_only(config.model)
+        cpu_only = inference.engine in CPU_ENGINES or runs_on_cpu_only(config.model)
         inference = inference.model_copy(update={"device": "cpu" if cpu_only else resolved_device("auto")})
         if inference.device == "cpu" and inference.precision == "tf32":
             raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")

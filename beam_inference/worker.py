@@ -294,9 +294,12 @@ class Worker:
             to.write(box, array)
             return to.read(box) if self.job.config.output.encoding in LOSSY else array
 
-        stored, attempts = self._attempt(
-            written, index, "write", lambda e: isinstance(e, (TransientWriteError, TransientReadError))
-        )
+        try:
+            stored, attempts = self._attempt(
+                written, index, "write", lambda e: isinstance(e, (TransientWriteError, TransientReadError))
+            )
+        except ChunkFault as fault:  # the destination's, not the chunk's
+            raise WorkerFault(f"chunk {index} cannot be written, or read back: {fault}") from fault
         return Part.of(box, stored), attempts
 
     def receipt(

@@ -1,6 +1,9 @@
+import gc
 import threading
 import time
+import weakref
 
+import numpy as np
 import pytest
 
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES, run_chunks
@@ -84,6 +87,25 @@ def test_a_chunk_fault_is_quarantined_and_the_run_goes_on(stage):
     stages = {"read": lambda i: i, "infer": lambda i, c: c, "write": lambda i, r: i} | {stage: fail}
     outcomes = list(run_chunks(range(7), *stages.values(), lambda i, f: f"{i}: {f}", never))
     assert sorted(map(str, outcomes)) == ["0", "1: bad block", "2", "3", "4: bad block", "5", "6"]
+
+
+def test_the_arrays_of_a_chunk_whose_write_fails_are_let_go_of():
+    made = []
+
+    def infer(index, cutout):
+        array = np.zeros(10)
+        made.append(weakref.ref(array))
+        return array
+
+    def write(index, array):
+        raise ChunkFault("postprocess", "postprocess", 1)
+
+    gc.disable()
+    try:
+        assert list(run_chunks(range(2), lambda i: i, infer, write, lambda i, fault: i, never)) == [0, 1]
+        assert [there() is None for there in made] == [True, True]
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("stage", ["read", "infer", "write"])

@@ -67,18 +67,18 @@ def test_a_cutout_that_is_filled_in_is_held_twice():
 
 
 def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
-    core, private, touched, shared = (30, 120, 120), (16, 96, 96), (32, 110, 110), (16, 50, 50)
-    large, mine, seams = 3 * 30 * 120 * 120, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
+    core, private, touched, shared = (30, 115, 115), (16, 96, 96), (32, 110, 110), (16, 50, 50)
+    large, mine, seams = 3 * 30 * 115 * 115, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
     jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
     assert 4 * seams < WRITTEN_BYTES
     rest, network = KEPT - 500, 2 * CUTOUT + PATCHES
     adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + 2 * 4 * seams + 10 * PATCH
-    computing = 2 * 4 * large + SEAM_COPIES * 4 * seams + network
-    assert SEAM_COPIES * 4 * seams > (1 + STORE_COPIES) * mine
+    computing = 2 * 4 * large + mine + SEAM_COPIES * 4 * seams + network
+    assert SEAM_COPIES * 4 * seams > STORE_COPIES * mine
     working_set = adding - computing + 10**6
     for more, keeps, expected in (
         (4 * working_set, True, adding + 4 * working_set),
-        (4 * working_set, False, computing + 4 * HOLES * working_set),
+        (4 * working_set, False, computing + round(4 * HOLES * working_set)),
         (1000, True, adding + 1000),
         (1000, False, adding),
     ):

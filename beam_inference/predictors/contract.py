@@ -66,6 +66,9 @@ def check_contract(
             predictions = predictor.predict(batch)
             predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
             low, high = float(predictions.min()), float(predictions.max())
+            if predictor.on_host:
+                del predictions  # before the next ones, as in a job
+                predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
             working_set = max(0, _peak(predictor) - before)
     except DeviceOutOfMemory as error:
         if batch_size == 1:
@@ -143,7 +146,8 @@ def _answer(
     with predictor.session():
         batch = predictor.zeros((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
-        return predictor.download(predictor.predict(normalize(batch))[:1])().copy()
+        answer = predictor.copy(predictor.predict(normalize(batch))[:1])
+        return predictor.download(answer)().copy()
 
 
 def _start_peak(predictor: Predictor) -> int:
