@@ -1,9 +1,9 @@
 """``batch_size: auto`` and ``engine: fastest``: what is tried, what is chosen, and that it is kept."""
 
 import json
-import time
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from beam_inference.cli import main
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.job_file import parse_job
 from beam_inference.job_parts import try_network
-from beam_inference.predictors import engines_to_measure
+from beam_inference.predictors import engines_to_measure, probe
 from beam_inference.predictors.probe import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
 from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.survey import Place, survey
@@ -24,18 +24,21 @@ PATCH = np.zeros((1, 2, 4, 4), np.uint8)
 
 
 def batch_size(per_call, per_patch=0.0, fits=lambda _: True, most=None):
-    """What is chosen for a network that takes so many seconds; and the batches that it saw."""
-    seen = []
+    """What is chosen for a network that takes so many seconds; and the batches that it saw. The clock is the test's."""
+    seen, now = [], 0.0
 
     def forward(batch):
+        nonlocal now
         seen.append(len(batch))
         if most is not None and len(batch) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        time.sleep(per_call + per_patch * len(batch))
+        now += per_call + per_patch * len(batch)
         return batch
 
     predictor = TorchPredictor(forward, torch.device("cpu"))
-    return fastest_batch_size(predictor, PATCH, lambda batch: batch, fits), sorted(set(seen))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
+        return fastest_batch_size(predictor, PATCH, lambda batch: batch, fits), sorted(set(seen))
 
 
 def test_what_costs_by_the_call_is_given_many_patches_and_what_costs_by_the_patch_one():
