@@ -190,7 +190,8 @@ def _need_dask() -> None:
             "the cluster's workers"
         ) from None
     if logging.getLogger().level > logging.DEBUG:  # it sets a level of its own, and tells of every connection
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for name in ("distributed", *(n for n in logging.root.manager.loggerDict if n.startswith("distributed."))):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # some have levels of their own
 
 
 def has_no_workers(result: object) -> bool:
