@@ -155,8 +155,8 @@ def _foretold() -> str:
         "each request. One run of each job; the allowance for the heap was fitted to runs of these very jobs, and two",
         "jobs of `exchange` were given chunks of whole strides after others had been over-projected, so this is no",
         "independent test. On a disk of this machine, where chunks are written before the next one takes memory, peaks",
-        "of these jobs taken shortly before, over the same projections, were 0.84 to 0.96, two of ten below 0.85. One run",
-        "before the allowance was raised took 1.01 of what was then projected.\n",
+        "of these jobs taken shortly before, over the same projections, were 0.84 to 0.96, two of ten below 0.85. One",
+        "run before the allowance was raised took 1.01 of what was then projected.\n",
         _row("job", "measured, MB", "measured / projected"),
         "|---|---|---|",
     ]
