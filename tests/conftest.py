@@ -14,9 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their hel
 
 from helpers import SHARED_DATA, job_values, write_job, write_volume
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # shells' background jobs ignore it, and so would what we start
+# Shells' background jobs ignore it, and so would what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules.setdefault("openvino_telemetry", None)  # it forks a process that imports openvino by itself, as tests do
 
 
