@@ -107,42 +107,87 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
     return rows
 
 
-def memory(folder: Path, wide: NDArray[Any]) -> dict[str, Any]:
-    """Peaks of ten jobs, each in a process of its own, over the projections; on a store that takes 100 ms to answer."""
-    jobs = {
-        f"{engine}, {seams}, {dtype}, chunk {'×'.join(map(str, chunk))}, batch {batch}": (
-            engine,
-            seams,
-            dtype,
-            chunk,
-            batch,
-        )
-        for engine, seams, dtype, chunk, batch in (
-            ("torch", "recompute", "uint8", (96, 256, 256), 2),
-            ("torch", "recompute", "float32", (96, 256, 256), 2),
-            ("torch", "recompute", "uint8", (32, 256, 256), 4),
-            ("torch", "crop", "uint8", (32, 256, 256), 4),
-            ("torch", "exchange", "uint8", (96, 320, 320), 2),
-            ("torch", "exchange", "float32", (96, 320, 320), 2),
-            ("openvino", "recompute", "uint8", (96, 256, 256), 2),
-            ("openvino", "recompute", "float32", (96, 256, 256), 2),
-            ("openvino", "exchange", "float32", (96, 256, 256), 1),
-            ("openvino", "recompute", "uint8", (96, 128, 384), 1),
-        )
+UNET = {
+    "path": f"{Path(__file__).with_name('bench.py')}:unet",
+    "output_channels": 3,
+    "activation": "sigmoid",
+    "normalize": "unit",
+}
+MESHNET = {**UNET, "path": f"{NETWORKS / 'meshnet.py'}:meshnet", "activation": "softmax"}
+AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
+SMOOTH = [{"operator": "smooth", "sigma": [0.5, 1, 1]}]
+
+
+def memory_jobs() -> dict[str, dict[str, Any]]:
+    """By what is said of each: what it has over :func:`values_of`. None is of those that the constants came from."""
+
+    def of(
+        model: dict[str, Any], dtype: str, chunk: list[int], batch: int, stop: list[int], **more: Any
+    ) -> dict[str, Any]:
+        keys = {"chunk_shape": chunk, "batch_size": batch, "patch_overlap": [4, 16, 16]}
+        unet = {"patch_shape": [16, 96, 96], "patch_overlap": [4, 24, 24]} if model is UNET else {}
+        postprocess = more.pop("postprocess", [])
+        return {
+            "model": model,
+            "output": {"dtype": dtype},
+            "roi": {"start": [0, 0, 0], "stop": stop},
+            "postprocess": postprocess,
+            "inference": {**keys, **unet, **more},
+        }
+
+    deep = {"patch_shape": [24, 64, 64], "patch_overlap": [8, 16, 16]}
+    return {
+        "torch, `recompute`, residual U-Net": of(UNET, "uint8", [64, 256, 256], 1, [64, 512, 512], engine="torch"),
+        "torch, `recompute`, patches 24×64×64 by four": of(
+            TRAINED, "uint8", [96, 192, 384], 4, [96, 576, 768], engine="torch", **deep
+        ),
+        "torch, `exchange`, patches 24×64×64": of(
+            TRAINED, "uint8", [64, 384, 384], 1, [96, 768, 768], engine="torch", seams="exchange", **deep
+        ),
+        "torch, `recompute`, smoothed": of(
+            TRAINED, "uint8", [96, 192, 256], 2, [96, 576, 768], engine="torch", postprocess=SMOOTH
+        ),
+        "torch, `recompute`, float32, augmented": of(
+            AFFINITIES, "float32", [64, 192, 192], 2, [64, 384, 384], engine="torch", augment="xy"
+        ),
+        "torch, `recompute`, MeshNet, patches 32×96×96": of(
+            MESHNET, "uint8", [96, 256, 256], 1, [96, 512, 512], engine="torch", patch_shape=[32, 96, 96]
+        ),
+        "OpenVINO, `exchange`, residual U-Net": of(
+            UNET, "uint8", [64, 256, 256], 1, [96, 512, 512], engine="openvino", seams="exchange"
+        ),
+        "OpenVINO, `crop`, float32": of(
+            TRAINED, "float32", [32, 384, 384], 4, [96, 768, 768], engine="openvino", seams="crop"
+        ),
+        "OpenVINO, `exchange`, uint16": of(
+            TRAINED, "uint16", [96, 256, 384], 8, [96, 768, 768], engine="openvino", seams="exchange"
+        ),
+        "ONNX Runtime, `recompute`": of(TRAINED, "uint8", [64, 256, 384], 2, [96, 768, 768], engine="onnxruntime"),
     }
-    rows = {}
+
+
+def memory(folder: Path, wide: NDArray[Any], repeats: int) -> dict[str, Any]:
+    """Peaks of ten jobs, each in a process of its own, over the projections.
+
+    On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk, where most of a
+    chunk is written before the next one takes memory.
+    """
+    rows: dict[str, Any] = {}
     with server(LATENCY_SECONDS) as endpoint:
-        storage = Storage(gcs=Gcs(endpoint=endpoint))
-        write_volume("gs://bucket/wide", wide, storage)
-        for number, (name, (engine, seams, dtype, chunk, batch)) in enumerate(jobs.items()):
-            keys = {"engine": engine, "seams": seams, "chunk_shape": list(chunk), "batch_size": batch}
-            values = values_of("gs://bucket", "wide", f"memory{number}", **keys, patch_overlap=[4, 8, 8])
-            values["output"]["dtype"] = dtype
-            values["storage"] = storage.model_dump(mode="json")
-            figures = worker_figures(folder, values)
-            ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
-            rows[name] = {"measured / projected": ratio} | figures
-            print(name, rows[name], flush=True)
+        slow = Storage(gcs=Gcs(endpoint=endpoint))
+        for place, where, storage in (("slow store", "gs://bucket", slow), ("disk", f"file://{folder}", Storage())):
+            write_volume(f"{where}/wide", wide, storage)
+            for (number, (name, job)), repeat in product(enumerate(memory_jobs().items()), range(repeats)):
+                values = values_of(where, "wide", f"memory{number}-{repeat}", **job["inference"])
+                values["output"] |= job["output"]
+                values |= {key: job[key] for key in ("model", "roi", "postprocess")}
+                values["storage"] = storage.model_dump(mode="json")
+                figures = worker_figures(folder, values)
+                ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
+                row = rows.setdefault(name, {}).setdefault(place, {"measured / projected": [], "peak_bytes": []})
+                row["measured / projected"].append(ratio)
+                row["peak_bytes"].append(figures["peak_bytes"])
+                print(place, name, ratio, figures, flush=True)
     return rows
 
 
@@ -197,21 +242,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--memory-repeats", type=int, default=3, help="runs of each job in each place")
     parser.add_argument("--kills", type=int, default=10, help="jobs that are killed")
+    parser.add_argument("--parts", nargs="+", choices=("memory", "seconds", "killed"), help="these anew; others stay")
     known = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine("torch", "openvino")}
+    results = json.loads(RESULTS.read_text()) if known.parts and RESULTS.exists() else {}
+    results["machine"] = machine("torch", "openvino", "onnxruntime")
     with tempfile.TemporaryDirectory() as name:
         folder, whole = Path(name), np.load(known.data)
         z, y, x = CORNER
         write_volume(f"file://{folder}/whole", whole)
         write_volume(f"file://{folder}/corner", whole[:z, :y, :x])
         parts: dict[str, Callable[[], Any]] = {
-            "memory": lambda: memory(folder, widened(whole)),
+            "memory": lambda: memory(folder, widened(whole), known.memory_repeats),
             "seconds": lambda: seconds(folder, known.repeats),
             "killed": lambda: killed(folder, known.kills),
         }
-        for part, measure in parts.items():
-            results[part] = measure()
+        for part in known.parts or parts:
+            results[part] = parts[part]()
             RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
     print(json.dumps(results, indent=1))
 
