@@ -148,7 +148,7 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
             TRAINED, "uint8", [96, 192, 256], 2, [96, 576, 768], engine="torch", postprocess=SMOOTH
         ),
         "torch, `recompute`, float32, augmented": of(
-            AFFINITIES, "float32", [64, 192, 192], 2, [64, 384, 384], engine="torch", augment="xy"
+            AFFINITIES, "float32", [32, 128, 128], 2, [64, 256, 256], engine="torch", augment="xy"
         ),
         "torch, `recompute`, MeshNet, patches 32×96×96": of(
             MESHNET, "uint8", [96, 256, 256], 1, [96, 512, 512], engine="torch", patch_shape=[32, 96, 96]
