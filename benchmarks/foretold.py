@@ -20,6 +20,7 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from numpy.typing import NDArray
 
@@ -37,6 +38,7 @@ from beam_inference.survey import THIS_PROCESS, survey
 from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
 from benchmarks.measure import machine
+from tests.networks.meshnet import meshnet
 
 RESULTS = Path(__file__).parent / "results" / "foretold.json"
 NETWORKS = Path(__file__).parents[1] / "tests" / "networks"
@@ -113,9 +115,15 @@ UNET = {
     "activation": "sigmoid",
     "normalize": "unit",
 }
-MESHNET = {**UNET, "path": f"{NETWORKS / 'meshnet.py'}:meshnet", "activation": "softmax"}
+MESHNET = {**UNET, "path": f"{__file__}:seeded_meshnet", "activation": "softmax"}
 AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
 SMOOTH = [{"operator": "smooth", "sigma": [0.5, 1, 1]}]
+
+
+def seeded_meshnet() -> torch.nn.Module:
+    """A network at full resolution throughout, the same at every call."""
+    torch.manual_seed(0)
+    return meshnet()
 
 
 def memory_jobs() -> dict[str, dict[str, Any]]:
