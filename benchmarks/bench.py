@@ -194,7 +194,9 @@ _WORKER = """
 import json, sys, time
 from beam_inference.environment import use_one_heap
 use_one_heap()  # as the command line does, before there are threads
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
@@ -204,7 +206,8 @@ from beam_inference.worker import Worker
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
-worker = Worker(prepare(config))
+with ProcessPoolExecutor(1, get_context("spawn")) as launcher:  # as a worker elsewhere, this one has not tried the network
+    worker = Worker(launcher.submit(prepare, config).result())
 projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
 start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
 
