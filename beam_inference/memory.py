@@ -22,7 +22,7 @@ KEPT_BYTES = 20 * 2**20
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
 
-HOLES = 1.4
+HOLES = 1.5
 """What PyTorch's arrays take on the heap over what they take by themselves; of a U-Net's 1.1 to 1.7 was seen."""
 
 PINNED = 2
@@ -102,7 +102,8 @@ def projected_memory(
     is_filled: bool,
     exchanged: Exchanged | None,
     output_dtype: np.dtype[Any],
-    has_operators: bool,
+    written_channels: int,
+    operator_bytes: int,
     is_read_back: bool,
     is_added_up: bool,
     block_depth: int,
@@ -126,43 +127,44 @@ def projected_memory(
     filled in, ``is_filled``) and its results: one that is being computed, of several sums if it ``is_added_up``, and
     ``trailing_writes`` being written, once more if it ``is_read_back``, with the store's copies of
     :data:`WRITTEN_BYTES` of them or of a layer of blocks, ``block_depth`` voxels deep, or of a seam file; and pieces of
-    the masks (``mask_piece_bytes`` in all). The process keeps whole blocks of the input, ``input_blocks_bytes`` for
-    each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes`` decoded) up to
-    :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
+    the masks (``mask_piece_bytes`` in all). What is written is of ``written_channels``, which operators have made of
+    the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process keeps whole blocks of the
+    input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes``
+    decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
-    values, stored = output_channels * math.prod(core_shape), output_dtype.itemsize
+    voxels, stored = math.prod(core_shape), output_dtype.itemsize * written_channels
     as_float = output_dtype == np.float32
     encoded = 0 if as_float else stored  # beside what it is made of
-    read_back = stored if is_read_back else 0
-    operators = 8 if has_operators else 0  # what one gives, and what it has on the way
+    written = stored * (2 if is_read_back else 1)
+    sums = 4 * output_channels
+    finishing = max(operator_bytes, 4 * written_channels + encoded) if operator_bytes else encoded
 
     def at_the_store(shape: Zyx) -> Any:
-        layer = output_channels * block_depth * math.prod(shape[1:]) * stored
-        return STORE_COPIES * _least(layer * layers_at_once(layer), output_channels * math.prod(shape) * stored)
+        layer = block_depth * math.prod(shape[1:]) * stored
+        return STORE_COPIES * _least(layer * layers_at_once(layer), math.prod(shape) * stored)
 
-    blended_as_float = as_float or has_operators or is_added_up or exchanged is not None
+    blended_as_float = as_float or operator_bytes > 0 or is_added_up or exchanged is not None
     merging: Any = 0  # the second stage, when what the first one needed is given back, but for what engines keep
     if exchanged is None:
-        computed = (8 if is_added_up else 4) + operators + encoded if blended_as_float else stored
-        results = values * (computed + trailing_writes * (stored + read_back))
-        results += trailing_writes * at_the_store(core_shape)
+        computed = sums * (2 if is_added_up else 1) + finishing if blended_as_float else stored
+        results = voxels * (computed + trailing_writes * written) + trailing_writes * at_the_store(core_shape)
     else:
-        private, touched, alone = (output_channels * math.prod(shape) for shape in exchanged.shapes)
+        private, touched, alone = (math.prod(shape) for shape in exchanged.shapes)
         shared = touched - alone
-        seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, 4 * shared)
-        own = private * (encoded + read_back)  # its memory stays while the next chunk's seam files are written
-        finishing = private * (operators + 4 if has_operators else 0) + at_the_store(exchanged.private)
-        results = values * 4 * (1 + trailing_writes) + trailing_writes * (own + _most(seam_file, finishing))
-        merging = _least((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * 4 * shared)  # one of them is copied
+        seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, sums * shared)
+        own = private * (encoded + written - stored)  # its memory stays while the next chunk's seam files are written
+        private_part = private * (finishing - encoded + sums if operator_bytes else 0) + at_the_store(exchanged.private)
+        results = voxels * sums * (1 + trailing_writes) + trailing_writes * (own + _most(seam_file, private_part))
+        merging = _least((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sums * shared)  # one of them is copied
         merging += trailing_writes * _least(at_the_store(exchanged.touched), STORE_COPIES * shared * stored)
-        merging += shared * (4 * (1 + look_ahead) + 4 + operators + encoded + trailing_writes * (stored + read_back))
+        merging += shared * (sums * (2 + look_ahead) + finishing + trailing_writes * written)
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
     working_set = round(working_set_bytes * (HOLES if device_is_host and not keeps_working_set else 1))
     device = cutout + batch + patches + working_set + (0 if blended_as_float and device_is_host else slab)
-    leaving = slab if blended_as_float else slab // 4 * stored
+    leaving = slab if blended_as_float else slab // 4 * output_dtype.itemsize
     computing = threads * ((1 + look_ahead + is_filled) * cutout + results)
     if device_is_host:  # the accumulator and the cutout are used where they lie
         computing += device - cutout

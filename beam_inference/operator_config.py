@@ -113,9 +113,21 @@ def largest_label(operators: list[Operator], channels: int) -> int:
     return channels - 1 if last.background is None else channels
 
 
-def most_channels(operators: list[Operator], channels: int) -> int:
-    """The most channels that are held at a time."""
-    return max(channels, *(channels_after(operators[:count], channels) for count in range(len(operators) + 1)))
+def operator_bytes(operators: list[Operator], channels: int) -> int:
+    """The most that operators hold at a time, per voxel, beyond the values that the first one is given."""
+    most = held = 0
+    for operator in operators:
+        after = channels_after([operator], channels)
+        beside = 0
+        if isinstance(operator, Threshold):
+            beside = channels  # what is so, as bools
+        elif isinstance(operator, Argmax):
+            beside = 4 * channels + 8  # NumPy's copy with the channels last, and the numbers as int64
+        elif isinstance(operator, Own):
+            beside = 4 * max(channels, after)  # not known: one array on the way
+        most = max(most, held + 4 * after + beside)
+        held, channels = 4 * after, after
+    return max(most, held + channels)  # what is finite, as bools
 
 
 def gives_labels(operators: list[Operator]) -> bool:

@@ -23,7 +23,7 @@ from beam_inference.levels import decided
 from beam_inference.mask import Mask, MaskedVolume, open_mask
 from beam_inference.memory import Exchanged, MemoryProjection, projected_memory
 from beam_inference.normalize_config import Contrast, Sections, Standard
-from beam_inference.operator_config import most_channels
+from beam_inference.operator_config import operator_bytes
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import LOSSY, OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import Extremes, InferencePlan, check_alignment
@@ -103,13 +103,14 @@ class Survey:
             core_shape=extremes.core,
             patch_input_shape=patch_input,
             input_channels=job.input_channels,
-            output_channels=most_channels(config.postprocess, config.model.output_channels),
+            output_channels=config.model.output_channels,
             input_blocks_bytes=job.blocks_bytes(extremes.input),
             input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
             is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
             exchanged=Exchanged(*extremes[2:]) if plan.seams == "exchange" else None,
             output_dtype=np.dtype(config.output.dtype),
-            has_operators=bool(config.postprocess),
+            written_channels=config.output_channels,
+            operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
             is_read_back=config.output.encoding in LOSSY,
             is_added_up=added_up,
             block_depth=plan.block_shape[0],

@@ -206,7 +206,7 @@ from beam_inference.worker import Worker
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
-with ProcessPoolExecutor(1, get_context("spawn")) as launcher:  # as a worker elsewhere, this one has not tried the network
+with ProcessPoolExecutor(1, get_context("spawn")) as launcher:  # as elsewhere, a worker has not tried the network
     worker = Worker(launcher.submit(prepare, config).result())
 projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
 start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)

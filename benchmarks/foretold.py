@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -109,15 +109,16 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
     return rows
 
 
-UNET = {
-    "path": f"{Path(__file__).with_name('bench.py')}:unet",
+BENCH = Path(__file__).with_name("bench.py")
+AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
+MESHNET = {
+    "path": f"{__file__}:seeded_meshnet",
     "output_channels": 3,
-    "activation": "sigmoid",
+    "activation": "softmax",
     "normalize": "unit",
 }
-MESHNET = {**UNET, "path": f"{__file__}:seeded_meshnet", "activation": "softmax"}
-AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
-SMOOTH = [{"operator": "smooth", "sigma": [0.5, 1, 1]}]
+UNET, SMALL_UNET = ({**MESHNET, "path": f"{BENCH}:{name}", "activation": "sigmoid"} for name in ("unet", "small_unet"))
+MASKS: list[dict[str, Any]] = [{"operator": "select", "channels": [1, 2]}, {"operator": "threshold", "at": 0.5}]
 
 
 def seeded_meshnet() -> torch.nn.Module:
@@ -127,50 +128,50 @@ def seeded_meshnet() -> torch.nn.Module:
 
 
 def memory_jobs() -> dict[str, dict[str, Any]]:
-    """By what is said of each: what it has over :func:`values_of`. None is of those that the constants came from."""
+    """By what is said of each: its sections, over those of :func:`values_of`. The constants came from other jobs."""
 
-    def of(
-        model: dict[str, Any], dtype: str, chunk: list[int], batch: int, stop: list[int], **more: Any
+    def job(
+        chunk: tuple[int, int, int],
+        patch: tuple[int, int, int],
+        overlap: tuple[int, int, int],
+        batch: int,
+        *,
+        model: dict[str, Any] = TRAINED,
+        dtype: str = "uint8",
+        roi: tuple[int, int, int] = WIDE,
+        postprocess: Sequence[dict[str, Any]] = (),
+        **inference: Any,
     ) -> dict[str, Any]:
-        keys = {"chunk_shape": chunk, "batch_size": batch, "patch_overlap": [4, 16, 16]}
-        unet = {"patch_shape": [16, 96, 96], "patch_overlap": [4, 24, 24]} if model is UNET else {}
-        postprocess = more.pop("postprocess", [])
+        shapes = {"chunk_shape": list(chunk), "patch_shape": list(patch), "patch_overlap": list(overlap)}
         return {
             "model": model,
             "output": {"dtype": dtype},
-            "roi": {"start": [0, 0, 0], "stop": stop},
-            "postprocess": postprocess,
-            "inference": {**keys, **unet, **more},
+            "roi": {"start": [0, 0, 0], "stop": list(roi)},
+            "postprocess": list(postprocess),
+            "inference": {**shapes, "batch_size": batch, **inference},
         }
 
-    deep = {"patch_shape": [24, 64, 64], "patch_overlap": [8, 16, 16]}
+    cube, narrow = (96, 256, 256), (64, 192, 192)
+    deep, wide, small = ((24, 64, 64), (8, 16, 16)), ((16, 96, 96), (4, 24, 24)), ((20, 48, 48), (4, 16, 16))
     return {
-        "torch, `recompute`, residual U-Net": of(UNET, "uint8", [64, 256, 256], 1, [64, 512, 512], engine="torch"),
-        "torch, `recompute`, patches 24×64×64 by four": of(
-            TRAINED, "uint8", [96, 192, 384], 4, [96, 576, 768], engine="torch", **deep
+        "torch, residual U-Net": job(narrow, *wide, 1, model=UNET, roi=(64, 384, 384), engine="torch"),
+        "torch, patches 24×64×64 by three": job(cube, *deep, 3, engine="torch"),
+        "torch, `exchange`, float32, patches 24×64×64": job(
+            (96, 192, 384), *deep, 2, dtype="float32", engine="torch", seams="exchange"
         ),
-        "torch, `exchange`, patches 24×64×64": of(
-            TRAINED, "uint8", [64, 384, 384], 1, [96, 768, 768], engine="torch", seams="exchange", **deep
+        "torch, two masks of three channels": job(cube, *small, 2, postprocess=MASKS, engine="torch"),
+        "torch, float32, augmented": job(
+            narrow, *small, 1, model=AFFINITIES, dtype="float32", roi=(64, 384, 384), engine="torch", augment="xy"
         ),
-        "torch, `recompute`, smoothed": of(
-            TRAINED, "uint8", [96, 192, 256], 2, [96, 576, 768], engine="torch", postprocess=SMOOTH
+        "torch, MeshNet": job(narrow, *deep, 1, model=MESHNET, roi=(64, 192, 576), engine="torch"),
+        "OpenVINO, `exchange`, small U-Net": job(
+            cube, (16, 96, 96), (4, 32, 32), 1, model=SMALL_UNET, engine="openvino", seams="exchange"
         ),
-        "torch, `recompute`, float32, augmented": of(
-            AFFINITIES, "float32", [32, 128, 128], 2, [64, 256, 256], engine="torch", augment="xy"
+        "OpenVINO, `crop`, uint16": job((64, 256, 256), *small, 2, dtype="uint16", engine="openvino", seams="crop"),
+        "OpenVINO, `exchange`, by four": job(
+            (96, 192, 256), (32, 48, 48), (8, 16, 16), 4, engine="openvino", seams="exchange"
         ),
-        "torch, `recompute`, MeshNet, patches 32×96×96": of(
-            MESHNET, "uint8", [96, 256, 256], 1, [96, 512, 512], engine="torch", patch_shape=[32, 96, 96]
-        ),
-        "OpenVINO, `exchange`, residual U-Net": of(
-            UNET, "uint8", [64, 256, 256], 1, [96, 512, 512], engine="openvino", seams="exchange"
-        ),
-        "OpenVINO, `crop`, float32": of(
-            TRAINED, "float32", [32, 384, 384], 4, [96, 768, 768], engine="openvino", seams="crop"
-        ),
-        "OpenVINO, `exchange`, uint16": of(
-            TRAINED, "uint16", [96, 256, 384], 8, [96, 768, 768], engine="openvino", seams="exchange"
-        ),
-        "ONNX Runtime, `recompute`": of(TRAINED, "uint8", [64, 256, 384], 2, [96, 768, 768], engine="onnxruntime"),
+        "ONNX Runtime, float32": job(cube, *small, 1, dtype="float32", engine="onnxruntime"),
     }
 
 

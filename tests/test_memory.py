@@ -26,7 +26,8 @@ BASE = {
     "is_filled": False,
     "exchanged": None,
     "output_dtype": np.dtype("uint8"),
-    "has_operators": False,
+    "written_channels": 3,
+    "operator_bytes": 0,
     "is_read_back": False,
     "is_added_up": False,
     "block_depth": 8,
@@ -88,9 +89,22 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     assert alone == rest + network + 10**6 + (2 * 4 + 1 + STORE_COPIES) * large
 
 
-def test_operators_take_what_they_give_and_have_on_the_way():
-    plain, operated = (projected_memory(**BASE | {"threads": 1, "has_operators": has}) for has in (False, True))
-    assert operated.host_bytes - plain.host_bytes == (4 + 8) * VALUES - SLAB
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_operators_hold_something_before_it_is_encoded(seams):
+    voxels = 16 * 96 * 96
+    both = {
+        "threads": 1,
+        "exchanged": Exchanged((16, 96, 96), (16, 96, 96), (0, 0, 0)) if seams == "exchange" else None,
+    }
+    plain = projected_memory(**BASE | both)
+    for held, most in ((24, 24), (1, 4 * 2 + 2)):  # at least what they give, and as it is written
+        operated = projected_memory(**BASE | both | {"operator_bytes": held, "written_channels": 2})
+        more = operated.host_bytes - plain.host_bytes
+        fewer = (1 + STORE_COPIES) * voxels  # a channel less is written
+        if seams == "recompute":
+            assert more == (4 * 3 + most - 3) * voxels - SLAB - fewer
+        else:  # the sums are there before; of what nobody adds to they are copied
+            assert more == (4 * 3 + most - 2) * voxels - fewer
 
 
 def test_what_is_lossy_is_read_back_and_what_is_added_up_is_there_twice():

@@ -1,5 +1,7 @@
 """What is done after the network: each operator against NumPy on the whole volume, for more than one chunk shape."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from helpers import job_values, plan_of, read_volume, write_job, write_volume
@@ -12,7 +14,7 @@ from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.job_file import parse_job
-from beam_inference.operator_config import channels_after, total_halo
+from beam_inference.operator_config import channels_after, operator_bytes, total_halo
 from beam_inference.operators.postprocess import applied, opened
 from beam_inference.worker import Worker
 
@@ -269,3 +271,37 @@ def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
     parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
     with pytest.raises(ConfigError, match="labels up to 256, which uint8 does not hold"):
         parse_job(values | {"postprocess": [{"operator": "argmax", "background": 0}]}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [{"operator": "smooth", "sigma": [0.5, 1, 1]}],
+        [{"operator": "select", "channels": [2]}],
+        [{"operator": "threshold", "at": 0.5}],
+        [{"operator": "argmax"}],
+        [{"operator": "argmax", "background": 0.5}],
+        [
+            {"operator": "smooth", "sigma": [0, 1, 1]},
+            {"operator": "select", "channels": [2, 1]},
+            {"operator": "argmax"},
+        ],
+        [{"operator": "select", "channels": [1]}, {"operator": "threshold", "at": 0.5}],
+    ],
+    ids=str,
+)
+def test_what_operators_hold_is_foretold(tmp_path, operators):
+    labels = operators[-1]["operator"] in ("threshold", "argmax")
+    listed = parsed(operators, tmp_path, "uint8" if labels else "float32")
+    values = np.random.default_rng(0).random((3, 32, 64, 64), np.float32)
+    functions = opened(listed)
+    applied(functions, values[:, :2, :2, :2].copy())  # what is made at the first call
+    tracemalloc.start()
+    try:
+        found = applied(functions, values)
+        assert np.isfinite(found).all()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    foretold = operator_bytes(listed, 3) * values[0].size
+    assert 0.95 * peak <= foretold + 10**5 <= 1.2 * peak + 10**5
