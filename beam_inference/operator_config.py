@@ -127,7 +127,7 @@ def operator_bytes(operators: list[Operator], channels: int) -> int:
             beside = 4 * max(channels, after)  # not known: one array on the way
         most = max(most, held + 4 * after + beside)
         held, channels = 4 * after, after
-    return max(most, held + channels)  # what is finite, as bools
+    return max(most, held + channels) if operators else 0  # what is finite, as bools
 
 
 def gives_labels(operators: list[Operator]) -> bool:

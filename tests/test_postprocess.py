@@ -305,3 +305,7 @@ def test_what_operators_hold_is_foretold(tmp_path, operators):
         tracemalloc.stop()
     foretold = operator_bytes(listed, 3) * values[0].size
     assert 0.95 * peak <= foretold + 10**5 <= 1.2 * peak + 10**5
+
+
+def test_no_operators_hold_nothing():
+    assert operator_bytes([], 3) == 0
