@@ -16,14 +16,15 @@ CACHED_CUTOUTS = 2
 MASK_CACHE_BYTES = 2**26
 """Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
 
-KEPT_BYTES = 20 * 2**20
+KEPT_BYTES = 24 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
 
-HOLES = 1.5
-"""What PyTorch's arrays take on the heap over what they take by themselves; of a U-Net's 1.1 to 1.7 was seen."""
+HOLES = 1.7
+"""What PyTorch's arrays take on the heap over what they take by themselves: at random, from process to process, 1.1 to
+1.7 of U-Nets'. To map each by itself would take exactly what it needs, and up to half as much time again."""
 
 PINNED = 2
 """Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
