@@ -27,7 +27,7 @@ from beam_inference.operator_config import operator_bytes
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import LOSSY, OutputSpec, check_output, default_bounds, open_output
 from beam_inference.plan import Extremes, InferencePlan, check_alignment
-from beam_inference.predictors import device_memory, resolved_device, runs_on_cpu_only
+from beam_inference.predictors import CPU_ENGINES, device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import NUMERICS, Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
 from beam_inference.stores import is_within, place_of_url
@@ -57,9 +57,6 @@ class Place:
 
 STATE_FOLDER = "_beam_inference"
 """Where in its output a job's state is, unless it says otherwise."""
-
-CPU_ENGINES = ("openvino", "onnxruntime")
-"""They run on CPUs only here, and have allocators of their own, which keep what a network took."""
 
 AUTO_MEMORY_BYTES = 2 * 2**30
 """What ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""

@@ -39,7 +39,8 @@ from beam_inference.finishing import Finishing
 from beam_inference.job_parts import cutout, normalization, open_input, output_spec, try_network
 from beam_inference.outputs import LOSSY, open_output
 from beam_inference.plan import ChunkWork
-from beam_inference.predictors import Predictor, load_predictor, load_reference, model_sha256
+from beam_inference.predictors import CPU_ENGINES, Predictor, load_predictor, load_reference, model_sha256
+from beam_inference.predictors.contract import settle
 from beam_inference.resolved_job import Box
 from beam_inference.seams import added
 from beam_inference.state import Part, QuarantineRecord, Receipt, StopRequest
@@ -88,8 +89,8 @@ class Worker:
         self._output, self._blank_output = output, blank
         self.finishing = Finishing(self.job)
         self._normalize = normalization(self.job.config, self._input.dtype)
-        model = self._model()
-        self._predictor = load_predictor(model, self.job.config.inference, allow_pickle=launch.allow_pickle)
+        model, inference = self._model(), self.job.config.inference
+        self._predictor = load_predictor(model, inference, allow_pickle=launch.allow_pickle)
         found = self._predictor.describe()
         if found != self.job.engine:
             raise WorkerFault(
@@ -97,12 +98,15 @@ class Worker:
                 "differ. Use one image for launcher and workers."
             )
         if not launch.contract_checked:
-            inference, allow_pickle = self.job.config.inference, launch.allow_pickle
-            self._try_network(load_reference(model, inference, allow_pickle=allow_pickle))
+            self._try_network(load_reference(model, inference, allow_pickle=launch.allow_pickle))
+        if inference.device == "cpu" and inference.engine not in CPU_ENGINES:
+            plan = self.job.plan
+            patch = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
+            settle(self._predictor, (inference.patches_per_call, self.job.input_channels, *patch))
         self.should_stop = StopRequest(self.state, launch.id)
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
-        self._batch_size = self.job.config.inference.patches_per_call
+        self._batch_size = inference.patches_per_call
         self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
 

@@ -71,7 +71,7 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time; that table and
 the U-Net's column above are of an earlier version of ours. A worker's memory was to be the same for volumes 27 times as
-large; it is 4 MB more, of the 15 that chunks so small take. Small jobs are projected at twice what they take: 20 MiB are
+large; it is 4 MB more, of the 15 that chunks so small take. Small jobs are projected at twice what they take: 24 MiB are
 counted for what the libraries keep.
 """  # noqa: E501
 

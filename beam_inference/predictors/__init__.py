@@ -7,6 +7,7 @@ from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.predictors.engine import (
     CONVERTED_SUFFIXES,
+    CPU_ENGINES,
     engine_description,
     engines_to_measure,
     engines_to_try,
@@ -14,7 +15,7 @@ from beam_inference.predictors.engine import (
 )
 from beam_inference.predictors.protocol import Predictor
 
-__all__ = ["Predictor", "engines_to_measure", "engines_to_try"]
+__all__ = ["CPU_ENGINES", "Predictor", "engines_to_measure", "engines_to_try"]
 
 
 def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:

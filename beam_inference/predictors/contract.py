@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ from beam_inference.predictors import Predictor
 from beam_inference.predictors.engine import TOLERANCES
 
 logger = logging.getLogger(__name__)
+
+
+SETTLING_CALLS = 2
+"""After one, PyTorch still makes something new, now and then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,19 @@ def check_contract(
             "model.weights and inference.precision."
         )
     return ContractReport(working_set, batch_size, low, high)
+
+
+def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
+    """Have a network on the host answer batches of zeros, of the shape of a job's, before a process's first chunk.
+
+    At its first calls PyTorch makes small things that stay. Between the network's arrays on the heap they would keep
+    these apart for ever, and the heap would grow, by as much again as the network needs; here the arrays are not on
+    the heap. What fails is left to the first chunk, which tells where.
+    """
+    with suppress(Exception), predictor.session(), heap_left_alone():
+        batch = predictor.zeros(shape)
+        for _ in range(SETTLING_CALLS):
+            predictor.predict(batch)
 
 
 def check_difference(

@@ -16,6 +16,9 @@ _PACKAGES = {"torch": "torch", "compile": "torch", "openvino": "openvino", "onnx
 CONVERTED_SUFFIXES = (".onnx", ".xml")
 """Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
 
+CPU_ENGINES = ("openvino", "onnxruntime")
+"""They run on CPUs only here, and have allocators of their own, which keep what a network took."""
+
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
 """By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a share of the largest
 magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in the wrong mode, is far beyond it."""
