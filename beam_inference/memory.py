@@ -22,9 +22,9 @@ KEPT_BYTES = 24 * 2**20
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
 
-HOLES = 1.7
-"""What PyTorch's arrays take on the heap over what they take by themselves: at random, from process to process, 1.1 to
-1.7 of U-Nets'. To map each by itself would take exactly what it needs, and up to half as much time again."""
+HOLES = 1.45
+"""What PyTorch's arrays take on the heap over what they take by themselves: at random, from process to process, some
+more or less. To map each by itself would take exactly what it needs, and half as much time again."""
 
 PINNED = 2
 """Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
