@@ -12,7 +12,7 @@ from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractE
 from beam_inference.job_file import parse_job
 from beam_inference.operators.normalize import Normalization
 from beam_inference.predictors import describe_engine, load_predictor, model_sha256, resolved_device
-from beam_inference.predictors.contract import check_contract
+from beam_inference.predictors.contract import SETTLING_CALLS, check_contract, settle
 from beam_inference.predictors.torch_predictor import TorchPredictor
 
 TOYS = Path(toy_networks.__file__)
@@ -360,6 +360,22 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
     predictor = TorchPredictor(no_room, torch.device("cpu"))
     with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
         check_contract(predictor, patch, Normalization(), **settings)
+
+
+def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to_the_first_chunk():
+    shapes = []
+
+    def network(batch):
+        shapes.append(tuple(batch.shape))
+        if len(batch) == 3:
+            raise ValueError("not three")
+        return batch
+
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    settle(predictor, (2, 1, 4, 6, 8))
+    assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
+    settle(predictor, (3, 1, 4, 6, 8))
+    assert shapes[SETTLING_CALLS:] == [(3, 1, 4, 6, 8)]
 
 
 @pytest.mark.parametrize(
