@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -90,8 +90,8 @@ def without_startup(output: str) -> float:
     return max(receipt.finished_at.timestamp() for receipt in receipts) - min(first)
 
 
-def seconds(folder: Path, repeats: int) -> dict[str, Any]:
-    """Foretold and real seconds of jobs, each calibrated anew before its run."""
+def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
+    """Foretold and real seconds of jobs, each calibrated anew before its run; all that were taken, after each job."""
     rows = {}
     for engine, seams in product(("openvino", "torch"), ("recompute", "exchange")):
         ratios = []
@@ -106,7 +106,7 @@ def seconds(folder: Path, repeats: int) -> dict[str, Any]:
             ratios.append(foretold / without_startup(config.output.path))
         rows[f"{engine}, {seams}"] = {"foretold / real": round(median(ratios), 3), "all": [round(r, 3) for r in ratios]}
         print(engine, seams, rows[f"{engine}, {seams}"], flush=True)
-    return rows
+        yield rows
 
 
 BENCH = Path(__file__).with_name("bench.py")
@@ -175,8 +175,8 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
     }
 
 
-def memory(folder: Path, wide: NDArray[Any], repeats: int) -> dict[str, Any]:
-    """Peaks of ten jobs, each in a process of its own, over the projections.
+def memory(folder: Path, wide: NDArray[Any], repeats: int) -> Iterator[dict[str, Any]]:
+    """Peaks of ten jobs, each in a process of its own, over the projections; all that were taken, after each one.
 
     On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk, where most of a
     chunk is written before the next one takes memory.
@@ -197,10 +197,10 @@ def memory(folder: Path, wide: NDArray[Any], repeats: int) -> dict[str, Any]:
                 row["measured / projected"].append(ratio)
                 row["peak_bytes"].append(figures["peak_bytes"])
                 print(place, name, ratio, figures, flush=True)
-    return rows
+                yield rows
 
 
-def killed(folder: Path, runs: int) -> dict[str, Any]:
+def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
     """A job that is killed at random moments and started again, until it is complete."""
     random = np.random.default_rng(0)
     name = "undisturbed"
@@ -236,7 +236,7 @@ def killed(folder: Path, runs: int) -> dict[str, Any]:
         real.append(time.monotonic() - begun)
         print("killed", number, round(real[-1], 1), flush=True)
     foretold = mean(run.seconds for run in simulate_many(work))
-    return {
+    yield {
         "foretold / real": round(foretold / mean(real), 3),
         "foretold_seconds": round(foretold, 1),
         "real_seconds": [round(r, 1) for r in real],
@@ -262,14 +262,15 @@ def main() -> None:
         z, y, x = CORNER
         write_volume(f"file://{folder}/whole", whole)
         write_volume(f"file://{folder}/corner", whole[:z, :y, :x])
-        parts: dict[str, Callable[[], Any]] = {
+        parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "memory": lambda: memory(folder, widened(whole), known.memory_repeats),
             "seconds": lambda: seconds(folder, known.repeats),
             "killed": lambda: killed(folder, known.kills),
         }
         for part in known.parts or parts:
-            results[part] = parts[part]()
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
+            for taken in parts[part]():
+                results[part] = taken
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
     print(json.dumps(results, indent=1))
 
 

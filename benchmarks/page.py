@@ -159,9 +159,9 @@ def _foretold() -> str:
         "|---|---|---|---|",
     ]
     for name, row in found["memory"].items():
-        slow, disk = row["slow store"], row["disk"]
-        each = [", ".join(f"{ratio:.2f}" for ratio in place["measured / projected"]) for place in (slow, disk)]
-        lines.append(_row(name, f"{max(slow['peak_bytes']) / 1e6:.0f}", *each))
+        ratios = [row[place]["measured / projected"] if place in row else [] for place in ("slow store", "disk")]
+        each = [", ".join(f"{ratio:.2f}" for ratio in some) or "not measured" for some in ratios]
+        lines.append(_row(name, f"{max(row['slow store']['peak_bytes']) / 1e6:.0f}", *each))
     lines += [
         "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over real ones, for all of",
         "FIB-25 in chunks of 64×128×128: the median of five calibrations, each before a run, with its range.\n",
