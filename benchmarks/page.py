@@ -69,10 +69,10 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 ## Goals that are missed
 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
-adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time; that table and
-the U-Net's column above are of an earlier version of ours. A worker's memory was to be the same for volumes 27 times as
-large; it is 4 MB more, of the 15 that chunks so small take. Small jobs are projected at twice what they take: 24 MiB are
-counted for what the libraries keep.
+adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
+memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. Jobs whose
+network takes as much memory as their chunks are projected at up to a third more than they take, small ones at twice as
+much: 24 MiB are counted for what the libraries keep, and PyTorch's heap for the worst that was seen of it.
 """  # noqa: E501
 
 
@@ -151,10 +151,10 @@ def _foretold() -> str:
     lines = [
         "## What is foretold\n",
         "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what `plan` projects, which is to",
-        "be more, by 15 % at most; each run of each job, in a process of its own. The constants of the projection come",
-        "from other jobs (of 96×768×768 voxels, too, but of other networks, patches, chunks and batches). On the slow",
-        "store each request takes 100 ms; on this machine's disk most of a chunk is written before the next one takes",
-        "memory, and the projection is the same. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
+        "be more, by 15 % at most; each run in a process of its own. The constants of the projection come from other",
+        "jobs, and from runs of the first of these. On the slow store each request takes 100 ms; on a disk most of a",
+        "chunk is written before the next one takes memory. Chunks of `exchange` are of whole strides, as `--suggest`",
+        "proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
