@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import toy_networks
+from helpers import job_values
+
+from beam_inference.errors import ModelContractError
+from beam_inference.job_file import parse_job
+from beam_inference.operators.normalize import Normalization
+from beam_inference.predictors import load_predictor
+from beam_inference.predictors.contract import SETTLING_CALLS, check_contract, settle
+from beam_inference.predictors.torch_predictor import TorchPredictor
+
+TOYS = Path(toy_networks.__file__)
+
+
+def config(model):
+    return parse_job(job_values("in", "out", model=model), Path("/"))
+
+
+def toy(name, **keys):
+    return {"path": f"{TOYS}:{name}", "output_channels": 2, **keys}
+
+
+def contract(model, patch=(6, 8, 10), **options):
+    job = config(model)
+    predictor = load_predictor(job.model, job.inference)
+    settings = {"batch_size": 2, "patch_shape": patch, "crop_margin": (0, 0, 0), "output_channels": 2}
+    array = np.random.default_rng(0).integers(0, 256, (1, *patch), dtype=np.uint8)
+    return check_contract(predictor, array, Normalization(), **settings | options)
+
+
+def test_the_contract_is_held_and_measured():
+    report = contract(toy("conv"), (32, 64, 64))
+    assert report.low < report.high
+    assert report.working_set_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (toy("conv"), r"returns an array of shape \[2, 2, 6, 8, 10\] .* expected \[2, 5, 6, 8, 10\]"),
+        (toy("pair"), "returns a tuple; expected one real tensor"),
+        (toy("not_a_number"), "returns NaN or infinite values"),
+        (toy("flat"), "fails on an input of shape"),
+    ],
+)
+def test_networks_that_break_the_contract(model, message):
+    options = {"output_channels": 5} if model["path"].endswith(":conv") else {"output_channels": 1}
+    with pytest.raises(ModelContractError, match=message):
+        contract(model, **options)
+
+
+def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
+    def little_room(batch):
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    def no_room(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    patch = np.ones((1, 6, 8, 10), np.uint8)
+    predictor = TorchPredictor(little_room, torch.device("cpu"))
+    assert check_contract(predictor, patch, Normalization(), **settings).high == 1
+    predictor = TorchPredictor(no_room, torch.device("cpu"))
+    with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
+        check_contract(predictor, patch, Normalization(), **settings)
+
+
+def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to_the_first_chunk():
+    shapes = []
+
+    def network(batch):
+        shapes.append(tuple(batch.shape))
+        if len(batch) == 3:
+            raise ValueError("not three")
+        return batch
+
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    settle(predictor, (2, 1, 4, 6, 8))
+    assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
+    settle(predictor, (3, 1, 4, 6, 8))
+    assert shapes[SETTLING_CALLS:] == [(3, 1, 4, 6, 8)]
