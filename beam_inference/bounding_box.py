@@ -86,6 +86,11 @@ def _zyx(values: Iterable[int]) -> Zyx:
     return (z, y, x)
 
 
+def grown_shape(shape: Zyx, margin: Zyx) -> Zyx:
+    """The shape, in voxels, of a box of ``shape`` that has grown by ``margin`` on both sides of each axis."""
+    return _add(_add(shape, margin, 1), margin, 1)
+
+
 def _add(point: Zyx, margin: Zyx, sign: int) -> Zyx:
     return _zyx(a + sign * m for a, m in zip(point, margin, strict=True))
 

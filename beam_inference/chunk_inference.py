@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.blending import axis_weights
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.bounding_box import Zyx, grown_shape
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.plan import ChunkWork
 
@@ -219,7 +219,7 @@ class _Patches:
         work = self._work
         slices = [self._slices(index) for index in indices]
         if self._batch is None or len(self._batch) != batch_size:
-            shape = BoundingBox((0, 0, 0), work.lattice.patch_shape).grow(work.crop_margin).shape
+            shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
             self._batch = None
             self._batch = self._network.zeros((batch_size, self._cutout.shape[0], *shape))
         for position in range(batch_size):
@@ -348,7 +348,7 @@ def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zy
     Raises:
         ModelContractError: the shape is neither ``(*leading, *patch_shape)`` nor that grown by the margin.
     """
-    grown = BoundingBox((0, 0, 0), patch_shape).grow(crop_margin).shape
+    grown = grown_shape(patch_shape, crop_margin)
     shape = tuple(predictions.shape)
     if shape == (*leading, *patch_shape):
         return predictions

@@ -137,7 +137,8 @@ def projected_memory(
     voxels, stored = math.prod(core_shape), output_dtype.itemsize * written_channels
     as_float = output_dtype == np.float32
     encoded = 0 if as_float else stored  # beside what it is made of
-    written = stored * (2 if is_read_back else 1)
+    read_back = stored if is_read_back else 0
+    written = stored + read_back
     sums = 4 * output_channels
     finishing = max(operator_bytes, 4 * written_channels + encoded) if operator_bytes else encoded
 
@@ -154,7 +155,7 @@ def projected_memory(
         private, touched, alone = (math.prod(shape) for shape in exchanged.shapes)
         shared = touched - alone
         seam_file = SEAM_COPIES * _least(WRITTEN_BYTES, sums * shared)
-        own = private * (encoded + written - stored)  # its memory stays while the next chunk's seam files are written
+        own = private * (encoded + read_back)  # its memory stays while the next chunk's seam files are written
         private_part = private * (finishing - encoded + sums if operator_bytes else 0) + at_the_store(exchanged.private)
         results = voxels * sums * (1 + trailing_writes) + trailing_writes * (own + _most(seam_file, private_part))
         merging = _least((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sums * shared)  # one of them is copied

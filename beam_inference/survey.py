@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox
+from beam_inference.bounding_box import BoundingBox, grown_shape
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
@@ -94,11 +94,10 @@ class Survey:
     ) -> MemoryProjection:
         """The same for a plan with other seams or chunks, by the extremes of these."""
         job, config = self.job, self.job.config
-        patch_input = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
         return projected_memory(
             input_shape=extremes.input,
             core_shape=extremes.core,
-            patch_input_shape=patch_input,
+            patch_input_shape=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
             input_blocks_bytes=job.blocks_bytes(extremes.input),

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.attempts import attempt
-from beam_inference.bounding_box import BoundingBox
+from beam_inference.bounding_box import BoundingBox, grown_shape
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.chunk_run import run_chunks
 from beam_inference.config import Network
@@ -99,9 +99,8 @@ class Worker:
             )
         if not launch.contract_checked:
             self._try_network(load_reference(model, inference, allow_pickle=launch.allow_pickle))
-        if inference.device == "cpu" and inference.engine not in CPU_ENGINES:
-            plan = self.job.plan
-            patch = BoundingBox((0, 0, 0), plan.lattice.patch_shape).grow(plan.crop_margin).shape
+        elif inference.device == "cpu" and inference.engine not in CPU_ENGINES:  # trying it has settled it, too
+            patch = grown_shape(inference.patch_shape, self.job.plan.crop_margin)
             settle(self._predictor, (inference.patches_per_call, self.job.input_channels, *patch))
         self.should_stop = StopRequest(self.state, launch.id)
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run

@@ -1,4 +1,4 @@
-"""What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; half an hour.
+"""What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; an hour and a half.
 
 Seconds of a job over all of FIB-25 by ``plan --calibrate`` against real runs; a worker's projected memory against
 measured peaks, for ten jobs over a volume mirrored from it; and the simulation against jobs over a corner of it that
@@ -50,6 +50,16 @@ TRAINED = {
     "normalize": "unit",
 }
 
+BENCH = Path(__file__).with_name("bench.py")
+AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
+MESHNET = {
+    "path": f"{__file__}:seeded_meshnet",
+    "output_channels": 3,
+    "activation": "softmax",
+    "normalize": "unit",
+}
+UNET, SMALL_UNET = ({**MESHNET, "path": f"{BENCH}:{name}", "activation": "sigmoid"} for name in ("unet", "small_unet"))
+MASKS: list[dict[str, Any]] = [{"operator": "select", "channels": [1, 2]}, {"operator": "threshold", "at": 0.5}]
 
 CORNER, WIDE = (96, 192, 192), (96, 768, 768)
 """Shapes, ZYX: of a piece of FIB-25, and of what is mirrored from it."""
@@ -109,18 +119,6 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
         yield rows
 
 
-BENCH = Path(__file__).with_name("bench.py")
-AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
-MESHNET = {
-    "path": f"{__file__}:seeded_meshnet",
-    "output_channels": 3,
-    "activation": "softmax",
-    "normalize": "unit",
-}
-UNET, SMALL_UNET = ({**MESHNET, "path": f"{BENCH}:{name}", "activation": "sigmoid"} for name in ("unet", "small_unet"))
-MASKS: list[dict[str, Any]] = [{"operator": "select", "channels": [1, 2]}, {"operator": "threshold", "at": 0.5}]
-
-
 def seeded_meshnet() -> torch.nn.Module:
     """A network at full resolution throughout, the same at every call."""
     torch.manual_seed(0)
@@ -128,7 +126,10 @@ def seeded_meshnet() -> torch.nn.Module:
 
 
 def memory_jobs() -> dict[str, dict[str, Any]]:
-    """By what is said of each: its sections, over those of :func:`values_of`. The constants came from other jobs."""
+    """By what is said of each: its sections, over those of :func:`values_of`.
+
+    The constants came from other jobs, and from runs of the first of these.
+    """
 
     def job(
         chunk: tuple[int, int, int],

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_inference.bounding_box import BoundingBox
+from beam_inference.bounding_box import BoundingBox, grown_shape
 
 coordinates = st.tuples(*[st.integers(-6, 6)] * 3)
 shapes = st.tuples(*[st.integers(0, 6)] * 3)
@@ -36,6 +36,7 @@ def test_growing_adds_the_margin_on_both_sides(box, margin):
     grown = box.grow(margin)
     assert grown.shape == tuple(n + 2 * m for n, m in zip(box.shape, margin, strict=True))
     assert grown.contains(box)
+    assert grown_shape(box.shape, margin) == grown.shape
 
 
 def test_slices_are_relative_to_the_frame():

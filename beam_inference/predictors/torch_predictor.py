@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from beam_inference import arrays
-from beam_inference.bounding_box import BoundingBox
+from beam_inference.bounding_box import grown_shape
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError, WorkerFault
@@ -266,7 +266,7 @@ def _converted(network: Any, model: Network, inference: Inference, device: torch
 
 def _shape(model: Network, inference: Inference) -> tuple[int, ...]:
     """Of the job's batches."""
-    patch = BoundingBox((0, 0, 0), inference.patch_shape).grow(model.crop_margin).shape
+    patch = grown_shape(inference.patch_shape, model.crop_margin)
     return (inference.patches_per_call, model.input_channels, *patch[3 - model.dims :])
 
 
