@@ -62,12 +62,14 @@ def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
     create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8))
 
 
-def job(folder: Path, engine: str, threads: int = CORES, output: str = "out", device: str = "cpu") -> JobConfig:
+def job(
+    folder: Path, engine: str, threads: int = CORES, output: str = "out", device: str = "cpu", network: str = "unet"
+) -> JobConfig:
     """A job over that volume."""
     values = {
         "input": {"path": str(folder / "in")},
         "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [28, 56, 56]},
-        "model": {"path": f"{__file__}:unet", "output_channels": 3, "activation": "sigmoid", "normalize": "unit"},
+        "model": {"path": f"{__file__}:{network}", "output_channels": 3, "activation": "sigmoid", "normalize": "unit"},
         "inference": {
             "patch_shape": list(PATCH),
             "patch_overlap": list(OVERLAP),
@@ -88,8 +90,8 @@ def volume(shape: tuple[int, int, int] = SHAPE) -> Iterator[Path]:
         yield Path(name)
 
 
-def predictor_of(engine: str, threads: int = CORES, device: str = "cpu") -> Predictor:
-    config = job(Path("/nowhere"), engine, threads, device=device)
+def predictor_of(engine: str, threads: int = CORES, device: str = "cpu", network: str = "unet") -> Predictor:
+    config = job(Path("/nowhere"), engine, threads, device=device, network=network)
     return load_predictor(config.model, config.inference)
 
 
@@ -108,10 +110,28 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
     return run
 
 
+def eager(network: torch.nn.Module, calls: int, device: str) -> Callable[[], None]:
+    """So many calls of a network as PyTorch runs it when nothing is asked for."""
+    network = network.eval().to(device)
+    batch = torch.rand((1, 1, *PATCH), generator=torch.Generator().manual_seed(0))
+
+    def run() -> None:
+        torch.set_num_threads(CORES)
+        with torch.inference_mode():
+            uploaded = batch.to(device)
+            for _ in range(calls):
+                answer = network(uploaded).sigmoid()
+            answer[:1, :1, :1, :1, :1].cpu()
+
+    return run
+
+
 def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
     """Each engine's forward pass against PyTorch's eager mode, on the same cores, or the same GPU."""
-    eager = forward(predictor_of("torch", device=device), 4)
-    return {f"{name} / torch": ratio(forward(predictor_of(name, device=device), 4), eager, repeats) for name in names}
+    plain = eager(unet(), 4, device)
+    found = {f"{name} / eager": ratio(forward(predictor_of(name, device=device), 4), plain, repeats) for name in names}
+    small = forward(predictor_of("torch", device=device, network="small_unet"), 20)
+    return found | {"torch / eager, widths 4 and 8": ratio(small, eager(small_unet(), 20, device), repeats)}
 
 
 def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
@@ -316,11 +336,11 @@ def main() -> None:
     """Measure all rows and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", help="default: openvino,onnxruntime; compile on a GPU")
+    parser.add_argument("--engines", help="default: openvino,onnxruntime,torch; torch,compile on a GPU")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json")
     known = parser.parse_args()
     repeats, device, on_cpu = known.repeats, known.device, known.device == "cpu"
-    names = (known.engines or ("openvino,onnxruntime" if on_cpu else "compile")).split(",")
+    names = (known.engines or ("openvino,onnxruntime,torch" if on_cpu else "torch,compile")).split(",")
     engine = "openvino" if on_cpu else "torch"
     results: dict[str, Any] = {"machine": machine("torch", *(["openvino", "onnxruntime"] if on_cpu else []))}
     if not on_cpu:

@@ -8,6 +8,7 @@ import pytest
 from helpers import TOYS, job_values, read_volume, toy, truncated, write_job
 
 from beam_inference.cli import main
+from beam_inference.resolved_job import NUMERICS
 
 
 @pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
@@ -206,5 +207,5 @@ def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, cap
     assert main(["status", path]) == 0
     capsys.readouterr()
     assert main(["run", path]) == 2
-    assert "engine.numerics: 2 here, None there" in capsys.readouterr().err
+    assert f"engine.numerics: {NUMERICS} here, None there" in capsys.readouterr().err
     assert main(["run", path, "--overwrite"]) == 0

@@ -18,6 +18,7 @@ from beam_inference.bounding_box import grown_shape
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError, WorkerFault
+from beam_inference.predictors.convolutions import by_onednn
 from beam_inference.predictors.downloads import Downloads
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
 from beam_inference.predictors.engines import (
@@ -198,7 +199,10 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
             with _device_errors():
                 forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
         _lay_out(forward, _memory_format(model, inference))
-    if inference.engine != "torch":
+    if inference.engine == "torch":
+        if device.type == "cpu" and inference.precision not in _AUTOCAST and kind != "torchscript":
+            forward = by_onednn(forward)
+    else:
         try:
             with _device_errors():
                 forward = _converted(forward, model, inference, device)
