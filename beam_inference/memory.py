@@ -19,12 +19,13 @@ MASK_CACHE_BYTES = 2**26
 KEPT_BYTES = 24 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
+HOLES, LEAST_HOLES = 0.6, 14 * 2**20
+"""What PyTorch leaves free on the heap between its arrays, over what these take, and at least: more or less at random,
+from process to process. What is kept beside the chunks lies in there. To map each array by itself would leave nothing
+free, and take half as much time again."""
+
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
-
-HOLES = 1.45
-"""What PyTorch's arrays take on the heap over what they take by themselves: at random, from process to process, some
-more or less. To map each by itself would take exactly what it needs, and half as much time again."""
 
 PINNED = 2
 """Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
@@ -131,7 +132,8 @@ def projected_memory(
     the masks (``mask_piece_bytes`` in all). What is written is of ``written_channels``, which operators have made of
     the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process keeps whole blocks of the
     input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes``
-    decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`.
+    decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or what PyTorch on the CPU leaves free
+    (:data:`HOLES`).
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     voxels, stored = math.prod(core_shape), output_dtype.itemsize * written_channels
@@ -164,16 +166,19 @@ def projected_memory(
     slab = output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
     batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
-    working_set = round(working_set_bytes * (HOLES if device_is_host and not keeps_working_set else 1))
-    device = cutout + batch + patches + working_set + (0 if blended_as_float and device_is_host else slab)
+    device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
     leaving = slab if blended_as_float else slab // 4 * output_dtype.itemsize
-    computing = threads * ((1 + look_ahead + is_filled) * cutout + results)
+    is_on_heap = device_is_host and not keeps_working_set
+    computing = max(LEAST_HOLES, round(HOLES * working_set_bytes)) if is_on_heap else KEPT_BYTES
+    computing += threads * ((1 + look_ahead + is_filled) * cutout + results)
     if device_is_host:  # the accumulator and the cutout are used where they lie
         computing += device - cutout
         kept = patches + (working_set_bytes if keeps_working_set else 0)
     else:
         computing += PINNED * leaving
         kept = PINNED * leaving
-    host = KEPT_BYTES + max(threads, CACHED_CUTOUTS) * input_blocks_bytes
-    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes) + _most(computing, threads * merging + kept)
+    if exchanged is not None:
+        computing = _most(computing, KEPT_BYTES + threads * merging + kept)
+    host = computing + max(threads, CACHED_CUTOUTS) * input_blocks_bytes
+    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
     return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving)

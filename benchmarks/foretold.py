@@ -155,16 +155,16 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
     cube, narrow = (96, 256, 256), (64, 192, 192)
     deep, wide, small = ((24, 64, 64), (8, 16, 16)), ((16, 96, 96), (4, 24, 24)), ((20, 48, 48), (4, 16, 16))
     return {
-        "torch, residual U-Net": job(narrow, *wide, 1, model=UNET, roi=(64, 384, 384), engine="torch"),
+        "torch, residual U-Net": job(narrow, *wide, 1, model=UNET, roi=(64, 384, 768), engine="torch"),
         "torch, patches 24×64×64 by three": job(cube, *deep, 3, engine="torch"),
         "torch, `exchange`, float32, patches 24×64×64": job(
             (96, 192, 384), *deep, 2, dtype="float32", engine="torch", seams="exchange"
         ),
         "torch, two masks of three channels": job(cube, *small, 2, postprocess=MASKS, engine="torch"),
         "torch, float32, augmented": job(
-            narrow, *small, 1, model=AFFINITIES, dtype="float32", roi=(64, 384, 384), engine="torch", augment="xy"
+            narrow, *small, 1, model=AFFINITIES, dtype="float32", roi=(64, 384, 768), engine="torch", augment="xy"
         ),
-        "torch, MeshNet": job(narrow, *deep, 1, model=MESHNET, roi=(64, 192, 576), engine="torch"),
+        "torch, MeshNet": job(narrow, *deep, 1, model=MESHNET, roi=(64, 768, 768), engine="torch"),
         "OpenVINO, `exchange`, small U-Net": job(
             cube, (16, 96, 96), (4, 32, 32), 1, model=SMALL_UNET, engine="openvino", seams="exchange"
         ),

@@ -5,6 +5,7 @@ from beam_inference.memory import (
     CACHED_CUTOUTS,
     HOLES,
     KEPT_BYTES,
+    LEAST_HOLES,
     PINNED,
     SEAM_COPIES,
     STORE_COPIES,
@@ -76,10 +77,10 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + 2 * 4 * seams + 10 * PATCH
     computing = 2 * 4 * large + mine + SEAM_COPIES * 4 * seams + network
     assert SEAM_COPIES * 4 * seams > STORE_COPIES * mine
-    working_set = adding - computing + 10**6
+    much = adding - computing + 10**8
     for more, keeps, expected in (
-        (4 * working_set, True, adding + 4 * working_set),
-        (4 * working_set, False, computing + round(4 * HOLES * working_set)),
+        (much, True, adding + much),
+        (much, False, computing + much + round(HOLES * much) - KEPT_BYTES),
         (1000, True, adding + 1000),
         (1000, False, adding),
     ):
@@ -87,6 +88,13 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
         assert found.host_bytes == rest + expected
     alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
     assert alone == rest + network + 10**6 + (2 * 4 + 1 + STORE_COPIES) * large
+
+
+def test_on_the_heap_there_are_holes_in_which_lies_what_is_kept():
+    apart = projected_memory(**BASE).host_bytes
+    for working_set, holes in ((0, LEAST_HOLES), (10**6, LEAST_HOLES), (10**8, round(HOLES * 10**8))):
+        keys = {"working_set_bytes": working_set, "keeps_working_set": False}
+        assert projected_memory(**BASE | keys).host_bytes == apart - 10**6 + working_set - KEPT_BYTES + holes
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
