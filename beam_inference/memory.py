@@ -19,10 +19,10 @@ MASK_CACHE_BYTES = 2**26
 KEPT_BYTES = 24 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
-HOLES, LEAST_HOLES = 0.6, 14 * 2**20
-"""What PyTorch leaves free on the heap between its arrays, over what these take, and at least: more or less at random,
-from process to process. What is kept beside the chunks lies in there. To map each array by itself would leave nothing
-free, and take half as much time again."""
+HOLES, KEPT_BESIDE_HOLES = 0.7, 12 * 2**20
+"""What PyTorch leaves free on the heap between its arrays, over what these take: more or less at random, from process
+to process. Some of what is kept beside the chunks lies in there. To map each array by itself would leave nothing free,
+and take half as much time again."""
 
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
@@ -132,8 +132,8 @@ def projected_memory(
     the masks (``mask_piece_bytes`` in all). What is written is of ``written_channels``, which operators have made of
     the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process keeps whole blocks of the
     input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes``
-    decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or what PyTorch on the CPU leaves free
-    (:data:`HOLES`).
+    decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or, with what PyTorch on the CPU leaves free
+    (:data:`HOLES`), :data:`KEPT_BESIDE_HOLES`.
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     voxels, stored = math.prod(core_shape), output_dtype.itemsize * written_channels
@@ -169,7 +169,7 @@ def projected_memory(
     device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
     leaving = slab if blended_as_float else slab // 4 * output_dtype.itemsize
     is_on_heap = device_is_host and not keeps_working_set
-    computing = max(LEAST_HOLES, round(HOLES * working_set_bytes)) if is_on_heap else KEPT_BYTES
+    computing = KEPT_BESIDE_HOLES + round(HOLES * working_set_bytes) if is_on_heap else KEPT_BYTES
     computing += threads * ((1 + look_ahead + is_filled) * cutout + results)
     if device_is_host:  # the accumulator and the cutout are used where they lie
         computing += device - cutout

@@ -77,3 +77,17 @@ def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to
     assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
     settle(predictor, (3, 1, 4, 6, 8))
     assert shapes[SETTLING_CALLS:] == [(3, 1, 4, 6, 8)]
+
+
+def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
+    kept = []
+
+    def network(batch):
+        if not kept:
+            kept.append(torch.ones(2**24))
+        return batch + torch.ones(2**21).sum()
+
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    settings = {"batch_size": 1, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    report = check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
+    assert 2**23 <= report.working_set_bytes < 2**24

@@ -19,7 +19,7 @@ from beam_inference.chunk_inference import cropped_to_patch
 from beam_inference.environment import heap_left_alone
 from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.predictors import Predictor
-from beam_inference.predictors.engine import TOLERANCES
+from beam_inference.predictors.engine import CPU_ENGINES, TOLERANCES
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,8 @@ def check_contract(
             low, high = float(predictions.min()), float(predictions.max())
             if predictor.on_host:
                 del predictions  # before the next ones, as in a job
+                if predictor.describe().get("engine") not in CPU_ENGINES:
+                    before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
                 predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
             working_set = max(0, _peak(predictor) - before)
     except DeviceOutOfMemory as error:
