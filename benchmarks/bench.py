@@ -111,7 +111,7 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
 
 
 def eager(network: torch.nn.Module, calls: int, device: str) -> Callable[[], None]:
-    """So many calls of a network as PyTorch runs it when nothing is asked for."""
+    """So many calls of a network by PyTorch itself; on a GPU with the settings that a job has."""
     network = network.eval().to(device)
     batch = torch.rand((1, 1, *PATCH), generator=torch.Generator().manual_seed(0))
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from fib25_job import NETWORKS
@@ -45,13 +46,14 @@ def answer_or_message(network, batch):
 axes = st.tuples(*[st.integers(1, 3)] * 3)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even")
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 2),
     st.tuples(*[st.integers(1, 9)] * 3),
     axes,
     st.sampled_from([1, 2, (1, 2, 1), [2, 1, 3]]),
-    st.sampled_from([0, 1, [1], (1, 0, 2)]),
+    st.sampled_from([0, 1, [1], (1, 0, 2), "valid", "same", (1, 1)]),
     st.sampled_from([1, 2, (1, 1, 2)]),
     st.sampled_from([(1, 1, 1), (1, 3, 5), (2, 4, 2), (3, 3, 3)]),
     st.booleans(),
@@ -113,20 +115,49 @@ def load_plain(model):
 
 
 def test_what_is_not_for_it_is_left_to_pytorch():
-    plane = nn.Conv3d(2, 3, (3, 1, 1))
-    double = nn.Conv3d(2, 3, 3).double()
-    same = nn.Conv3d(2, 3, 3, padding="same")
-    flat = nn.Conv2d(2, 3, 3)
     for network, batch in (
-        (plane, random(1, 2, 4, 5, 6)),
-        (double, random(1, 2, 4, 5, 6, dtype=torch.float64)),
-        (same, random(1, 2, 4, 5, 6)),
+        (nn.Conv3d(2, 3, (3, 1, 1)), random(1, 2, 4, 5, 6)),
+        (nn.Conv3d(2, 3, 3).double(), random(1, 2, 4, 5, 6, dtype=torch.float64)),
+        (nn.Conv3d(2, 3, (2, 3, 3), padding="same"), random(1, 2, 4, 5, 6)),
         (nn.Conv3d(2, 3, 3), random(2, 4, 5, 6)),
-        (flat, random(1, 2, 5, 6)),
+        (nn.ConvTranspose3d(2, 3, 3), random(1, 2, 4, 5, 6)),
     ):
         torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=0, atol=0)
-    with pytest.raises(RuntimeError, match="expected input.* to have 2 channels, but got 5 channels instead"):
+        with torch.inference_mode():
+            done, _ = convolutions(by_onednn(network), batch)
+        assert "aten::mkldnn_convolution" not in done or isinstance(network, nn.ConvTranspose3d)
+    with pytest.raises(RuntimeError, match=r"expected input.* to have 2 channels, but got 5 channels instead"):
         by_onednn(nn.Conv3d(2, 3, 3))(random(1, 5, 4, 5, 6))
+
+
+def test_padding_by_name_and_numbers_of_other_kinds():
+    weight, batch = random(3, 2, 3, 3, 3, seed=1), random(1, 2, 8, 9, 10)
+    for padding in ("same", "valid", np.int64(1), torch.tensor(1), (np.int64(1), 0, 1)):
+
+        def network(array, padding=padding):
+            return functional.conv3d(array, weight, padding=padding)
+
+        torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5)
+        done, _ = convolutions(by_onednn(network), batch)
+        assert ("aten::mkldnn_convolution" in done) == isinstance(padding, (str, tuple))
+
+
+def test_a_network_that_compiles_itself_still_does():
+    network = torch.compile(nn.Conv3d(1, 2, 3).eval(), backend="eager")
+    batch = random(1, 1, 6, 7, 8)
+    with torch.inference_mode():
+        torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_in_a_network_is_its_own():
+    network, batch = nn.Conv3d(1, 2, 3), random(1, 1, 6, 7, 8)
+
+    def half(array):
+        with torch.autocast("cpu", torch.bfloat16):
+            return network(array)
+
+    with torch.inference_mode():
+        assert by_onednn(half)(batch).dtype == torch.bfloat16
 
 
 def test_low_precision_is_still_autocasts():

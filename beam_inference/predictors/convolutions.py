@@ -1,9 +1,10 @@
-"""Convolutions of PyTorch's eager mode on a CPU, all by oneDNN.
+"""Convolutions of PyTorch's eager mode on a CPU, by oneDNN.
 
 PyTorch leaves those of one patch to other code where channels, depth and height multiply to 20480 or less
 (``use_mkldnn`` in its Convolution.cpp): that writes out the neighbours of every voxel, 27 times the array for a kernel
 of 3×3×3, and multiplies matrices. Batches of two patches go to oneDNN, several times as fast in as little memory, and
-here those of one do, too. So a patch's answer has the same bits in a batch of any size, as far as convolutions go.
+here those of one do, too, with the bits of a batch of two. Transposed convolutions, which gain nothing, and kernels of
+one voxel in the plane, which are products of matrices, are PyTorch's as ever.
 """
 
 from __future__ import annotations
@@ -33,47 +34,60 @@ class _Convolutions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (torch.conv3d, torch.ops.aten.conv3d.default):
+        if func in _CONVOLUTIONS and not torch.compiler.is_compiling():
             return _conv3d(*args, **kwargs or {})
         return func(*args, **kwargs or {})
+
+
+_CONVOLUTIONS = (torch.conv3d, torch.ops.aten.conv3d.default, torch.ops.aten.conv3d.padding)
 
 
 def _conv3d(
     input: Tensor,  # torch.conv3d's name
     weight: Tensor,
     bias: Tensor | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: int | Sequence[int] | str = 0,
-    dilation: int | Sequence[int] = 1,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    if isinstance(padding, str) or not _is_for_onednn(input, weight, groups):
-        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
-    margins, strides, dilations = (_per_axis(each) for each in (padding, stride, dilation))
-    extents = (
-        n + 2 * m - d * (k - 1)
-        for n, m, d, k in zip(input.shape[2:], margins, dilations, weight.shape[2:], strict=True)
-    )
-    if min(extents) < 1:
-        return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)  # has words for what is wrong
-    return torch.mkldnn_convolution(input, weight, bias, margins, strides, dilations, groups)
+    """By oneDNN, or by PyTorch, which has words for what is wrong."""
+    if _is_for_onednn(input, weight, groups):
+        kernel, strides, dilations = weight.shape[2:], _per_axis(stride), _per_axis(dilation)
+        if strides and dilations:
+            extents = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
+            margins = _margins(padding, strides, extents)
+            if margins and all(n + 2 * m > e for n, m, e in zip(input.shape[2:], margins, extents, strict=True)):
+                return torch.mkldnn_convolution(input, weight, bias, margins, strides, dilations, groups)
+    return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _is_for_onednn(batch: Tensor, weight: Tensor, groups: int) -> bool:
-    """Whether PyTorch would use oneDNN for two such patches.
-
-    Kernels of one voxel in the plane are products of matrices, and quicker as such.
-    """
     return (
-        torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        type(batch) is Tensor
+        and type(weight) in (Tensor, torch.nn.Parameter)
         and batch.dtype == weight.dtype == torch.float32
         and batch.device.type == weight.device.type == "cpu"
         and batch.dim() == weight.dim() == 5
+        and batch.numel() > 0
         and batch.shape[1] == groups * weight.shape[1]
         and weight.shape[3:] != (1, 1)
+        and not torch.is_autocast_enabled("cpu")
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     )
 
 
-def _per_axis(value: int | Sequence[int]) -> list[int]:
-    values = [value] if isinstance(value, int) else list(value)
-    return values * 3 if len(values) == 1 else values
+def _margins(padding: Any, strides: list[int], extents: list[int]) -> list[int] | None:
+    """Of each axis, where they are the same on both sides."""
+    if padding == "valid":
+        return [0, 0, 0]
+    if padding == "same":
+        is_even = strides == [1, 1, 1] and not any(extent % 2 for extent in extents)
+        return [extent // 2 for extent in extents] if is_even else None
+    return _per_axis(padding)
+
+
+def _per_axis(value: Any) -> list[int] | None:
+    """An integer for each axis; None if it is not what is usual."""
+    values = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
+    return {1: values * 3, 3: values}.get(len(values))

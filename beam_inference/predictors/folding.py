@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from beam_inference.predictors.convolutions import by_onednn
 from beam_inference.predictors.engine import TOLERANCES
 
 logger = logging.getLogger(__name__)
@@ -50,13 +51,15 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
     exactly = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
     with torch.inference_mode(), exactly:
         try:
-            theirs = network(batch)
+            theirs = by_onednn(network)(batch)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the contract's check, which comes next, has the words for it
             logger.info("BatchNorm is not folded: the network fails: %s", error)
             return network
-        difference = float((simpler(batch) - theirs).square().mean().sqrt()) / max(1.0, float(theirs.abs().max()))
+        difference = float((by_onednn(simpler)(batch) - theirs).square().mean().sqrt()) / max(
+            1.0, float(theirs.abs().max())
+        )
     if not difference <= TOLERANCES["float32"]:
         logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
         return network

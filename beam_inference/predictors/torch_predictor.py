@@ -200,7 +200,7 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
                 forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
         _lay_out(forward, _memory_format(model, inference))
     if inference.engine == "torch":
-        if device.type == "cpu" and inference.precision not in _AUTOCAST and kind != "torchscript":
+        if device.type == "cpu" and kind != "torchscript":
             forward = by_onednn(forward)
     else:
         try:
