@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+AXES = "zyx"
+
 Zyx: TypeAlias = tuple[int, int, int]
 """Three integers, one per axis, in the order Z, Y, X."""
 

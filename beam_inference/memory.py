@@ -43,7 +43,7 @@ SEAM_COPIES = 3
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
     """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
     z, y, x = (
-        _least(-(-(n - 1) // b) + 1, -(-w // b)) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
+        min(-(-(n - 1) // b) + 1, -(-w // b)) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
     )
     return (z, y, x)
 

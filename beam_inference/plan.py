@@ -18,8 +18,6 @@ from beam_inference.errors import AlignmentError
 from beam_inference.grids import ChunkGrid, PatchLattice
 from beam_inference.ownership import OwnershipAxis
 
-AXES = "zyx"
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
@@ -60,6 +58,7 @@ class InferencePlan:
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
         block_shape: of the output's storage, ZYX.
         halo: voxels beyond its core that are computed for a chunk, for what comes after the network, per side, ZYX.
+        input_block_shape: of the input's storage, ZYX, whose blocks begin where the volume does.
     """
 
     volume: BoundingBox
@@ -70,6 +69,7 @@ class InferencePlan:
     chunk_crop_margin: Zyx
     block_shape: Zyx
     halo: Zyx = (0, 0, 0)
+    input_block_shape: Zyx = (1, 1, 1)
 
     def work(self, index: int) -> ChunkWork:
         """What is to be done for chunk ``index`` without its neighbours: every patch that touches its core or halo.
@@ -231,7 +231,7 @@ class AxisTotals:
     private: int
     owners: int
     pairs: int
-    extents: tuple[int, int, int, int, int]
+    extents: tuple[int, int, int, int, int, int]
     patch_counts: dict[int, int]  # chunk positions by their number of patches
 
 
@@ -240,6 +240,7 @@ class Extremes(NamedTuple):
 
     Attributes:
         input: of what a chunk reads.
+        input_blocks: of the storage blocks that this touches.
         core: of what it computes values or sums for.
         private: of what only its own patches touch, in whole blocks; all of it where nothing is exchanged.
         touched: of what it is put together from: its voxels, each as often as there are chunks that add to it.
@@ -247,6 +248,7 @@ class Extremes(NamedTuple):
     """
 
     input: Zyx
+    input_blocks: Zyx
     core: Zyx
     private: Zyx
     touched: Zyx
@@ -264,7 +266,7 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
 
     Away from the domain's ends, what a chunk does depends only on where the lattice stands to it, which repeats.
     """
-    count, chunk = plan.chunks.shape[axis], plan.chunks.chunk_shape[axis]
+    count, chunk, block = plan.chunks.shape[axis], plan.chunks.chunk_shape[axis], plan.input_block_shape[axis]
     patch, margin = (
         plan.lattice.patch_shape[axis],
         plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis],
@@ -302,11 +304,21 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         patches += times * len(owned)
         patch_counts[len(owned)] += times
         largest_patches = max(largest_patches, len(owned))
-        voxels_read += times * (min(high, plan.volume.stop[axis]) - max(low, plan.volume.start[axis]))
-        extents.append((high - low, core[1] - core[0], alone, touched, touched - alone))
-    a, b, c, d, e = map(max, zip(*extents, strict=True))
-    most = (a, b, c, d, e)
+        first = max(low, plan.volume.start[axis]) - plan.volume.start[axis]
+        last = min(high, plan.volume.stop[axis]) - plan.volume.start[axis]
+        voxels_read += times * (last - first)
+        if times > 1 and period * chunk % block:  # the others stand otherwise to the blocks
+            blocks = min(_ceil(last - first - 1, block) + 1, _ceil(plan.volume.shape[axis], block))
+        else:
+            blocks = _ceil(last, block) - first // block
+        extents.append((high - low, blocks * block, core[1] - core[0], alone, touched, touched - alone))
+    a, b, c, d, e, f = map(max, zip(*extents, strict=True))
+    most = (a, b, c, d, e, f)
     return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, most, patch_counts)
+
+
+def _ceil(voxels: int, block: int) -> int:
+    return -(-voxels // block)
 
 
 def make_plan(
@@ -322,6 +334,7 @@ def make_plan(
     chunk_crop_margin: Zyx,
     block_shape: Zyx,
     halo: Zyx = (0, 0, 0),
+    input_block_shape: Zyx = (1, 1, 1),
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -346,46 +359,5 @@ def make_plan(
         chunk_crop_margin=chunk_crop_margin,
         block_shape=block_shape,
         halo=halo,
+        input_block_shape=input_block_shape,
     )
-
-
-def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, volume: BoundingBox) -> None:
-    """Check that every storage block of the output is written, whole, by exactly one chunk.
-
-    ``bounds`` is the output's extent; its blocks start at ``bounds.start``. ``volume`` is the input's, which the ROI
-    cannot leave.
-
-    Raises:
-        AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple of the block shape;
-            the message names the nearest values that fit.
-    """
-    roi, chunk_shape = chunks.roi, chunks.chunk_shape
-    if not bounds.contains(roi):
-        raise AlignmentError(f"roi {roi} is not inside the output's bounds {bounds} (z, y, x; stop exclusive).")
-    for axis, name in enumerate(AXES):
-        block, chunk, origin = block_shape[axis], chunk_shape[axis], bounds.start[axis]
-        if chunk % block:
-            lower, upper = chunk // block * block, -(-chunk // block) * block
-            fits = " or ".join(str(n) for n in (lower, upper) if n)
-            raise AlignmentError(
-                f"inference.chunk_shape {list(chunk_shape)} is not a multiple of the output's block_shape "
-                f"{list(block_shape)} on {name}: two chunks would write into one block. Nearest on {name}: {fits}."
-            )
-        lower = origin + (roi.start[axis] - origin) // block * block
-        if lower != roi.start[axis]:
-            inside = [n for n in (lower, lower + block) if volume.start[axis] <= n < volume.stop[axis]]
-            fits = " or ".join(map(str, inside)) or "none inside the input"
-            raise AlignmentError(
-                f"the ROI starts at {list(roi.start)}, which is not on the output's block grid on {name} (blocks of "
-                f"{block} from {origin}): a block would be written in part. Nearest starts on {name}: {fits}. "
-                "Set roi.start, or output.bounds.start for a new precomputed output."
-            )
-        if (roi.stop[axis] - origin) % block and roi.stop[axis] != bounds.stop[axis]:
-            lower = origin + (roi.stop[axis] - origin) // block * block
-            upper = min(lower + block, bounds.stop[axis])
-            inside = [n for n in (lower, upper) if roi.start[axis] < n <= volume.stop[axis]]
-            fits = " or ".join(map(str, inside)) or "none inside the input; set output.bounds.stop to the roi's"
-            raise AlignmentError(
-                f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of {block} from "
-                f"{origin}, output ends at {bounds.stop[axis]}). Nearest stops on {name}: {fits}."
-            )

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
-from beam_inference.memory import CACHED_CUTOUTS, blocks_touched
+from beam_inference.memory import CACHED_CUTOUTS
 from beam_inference.normalize_config import Contrast, Standard
 from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
@@ -103,17 +103,17 @@ class ResolvedJob(Frozen):
             chunk_crop_margin=margin,
             block_shape=output.write_shape,
             halo=total_halo(self.config.postprocess),
+            input_block_shape=self.input_block_shape,
         )
 
-    def blocks_bytes(self, input_shape: Zyx) -> int:
-        """Decoded, all blocks of the input that a box of a shape touches."""
-        shape = blocks_touched(input_shape, self.input_block_shape, self.input_bounds.box().shape)
+    def input_bytes(self, shape: Zyx) -> int:
+        """Of so many of its voxels, decoded."""
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     @property
     def cached_input_bytes(self) -> int:
         """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
-        return CACHED_CUTOUTS * self.blocks_bytes(self.plan.extremes.input)
+        return CACHED_CUTOUTS * self.input_bytes(self.plan.extremes.input_blocks)
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

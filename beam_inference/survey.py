@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.alignment import check_alignment
 from beam_inference.bounding_box import BoundingBox, grown_shape
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import Inference, JobConfig, factory_parts
@@ -26,7 +27,7 @@ from beam_inference.normalize_config import Contrast, Sections, Standard
 from beam_inference.operator_config import operator_bytes
 from beam_inference.operators.postprocess import opened
 from beam_inference.outputs import LOSSY, OutputSpec, check_output, default_bounds, open_output
-from beam_inference.plan import Extremes, InferencePlan, check_alignment
+from beam_inference.plan import Extremes, InferencePlan
 from beam_inference.predictors import CPU_ENGINES, device_memory, resolved_device, runs_on_cpu_only
 from beam_inference.resolved_job import NUMERICS, Box, ResolvedJob
 from beam_inference.storage import refuse_credentials
@@ -100,10 +101,12 @@ class Survey:
             patch_input_shape=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
-            input_blocks_bytes=job.blocks_bytes(extremes.input),
+            input_blocks_bytes=job.input_bytes(extremes.input_blocks),
             input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
             is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
-            exchanged=Exchanged(*extremes[2:]) if plan.seams == "exchange" else None,
+            exchanged=Exchanged(extremes.private, extremes.touched, extremes.shared)
+            if plan.seams == "exchange"
+            else None,
             output_dtype=np.dtype(config.output.dtype),
             written_channels=config.output_channels,
             operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),

@@ -41,6 +41,7 @@ FLOORS = [
         "cost",
         "chunk_inference",
         "chunk_run",
+        "alignment",
         "accelerators",
     ],
     [

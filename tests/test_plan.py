@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import AlignmentError
-from beam_inference.grids import ChunkGrid
-from beam_inference.plan import check_alignment
 from beam_inference.seams import seam_boxes
 
 
@@ -38,7 +36,18 @@ def plans(draw):
         seams=draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=draw(st.tuples(*[st.integers(0, 5)] * 3)),
         block_shape=draw(st.tuples(*[st.integers(1, 4)] * 3)),
+        input_block_shape=draw(st.tuples(*[st.integers(1, 4)] * 3)),
     )
+
+
+def check_input_blocks(plan, works, axis):
+    """Extents of storage blocks that are read: one too many at most, and only where chunks stand otherwise to them."""
+    block, origin = plan.input_block_shape[axis], plan.volume.start[axis]
+    read = [work.input_box.intersection(plan.volume) for work in works]
+    intervals = [(box.start[axis] - origin, box.stop[axis] - origin) for box in read]
+    most = max(len({voxel // block for voxel in range(*interval)}) * block for interval in intervals)
+    found = plan.extremes.input_blocks[axis]
+    assert found == most or (most < found <= most + block and plan.chunks.chunk_shape[axis] % block)
 
 
 @given(plans())
@@ -56,6 +65,7 @@ def test_totals_equal_the_sum_over_chunks(plan):
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     for axis in range(3):
         assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
+        check_input_blocks(plan, works, axis)
         assert plan.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
         boxes = [plan.private_box(work.index) if plan.seams == "exchange" else work.core_box for work in works]
         assert plan.extremes.private[axis] >= max((box.shape[axis] for box in boxes if box is not None), default=0)
@@ -86,6 +96,7 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         seams=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=(0, 0, data.draw(st.integers(0, 12))),
         block_shape=(1, 1, data.draw(st.integers(1, 4))),
+        input_block_shape=(1, 1, data.draw(st.integers(1, 8))),
     )
     if plan.seams == "exchange":
         works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
@@ -94,20 +105,12 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
     assert plan.patch_count == sum(work.patch_count for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     assert plan.extremes.input[2] == max(work.input_box.shape[2] for work in works)
+    check_input_blocks(plan, works, axis=2)
     if plan.seams == "exchange":
         axis, positions = plan.ownership[2], range(plan.chunks.count)
         alone = [axis.interval(position)[1] - axis.private_start(position) for position in positions]
         assert plan.extremes.touched[2] == max(map(axis.touched, positions))
         assert plan.extremes.shared[2] == max(axis.touched(p) - n for p, n in zip(positions, alone, strict=True))
-
-
-def test_nearest_starts_are_offered_only_inside_the_input():
-    chunks = ChunkGrid(cube(3, 40), (16, 16, 16))
-    with pytest.raises(AlignmentError, match="Nearest starts on z: 16. Set roi.start"):
-        check_alignment(chunks, (16, 16, 16), cube(0, 40), volume=cube(3, 40))
-    chunks = ChunkGrid(cube(16, 40), (16, 16, 16))
-    with pytest.raises(AlignmentError, match="Nearest stops on z: 32"):
-        check_alignment(chunks, (16, 16, 16), cube(0, 64), volume=cube(3, 45))
 
 
 @given(plans())
@@ -158,48 +161,6 @@ def test_the_published_redundancies():
 def test_an_roi_outside_the_volume_is_refused_naming_the_part_inside():
     with pytest.raises(AlignmentError, match=r"The part inside is \[2, 2, 2 to 20, 20, 20\)"):
         plan_of(cube(2, 30), (4,) * 3, (0,) * 3, (8,) * 3, volume=cube(0, 20))
-
-
-@pytest.mark.parametrize(
-    ("roi", "chunk", "bounds", "message"),
-    [
-        (cube(0, 64), 24, cube(0, 64), "Nearest on z: 16 or 32"),
-        (cube(0, 64), 8, cube(0, 64), "Nearest on z: 16"),
-        (cube(5, 64), 32, cube(0, 64), "Nearest starts on z: 0 or 16"),
-        (cube(16, 60), 32, cube(0, 64), "Nearest stops on z: 48 or 64"),
-        (cube(0, 80), 32, cube(0, 64), "not inside the output's bounds"),
-    ],
-)
-def test_misaligned_jobs_are_refused_naming_what_fits(roi, chunk, bounds, message):
-    with pytest.raises(AlignmentError, match=message):
-        check_alignment(ChunkGrid(roi, (chunk,) * 3), (16, 16, 16), bounds, volume=cube(-100, 100))
-
-
-@given(
-    st.tuples(*[st.integers(1, 4)] * 3),
-    st.tuples(*[st.integers(1, 9)] * 3),
-    st.integers(0, 5),
-    st.integers(1, 20),
-    st.integers(10, 25),
-)
-def test_what_passes_writes_every_block_whole_and_once(block, chunk, start, length, extent):
-    bounds = cube(0, extent)
-    roi = cube(start, min(extent, start + length))
-    grid = ChunkGrid(roi, chunk)
-    try:
-        check_alignment(grid, block, bounds, volume=bounds)
-    except AlignmentError:
-        return
-    for axis in range(3):
-        writers: dict[int, set[int]] = {}
-        voxels: dict[int, int] = {}
-        for position in range(grid.shape[axis]):
-            for voxel in range(*grid.axis_interval(axis, position)):
-                writers.setdefault(voxel // block[axis], set()).add(position)
-                voxels[voxel // block[axis]] = voxels.get(voxel // block[axis], 0) + 1
-        for number, count in voxels.items():
-            assert len(writers[number]) == 1
-            assert count == min((number + 1) * block[axis], extent) - number * block[axis]
 
 
 def test_a_billion_chunks_on_one_axis_are_planned_too():

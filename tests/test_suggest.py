@@ -12,11 +12,11 @@ from helpers import job_values, plan_of, read_volume, toy, write_job
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from beam_inference.alignment import check_alignment
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.cli import main
 from beam_inference.files import set_chunk_shape
 from beam_inference.job_file import parse_job
-from beam_inference.plan import check_alignment
 from beam_inference.suggest import busiest_worker, suggest, with_chunk_shape
 from beam_inference.survey import THIS_PROCESS, suggested, survey
 

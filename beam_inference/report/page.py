@@ -13,12 +13,11 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from beam_inference.bounding_box import Zyx
+from beam_inference.bounding_box import AXES, Zyx
 from beam_inference.errors import BeamInferenceError, UserError
 from beam_inference.job_parts import open_input, output_spec
 from beam_inference.output_pyramid import PyramidStatus, pyramid_of, status_of
 from beam_inference.outputs import open_output
-from beam_inference.plan import AXES
 from beam_inference.report.canvas import WIDTH
 from beam_inference.report.charts import draw_stages, draw_timeline, time_text
 from beam_inference.report.chunk_map import ChunkMap

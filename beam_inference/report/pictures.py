@@ -13,8 +13,8 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
 
+from beam_inference.bounding_box import AXES
 from beam_inference.grids import ChunkGrid
-from beam_inference.plan import AXES
 from beam_inference.report.canvas import ACCENT, ALERT, MUTED, SECOND, WIDTH, as_svg, bare, style
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.overlay import brightness_range, grey, overlaid

@@ -108,7 +108,9 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
             math.prod(blocks_touched(shape, job.config.output.block_shape, job.output_bounds.box().shape))
             * job.config.model.output_channels
         )
-        return written * np.dtype(job.config.output.dtype).itemsize + job.blocks_bytes(shape)
+        return written * np.dtype(job.config.output.dtype).itemsize + job.input_bytes(
+            blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
+        )
 
     def chunks() -> int:
         return math.prod(-(-n // c) + 1 for n, c in zip(extent, chunk, strict=True))
