@@ -19,7 +19,7 @@ MASK_CACHE_BYTES = 2**26
 KEPT_BYTES = 24 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
-HOLES, KEPT_BESIDE_HOLES = 0.7, 12 * 2**20
+HOLES, KEPT_BESIDE_HOLES = 0.75, 14 * 2**20
 """What PyTorch leaves free on the heap between its arrays, over what these take: more or less at random, from process
 to process. Some of what is kept beside the chunks lies in there. To map each array by itself would leave nothing free,
 and take half as much time again."""

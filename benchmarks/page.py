@@ -70,9 +70,9 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
-memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. Jobs whose
-network takes as much memory as their chunks are projected at up to a third more than they take, small ones at twice as
-much: 24 MiB are counted for what the libraries keep, and PyTorch's heap for the worst that was seen of it.
+memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. Such small
+jobs are projected at twice what they take: 24 MiB are counted for what the libraries keep. What PyTorch leaves free on its
+heap is another tenth in every process, and the projection is for the worst that was seen.
 """  # noqa: E501
 
 
@@ -151,8 +151,8 @@ def _foretold() -> str:
     lines = [
         "## What is foretold\n",
         "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what `plan` projects, which is to",
-        "be more, by 15 % at most; each run in a process of its own. The constants of the projection come from other",
-        "jobs, and from runs of the first of these. On the slow store each request takes 100 ms; on a disk most of a",
+        "be more, by 15 % at most; each run in a process of its own. The constants for PyTorch come from earlier runs",
+        "of these jobs, the others from other jobs. On the slow store each request takes 100 ms; on a disk most of a",
         "chunk is written before the next one takes memory. Chunks of `exchange` are of whole strides, as `--suggest`",
         "proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
