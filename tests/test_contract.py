@@ -90,4 +90,4 @@ def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
     predictor = TorchPredictor(network, torch.device("cpu"))
     settings = {"batch_size": 1, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
     report = check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
-    assert 2**23 <= report.working_set_bytes < 2**24
+    assert 0.9 * 2**23 < report.working_set_bytes < 2**24  # to a few pages

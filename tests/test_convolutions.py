@@ -43,10 +43,11 @@ def answer_or_message(network, batch):
         return None, str(error)
 
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even")  # PyTorch's own, once
+
 axes = st.tuples(*[st.integers(1, 3)] * 3)
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even")
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(1, 2),
