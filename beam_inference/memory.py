@@ -133,7 +133,7 @@ def projected_memory(
     the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process keeps whole blocks of the
     input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes``
     decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or :data:`KEPT_BESIDE_HOLES` with what PyTorch on
-    the CPU leaves free (:data:`HOLES`) if that is more.
+    the CPU leaves free (:data:`HOLES`).
     """
     cutout = input_channels * math.prod(input_shape) * input_itemsize
     voxels, stored = math.prod(core_shape), output_dtype.itemsize * written_channels
@@ -168,8 +168,8 @@ def projected_memory(
     patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4  # weights, weighted, two uniform answers
     device = cutout + batch + patches + working_set_bytes + (0 if blended_as_float and device_is_host else slab)
     leaving = slab if blended_as_float else slab // 4 * output_dtype.itemsize
-    holes = KEPT_BESIDE_HOLES + round(HOLES * working_set_bytes) if device_is_host and not keeps_working_set else 0
-    computing = max(KEPT_BYTES, holes)
+    is_on_heap = device_is_host and not keeps_working_set
+    computing = KEPT_BESIDE_HOLES + round(HOLES * working_set_bytes) if is_on_heap else KEPT_BYTES
     computing += threads * ((1 + look_ahead + is_filled) * cutout + results)
     if device_is_host:  # the accumulator and the cutout are used where they lie
         computing += device - cutout

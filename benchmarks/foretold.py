@@ -176,25 +176,27 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
     }
 
 
-def memory(folder: Path, wide: NDArray[Any], repeats: int) -> Iterator[dict[str, Any]]:
-    """Peaks of ten jobs, each in a process of its own, over the projections; all that were taken, after each one.
+def memory(
+    folder: Path, wide: NDArray[Any], repeats: int, jobs: dict[str, Any], others: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Peaks of jobs, each in a process of its own, over the projections; all that were taken, after each one.
 
     On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk, where most of a
     chunk is written before the next one takes memory.
     """
-    rows: dict[str, Any] = {}
+    rows = others | {name: {} for name in jobs}
     with server(LATENCY_SECONDS) as endpoint:
         slow = Storage(gcs=Gcs(endpoint=endpoint))
         for place, where, storage in (("slow store", "gs://bucket", slow), ("disk", f"file://{folder}", Storage())):
             write_volume(f"{where}/wide", wide, storage)
-            for (number, (name, job)), repeat in product(enumerate(memory_jobs().items()), range(repeats)):
+            for (number, (name, job)), repeat in product(enumerate(jobs.items()), range(repeats)):
                 values = values_of(where, "wide", f"memory{number}-{repeat}", **job["inference"])
                 values["output"] |= job["output"]
                 values |= {key: job[key] for key in ("model", "roi", "postprocess")}
                 values["storage"] = storage.model_dump(mode="json")
                 figures = worker_figures(folder, values)
                 ratio = round(figures["peak_bytes"] / figures["projected_bytes"], 3)
-                row = rows.setdefault(name, {}).setdefault(place, {"measured / projected": [], "peak_bytes": []})
+                row = rows[name].setdefault(place, {"measured / projected": [], "peak_bytes": []})
                 row["measured / projected"].append(ratio)
                 row["peak_bytes"].append(figures["peak_bytes"])
                 print(place, name, ratio, figures, flush=True)
@@ -253,10 +255,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--memory-repeats", type=int, default=3, help="runs of each job in each place")
+    parser.add_argument("--memory-jobs", nargs="+", metavar="NAME", help="those with this in their names; others stay")
     parser.add_argument("--kills", type=int, default=10, help="jobs that are killed")
     parser.add_argument("--parts", nargs="+", choices=("memory", "seconds", "killed"), help="these anew; others stay")
     known = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if known.parts and RESULTS.exists() else {}
+    some = known.memory_jobs or [""]
+    jobs = {name: job for name, job in memory_jobs().items() if any(part in name for part in some)}
+    others = results.get("memory", {}) if known.memory_jobs else {}
     results["machine"] = machine("torch", "openvino", "onnxruntime")
     with tempfile.TemporaryDirectory() as name:
         folder, whole = Path(name), np.load(known.data)
@@ -264,7 +270,7 @@ def main() -> None:
         write_volume(f"file://{folder}/whole", whole)
         write_volume(f"file://{folder}/corner", whole[:z, :y, :x])
         parts: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-            "memory": lambda: memory(folder, widened(whole), known.memory_repeats),
+            "memory": lambda: memory(folder, widened(whole), known.memory_repeats, jobs, others),
             "seconds": lambda: seconds(folder, known.repeats),
             "killed": lambda: killed(folder, known.kills),
         }
