@@ -16,7 +16,7 @@ CACHED_CUTOUTS = 2
 MASK_CACHE_BYTES = 2**26
 """Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
 
-KEPT_BYTES = 24 * 2**20
+KEPT_BYTES = 32 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
 HOLES, KEPT_BESIDE_HOLES = 0.75, 14 * 2**20

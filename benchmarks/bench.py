@@ -337,12 +337,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--engines", help="default: openvino,onnxruntime,torch; torch,compile on a GPU")
+    parser.add_argument("--rows", nargs="+", help="these anew; others stay")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json")
     known = parser.parse_args()
     repeats, device, on_cpu = known.repeats, known.device, known.device == "cpu"
     names = (known.engines or ("openvino,onnxruntime,torch" if on_cpu else "torch,compile")).split(",")
     engine = "openvino" if on_cpu else "torch"
-    results: dict[str, Any] = {"machine": machine("torch", *(["openvino", "onnxruntime"] if on_cpu else []))}
+    path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
+    results: dict[str, Any] = json.loads(path.read_text()) if known.rows and path.exists() else {}
+    results["machine"] = machine("torch", *(["openvino", "onnxruntime"] if on_cpu else []))
     if not on_cpu:
         results["machine"]["gpu"] = torch.cuda.get_device_name()
     rows: dict[str, Callable[[], Any]] = {
@@ -358,9 +361,8 @@ def main() -> None:
             "peak memory / projection": memory_against_projection,
             "receipts": receipts_per_second,
         }
-    path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
-    for name, measure in rows.items():
-        results[name] = measure()
+    for name in known.rows or rows:
+        results[name] = rows[name]()
         print(name, results[name], flush=True)
         path.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
 

@@ -71,7 +71,7 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
 memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. Such small
-jobs are projected at twice what they take: 24 MiB are counted for what the libraries keep. What PyTorch leaves free on its
+jobs are projected at twice what they take: 14 to 32 MiB are counted for what the libraries keep. What PyTorch leaves free on its
 heap is another tenth in every process, and the projection is for the worst that was seen.
 """  # noqa: E501
 
