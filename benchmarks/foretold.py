@@ -128,7 +128,7 @@ def seeded_meshnet() -> torch.nn.Module:
 def memory_jobs() -> dict[str, dict[str, Any]]:
     """By what is said of each: its sections, over those of :func:`values_of`.
 
-    The constants for PyTorch came from earlier runs of these, the others from other jobs.
+    The constants of the projection are chosen by earlier runs of these and others.
     """
 
     def job(

@@ -70,9 +70,9 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
-memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. Such small
-jobs are projected at twice what they take: 14 to 32 MiB are counted for what the libraries keep. What PyTorch leaves free on its
-heap is another tenth in every process, and the projection is for the worst that was seen.
+memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. What the
+libraries keep is counted as 14 to 32 MiB, most of what is projected for so small a job. What PyTorch leaves free on its heap
+differs from process to process by a tenth of the whole; the projection is for the worst that was seen.
 """  # noqa: E501
 
 
@@ -151,10 +151,10 @@ def _foretold() -> str:
     lines = [
         "## What is foretold\n",
         "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what `plan` projects, which is to",
-        "be more, by 15 % at most; each run in a process of its own. The constants for PyTorch come from earlier runs",
-        "of these jobs, the others from other jobs. On the slow store each request takes 100 ms; on a disk most of a",
-        "chunk is written before the next one takes memory. Chunks of `exchange` are of whole strides, as `--suggest`",
-        "proposes.\n",
+        "be more, by 15 % at most; each run in a process of its own. The constants of the projection are chosen by",
+        "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On the",
+        "slow store each request takes 100 ms; on a disk most of a chunk is written before the next one takes memory.",
+        "Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
