@@ -152,9 +152,9 @@ def _foretold() -> str:
         "## What is foretold\n",
         "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what `plan` projects, which is to",
         "be more, by 15 % at most; each run in a process of its own. The constants of the projection are chosen by",
-        "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On the",
-        "slow store each request takes 100 ms; on a disk most of a chunk is written before the next one takes memory.",
-        "Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
+        "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On",
+        "the slow store each request takes 100 ms; on a disk most of a chunk is written before the next one takes",
+        "memory. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
