@@ -89,15 +89,15 @@ def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[st
     }
 
 
-def without_startup(output: str) -> float:
-    """Seconds from when a job's first chunk was begun to when its last one was finished."""
+def work_of(output: str) -> tuple[float, float]:
+    """When a job's first chunk was begun and its last one was finished, in seconds since the epoch."""
     state = State(f"{output}/_beam_inference")
     job = state.load_job()
     assert job is not None
     state, chunks = state.of(job), range(job.plan.chunks.count)
     receipts = state.read_receipts(chunks)
     first = [r.finished_at.timestamp() - sum(r.seconds.values()) for r in state.read_sums(chunks) or receipts]
-    return max(receipt.finished_at.timestamp() for receipt in receipts) - min(first)
+    return min(first), max(receipt.finished_at.timestamp() for receipt in receipts)
 
 
 def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
@@ -113,7 +113,8 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
             outcome = run_job(config)
             assert outcome.exit_code == 0, outcome
-            ratios.append(foretold / without_startup(config.output.path))
+            first, last = work_of(config.output.path)
+            ratios.append(foretold / (last - first))
         rows[f"{engine}, {seams}"] = {"foretold / real": round(median(ratios), 3), "all": [round(r, 3) for r in ratios]}
         print(engine, seams, rows[f"{engine}, {seams}"], flush=True)
         yield rows
@@ -214,20 +215,21 @@ def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-W", "ignore", "-m", "beam_inference", "run", str(path)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    lasted = []
+    parts = []
     for number in range(3):  # the first of them reads its libraries from the disk
-        begun = time.monotonic()
+        begun = time.time()
         assert launch(f"undisturbed{number}").wait() == 0
-        lasted.append(time.monotonic() - begun)
-    undisturbed = median(lasted)
+        ended = time.time()
+        first, last = work_of(f"file://{folder}/undisturbed{number}")
+        parts.append((first - begun, last - first, ended - last))
+    startup, working, end = map(median, zip(*parts, strict=True))
     state = State(f"file://{folder}/undisturbed2/_beam_inference")
     job = state.load_job()
     assert job is not None
     receipts = state.of(job).read_receipts(range(job.plan.chunks.count))
     each = [receipt.seconds["infer"] for receipt in receipts]
-    startup = undisturbed - sum(each)
-    between = undisturbed / 2
-    work = Workload(len(each), mean(each), stdev(each) / mean(each), 1, startup, 3600 / between)
+    between = (startup + working + end) / 2
+    work = Workload(len(each), working / len(each), stdev(each) / mean(each), 1, startup, 3600 / between)
     real = []
     for number in range(runs):
         begun = time.monotonic()
@@ -241,13 +243,14 @@ def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
                 process.wait()
         real.append(time.monotonic() - begun)
         print("killed", number, round(real[-1], 1), flush=True)
-    foretold = mean(run.seconds for run in simulate_many(work))
+    foretold = mean(run.seconds for run in simulate_many(work)) + end
     yield {
         "foretold / real": round(foretold / mean(real), 3),
         "foretold_seconds": round(foretold, 1),
         "real_seconds": [round(r, 1) for r in real],
-        "undisturbed_seconds": round(undisturbed, 1),
         "startup_seconds": round(startup, 1),
+        "working_seconds": round(working, 1),
+        "end_seconds": round(end, 1),
         "seconds_between_kills": round(between, 1),
     }
 
