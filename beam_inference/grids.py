@@ -12,6 +12,17 @@ from dataclasses import dataclass
 from beam_inference.bounding_box import BoundingBox, Zyx
 
 
+def most_blocks(length: int, block: int, extent: int) -> int:
+    """The most storage blocks on one axis that ``length`` voxels may touch, wherever they lie in a volume's extent."""
+    return min(-(-(length - 1) // block) + 1, -(-extent // block))
+
+
+def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
+    """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
+    z, y, x = (most_blocks(n, b, w) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True))
+    return (z, y, x)
+
+
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
     """Chunks that tile an ROI, numbered in ZYX order with x fastest; the last ones are clipped to the ROI.

@@ -19,10 +19,12 @@ MASK_CACHE_BYTES = 2**26
 KEPT_BYTES = 32 * 2**20
 """What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
 
-HOLES, KEPT_BESIDE_HOLES = 0.75, 14 * 2**20
+HOLES = 0.75
 """What PyTorch leaves free on the heap between its arrays, over what these take: more or less at random, from process
-to process. Some of what is kept beside the chunks lies in there. To map each array by itself would leave nothing free,
-and take half as much time again."""
+to process. To map each array by itself would leave nothing free, and take half as much time again."""
+
+KEPT_BESIDE_HOLES = 14 * 2**20
+"""Of :data:`KEPT_BYTES`, what does not lie in those holes."""
 
 WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
@@ -38,14 +40,6 @@ SEAM_FILES_AT_ONCE = 4
 
 SEAM_COPIES = 3
 """Of a seam file, which is as large, as it is written: its bytes, and two of the store's."""
-
-
-def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
-    """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
-    z, y, x = (
-        min(-(-(n - 1) // b) + 1, -(-w // b)) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
-    )
-    return (z, y, x)
 
 
 def layers_at_once(layer_bytes: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.errors import AlignmentError
-from beam_inference.grids import ChunkGrid, PatchLattice
+from beam_inference.grids import ChunkGrid, PatchLattice, most_blocks
 from beam_inference.ownership import OwnershipAxis
 
 
@@ -308,17 +308,13 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         last = min(high, plan.volume.stop[axis]) - plan.volume.start[axis]
         voxels_read += times * (last - first)
         if times > 1 and period * chunk % block:  # the others stand otherwise to the blocks
-            blocks = min(_ceil(last - first - 1, block) + 1, _ceil(plan.volume.shape[axis], block))
+            blocks = most_blocks(last - first, block, plan.volume.shape[axis])
         else:
-            blocks = _ceil(last, block) - first // block
+            blocks = -(-last // block) - first // block
         extents.append((high - low, blocks * block, core[1] - core[0], alone, touched, touched - alone))
     a, b, c, d, e, f = map(max, zip(*extents, strict=True))
     most = (a, b, c, d, e, f)
     return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, most, patch_counts)
-
-
-def _ceil(voxels: int, block: int) -> int:
-    return -(-voxels // block)
 
 
 def make_plan(

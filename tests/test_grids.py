@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.bounding_box import BoundingBox
-from beam_inference.grids import ChunkGrid, LatticeAxis, PatchLattice
+from beam_inference.grids import ChunkGrid, LatticeAxis, PatchLattice, blocks_touched
 
 
 def lattice_axes(longest=40):
@@ -88,3 +88,10 @@ def test_a_lattice_of_a_petavoxel_answers_at_once():
     assert len(y) in (1, 2)
     assert x[0] == 0
     assert lattice.patch_box((z[-1], y[0], x[0])).stop[0] == 100_000
+
+
+@pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
+def test_blocks_touched_is_the_most_over_all_places(n, b):
+    most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
+    assert blocks_touched((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)
+    assert blocks_touched((n, n, n), (b, b, b), (n, 1000, 1)) == (-(-n // b) * b, most, b)

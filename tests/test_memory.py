@@ -11,7 +11,6 @@ from beam_inference.memory import (
     STORE_COPIES,
     WRITTEN_BYTES,
     Exchanged,
-    blocks_touched,
     layers_at_once,
     projected_memory,
 )
@@ -135,13 +134,6 @@ def test_the_store_copies_what_is_handed_to_it_at_a_time():
     deep = projected_memory(**BASE | {"core_shape": (1024, 200, 300), "threads": 1})
     deeper = projected_memory(**BASE | {"core_shape": (2048, 200, 300), "threads": 1})
     assert deeper.host_bytes - deep.host_bytes == 2 * 3 * 1024 * 200 * 300  # no more of copies
-
-
-@pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
-def test_blocks_touched_is_the_most_over_all_places(n, b):
-    most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
-    assert blocks_touched((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)
-    assert blocks_touched((n, n, n), (b, b, b), (n, 1000, 1)) == (-(-n // b) * b, most, b)
 
 
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():

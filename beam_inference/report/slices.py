@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.grids import ChunkGrid
-from beam_inference.memory import blocks_touched
+from beam_inference.grids import ChunkGrid, blocks_touched
 from beam_inference.report.seam_profile import varied
 from beam_inference.resolved_job import ResolvedJob
 from beam_inference.state import Receipt, State
@@ -104,13 +103,11 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
 
     def decoded() -> int:
         shape = (extent[0], extent[1], extent[2])
-        written = (
-            math.prod(blocks_touched(shape, job.config.output.block_shape, job.output_bounds.box().shape))
-            * job.config.model.output_channels
-        )
-        return written * np.dtype(job.config.output.dtype).itemsize + job.input_bytes(
-            blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
-        )
+        output = job.config.output
+        read = blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
+        written = math.prod(blocks_touched(shape, output.block_shape, job.output_bounds.box().shape))
+        itemsize = np.dtype(output.dtype).itemsize
+        return job.input_bytes(read) + written * job.config.model.output_channels * itemsize
 
     def chunks() -> int:
         return math.prod(-(-n // c) + 1 for n, c in zip(extent, chunk, strict=True))
