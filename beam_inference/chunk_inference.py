@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +69,8 @@ class Network(Protocol):
     def upload(self, array: NDArray[Any]) -> Any:
         """A device array of the same shape, dtype and values."""
 
-    def zeros(self, shape: tuple[int, ...]) -> Any:
-        """A float32 device array of zeros."""
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        """A float32 device array of any values."""
 
     def predict(self, batch: Any) -> Any:
         """Predict a batch (N, C_in, Z, Y, X) float32: a float32 device array (N, C_out, Z', Y', X').
@@ -139,11 +139,12 @@ def infer_chunk(
     """
     if cutout.shape[1:] != work.input_box.shape:
         raise ValueError(f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}")
-    uniform_patches = 0
+    uniform_patches, places = 0, [_places(work, axis) for axis in range(3)]
     with network.session():
         with _told_of_chunk(work):
-            patches = _Patches(cutout, work, network, normalize, output_channels, {} if answers is None else answers)
-            core = _Core(work, network, output_channels, encoding)
+            answers = {} if answers is None else answers
+            patches = _Patches(cutout, work, places, network, normalize, output_channels, answers)
+            core = _Core(work, places, network, output_channels, encoding)
         waiting = deque(product(*work.patches))
         while waiting:
             try:
@@ -171,6 +172,18 @@ def infer_chunk(
     return ChunkResult(finished, batch_size, uniform_patches)
 
 
+class _Place(NamedTuple):
+    """Of a patch, on one axis: where its input is in the cutout, and what it shares with the core, in either."""
+
+    cutout: slice
+    patch: slice
+    core: slice
+
+
+_Places: TypeAlias = list[dict[int, _Place]]
+"""By axis and the patch's index on it."""
+
+
 class _Patches:
     """The network's inputs, cut out of a chunk's, and what it predicts for them."""
 
@@ -178,12 +191,14 @@ class _Patches:
         self,
         cutout: NDArray[Any],
         work: ChunkWork,
+        places: _Places,
         network: Network,
         normalize: Callable[[Any], Any],
         output_channels: int,
         answers: MutableMapping[tuple[float, ...], Any],
     ) -> None:
-        self._cutout, self._work, self._network, self._normalize = cutout, work, network, normalize
+        self._cutout, self._work, self._places = cutout, work, places
+        self._network, self._normalize = network, normalize
         self._output_channels, self._answers = output_channels, answers
         self._volume = network.upload(cutout)
         self._batch: Any = None
@@ -221,7 +236,7 @@ class _Patches:
         if self._batch is None or len(self._batch) != batch_size:
             shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
             self._batch = None
-            self._batch = self._network.zeros((batch_size, self._cutout.shape[0], *shape))
+            self._batch = self._network.empty((batch_size, self._cutout.shape[0], *shape))
         for position in range(batch_size):
             self._batch[position] = self._volume[slices[min(position, len(slices) - 1)]]
         predictions = self._network.predict(self._normalize(self._batch))
@@ -229,29 +244,30 @@ class _Patches:
         return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
 
     def _slices(self, index: Zyx) -> tuple[slice, ...]:
-        box = self._work.lattice.patch_box(index).grow(self._work.crop_margin)
-        return (slice(None), *box.slices_in(self._work.input_box))
+        return (slice(None), *(places[k].cutout for places, k in zip(self._places, index, strict=True)))
 
 
 class _Core:
     """A chunk's core, blended in a slab on the device that moves along z, and encoded behind it."""
 
-    def __init__(self, work: ChunkWork, network: Network, channels: int, encoding: Encoding) -> None:
+    def __init__(self, work: ChunkWork, places: _Places, network: Network, channels: int, encoding: Encoding) -> None:
         self._work, self._network, self._encoding = work, network, encoding
-        self._layer = work.patches[0][0]
-        z, y, x = work.core_box.shape
-        depth, *across = work.lattice.patch_shape
-        self._weights, self._weighted = (network.zeros((depth, n, *across)) for n in (1, channels))
+        depth, y, x = work.core_box.shape
         # All of them now: made between the network's answers, they would lie between the holes that these leave.
+        patch_depth, *across = work.lattice.patch_shape
+        self._weights, self._weighted = (network.empty((patch_depth, n, *across)) for n in (1, channels))
         self._along_z, self._planes = _axis_and_planes(work, network)
+        self._places = places
         self._result: NDArray[Any] | None = None
         self._on_its_way: tuple[slice, Callable[[], NDArray[Any]]] | None = None
         if network.on_host and encoding == AS_COMPUTED:
-            self._slab = network.zeros((channels, z, y, x)).swapaxes(0, 1)
+            self._slab = network.empty((channels, depth, y, x)).swapaxes(0, 1)
         else:
-            self._result = arrays.empty((channels, z, y, x), encoding.dtype)
+            self._result = arrays.empty((channels, depth, y, x), encoding.dtype)
             # Z before the channels: what leaves, and what moves, is then one piece of memory.
-            self._slab = network.zeros((min(work.lattice.patch_shape[0], z), channels, y, x))
+            self._slab = network.empty((min(patch_depth, depth), channels, y, x))
+        self._slab_start = 0  # in the core, along z
+        self._rows = slice(0, 0)  # of the core, those that the layer under way touches
 
     def blend(self, index: Zyx, prediction: Any) -> None:
         """Add one patch's weighted prediction (C, Z, Y, X).
@@ -260,56 +276,51 @@ class _Core:
         and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some voxels of an
         array and not for others, which would make the bits depend on where a chunk is cut.
         """
-        if index[0] != self._layer:
-            self._advance(index[0])
-        work = self._work
-        box = work.lattice.patch_box(index)
-        here = box.intersection(work.core_box)
-        z, y, x = here.slices_in(box)
-        weights, part = self._weights[z, :, y, x], self._weighted[z, :, y, x]
-        self._network.multiply(self._along_z[index[0]][z], self._planes[index[1:]][:, :, y, x], weights)
-        self._network.multiply(prediction[:, z, y, x].swapaxes(0, 1), weights, part)
-        first = self._rows(self._layer).start
-        _, y, x = here.slices_in(work.core_box)
-        sums = self._slab[here.start[0] - first : here.stop[0] - first, :, y, x]
+        z, y, x = (places[k] for places, k in zip(self._places, index, strict=True))
+        if z.core != self._rows:
+            self._advance(z.core)
+        here = (z.patch, slice(None), y.patch, x.patch)
+        weights, part = self._weights[here], self._weighted[here]
+        self._network.multiply(self._along_z[index[0]][z.patch], self._planes[index[1:]][y.patch, x.patch], weights)
+        self._network.multiply(prediction.swapaxes(0, 1)[here], weights, part)
+        sums = self._slab[z.core.start - self._slab_start : z.core.stop - self._slab_start, :, y.core, x.core]
         sums += part  # not self._slab[...] += part, which would write them twice
 
     def finished(self) -> NDArray[Any]:
         """The core; no patch is left to blend."""
-        stop = self._work.core_box.stop[0]
+        self._leave(self._work.core_box.shape[0])
         if self._result is None:
-            return self._leaving(stop)().swapaxes(0, 1)
-        self._leave(self._result, stop)
+            return self._network.download(self._slab)().swapaxes(0, 1)
         self._arrive(self._result)
         return self._result
 
-    def _rows(self, layer: int) -> range:
-        """The core's voxels along z that the slab holds while a layer's patches are blended."""
-        core = self._work.core_box
-        if self._result is None:
-            return range(core.start[0], core.stop[0])
-        start = self._work.lattice.axes[0].patch_start(layer)
-        return range(max(start, core.start[0]), min(start + self._work.lattice.patch_shape[0], core.stop[0]))
-
-    def _advance(self, layer: int) -> None:
-        """Move the slab to another layer: what lies before it leaves, what both share moves to the front."""
-        before, after = self._rows(self._layer), self._rows(layer)
-        gone, kept = after.start - before.start, before.stop - after.start
-        if self._result is not None and gone:
-            self._leave(self._result, after.start)
+    def _advance(self, rows: slice) -> None:
+        """Go on to the next layer's rows: those before them are final, those after the last ones' begin as zeros."""
+        begun = self._rows.stop
+        self._leave(rows.start)
+        if self._result is not None and rows.start > self._slab_start:
+            gone, kept = rows.start - self._slab_start, begun - rows.start
             for moved in range(0, kept, gone):  # a copy must not overlap its source
                 here = slice(moved, min(moved + gone, kept))
                 self._slab[here] = self._slab[here.start + gone : here.stop + gone]
-            self._slab[kept:] = 0
-        self._layer = layer
+            self._slab_start = rows.start
+        self._slab[begun - self._slab_start : rows.stop - self._slab_start] = 0
+        self._rows = rows
 
-    def _leave(self, result: NDArray[Any], stop: int) -> None:
-        """Send the slab's voxels before ``stop`` to the result; a GPU computes on while they are on their way."""
-        self._arrive(result)  # the last ones, while the GPU still computes what is to leave now
-        first, offset = self._rows(self._layer).start, self._work.core_box.start[0]
-        self._on_its_way = slice(first - offset, stop - offset), self._leaving(stop)
-        if self._network.on_host:
-            self._arrive(result)  # they are there, and would take memory
+    def _leave(self, stop: int) -> None:
+        """Send rows before ``stop`` to the result; a GPU computes on while they are on their way."""
+        if stop == self._rows.start:
+            return
+        part = self._slab[self._rows.start - self._slab_start : stop - self._slab_start]
+        if self._result is not None:
+            self._arrive(self._result)  # the last ones, while the GPU still computes what is to leave now
+        # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
+        if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
+            raise NonFiniteError("NaN or infinite values after blending")
+        if self._result is not None:
+            self._on_its_way = slice(self._rows.start, stop), self._network.download(part, self._encoding)
+            if self._network.on_host:
+                self._arrive(self._result)  # they are there, and would take memory
 
     def _arrive(self, result: NDArray[Any]) -> None:
         """Put what is on its way where it belongs in the result."""
@@ -318,17 +329,23 @@ class _Core:
             result[:, where] = arrived().swapaxes(0, 1)
             self._on_its_way = None
 
-    def _leaving(self, stop: int) -> Callable[[], NDArray[Any]]:
-        """The slab's voxels before ``stop`` as they are written, (Z, C, Y, X), on their way to the host."""
-        part = self._slab[: stop - self._rows(self._layer).start]
-        # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
-        if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
-            raise NonFiniteError("NaN or infinite values after blending")
-        return self._network.download(part, self._encoding)
+
+def _places(work: ChunkWork, axis: int) -> dict[int, _Place]:
+    core, lattice, places = work.core_box, work.lattice.axes[axis], {}
+    for k in work.patches[axis]:
+        first = lattice.patch_start(k)
+        start, stop = max(first, core.start[axis]), min(first + lattice.patch, core.stop[axis])
+        read = first - work.crop_margin[axis] - work.input_box.start[axis]
+        places[k] = _Place(
+            slice(read, read + lattice.patch + 2 * work.crop_margin[axis]),
+            slice(start - first, stop - first),
+            slice(start - core.start[axis], stop - core.start[axis]),
+        )
+    return places
 
 
 def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
-    """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (1, 1, Y, X) by the others."""
+    """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (Y, X) by the others."""
     z, y, x = (
         {k: axis_weights(axis, k) for k in indices}
         for axis, indices in zip(work.lattice.axes, work.patches, strict=True)
@@ -337,7 +354,7 @@ def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any],
     for j, i in product(y, x):
         weights = (id(y[j]), id(x[i]))
         if weights not in alike:
-            alike[weights] = network.upload((y[j][:, None] * x[i])[None, None])
+            alike[weights] = network.upload(y[j][:, None] * x[i])
         planes[j, i] = alike[weights]
     return {k: network.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes
 

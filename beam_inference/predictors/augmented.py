@@ -67,16 +67,21 @@ class AugmentedPredictor:
         total: Any = None
         for symmetry, sources in zip(self._symmetries, self._sources, strict=True):
             answer = self._mapped_back(self._inner.predict(self._mapped(batch, symmetry)), symmetry)
-            total = self._inner.zeros(tuple(answer.shape)) if total is None else total
+            total = self._zeros(tuple(answer.shape)) if total is None else total
             _add(total, answer, sources)
         shape = (1, *total.shape[1:])
         if shape not in self._shares:
-            counts = self._inner.zeros(shape)
+            counts = self._zeros(shape)
             for sources in self._sources:
                 _add(counts, counts * 0 + 1, sources)
             self._shares[shape] = 1 / counts
         total *= self._shares[shape]
         return total
+
+    def _zeros(self, shape: tuple[int, ...]) -> Any:
+        array = self._inner.empty(shape)
+        array[:] = 0
+        return array
 
     def _mapped(self, array: Any, symmetry: Symmetry) -> Any:
         array = array.swapaxes(3, 4) if symmetry.transpose else array
@@ -99,9 +104,9 @@ class AugmentedPredictor:
         """The inner one's."""
         return self._inner.upload(array)
 
-    def zeros(self, shape: tuple[int, ...]) -> Any:
+    def empty(self, shape: tuple[int, ...]) -> Any:
         """The inner one's."""
-        return self._inner.zeros(shape)
+        return self._inner.empty(shape)
 
     def copy(self, array: Any) -> Any:
         """The inner one's."""

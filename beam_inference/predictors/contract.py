@@ -64,7 +64,7 @@ def check_contract(
     """
     try:
         with predictor.session(), heap_left_alone():
-            batch = predictor.zeros((batch_size, *patch.shape))
+            batch = predictor.empty((batch_size, *patch.shape))
             batch[:] = predictor.upload(patch)
             batch = normalize(batch)
             before = _start_peak(predictor)
@@ -118,7 +118,8 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
     the heap. What fails is left to the first chunk, which tells where.
     """
     with suppress(Exception), predictor.session(), heap_left_alone():
-        batch = predictor.zeros(shape)
+        batch = predictor.empty(shape)
+        batch[:] = 0
         for _ in range(SETTLING_CALLS):
             predictor.predict(batch)
 
@@ -164,7 +165,7 @@ def _answer(
     predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
 ) -> NDArray[np.float32]:
     with predictor.session():
-        batch = predictor.zeros((batch_size, *patch.shape))
+        batch = predictor.empty((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
         answer = predictor.copy(predictor.predict(normalize(batch))[:1])
         return predictor.download(answer)().copy()

@@ -33,9 +33,9 @@ class IdentityPredictor:
         """The array itself."""
         return array
 
-    def zeros(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """A float32 array of zeros."""
-        return arrays.zeros(shape, np.float32)
+    def empty(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """A float32 array of any values."""
+        return arrays.empty(shape, np.float32)
 
     def predict(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
         """The batch (N, C, Z, Y, X) itself, or its sigmoid."""

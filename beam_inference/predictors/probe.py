@@ -44,7 +44,7 @@ def fastest_batch_size(
 def seconds_per_patch(predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int) -> float:
     """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
     with predictor.session():
-        batch = predictor.zeros((size, *patch.shape))
+        batch = predictor.empty((size, *patch.shape))
         batch[:] = predictor.upload(patch)
         batch, times = normalize(batch), []
         for _ in range(4):

@@ -85,12 +85,12 @@ class TorchPredictor:
         with _device_errors():
             return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
-    def zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
-        """A float32 tensor of zeros on the device."""
+    def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """A float32 tensor of any values on the device."""
         with _device_errors():
             if self.on_host:
-                return torch.from_numpy(arrays.zeros(shape, np.float32))
-            return torch.zeros(shape, dtype=torch.float32, device=self._device)
+                return torch.from_numpy(arrays.empty(shape, np.float32))
+            return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
