@@ -266,11 +266,11 @@ def memory_against_projection() -> dict[str, float]:
 def growth() -> dict[str, Any]:
     """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
 
-    The first volume is of 216 chunks: enough for what a worker keeps from chunk to chunk to be full.
+    The first volume is of 144 chunks: enough for what a worker keeps from chunk to chunk to be full.
     """
-    found, chunk = {}, (32, 64, 64)
+    found, chunk = {}, (64, 128, 128)
     for factor in (1, 2, 3):
-        with volume((6 * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
+        with volume((4 * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
             values = {
                 "input": {"path": str(folder / "in")},
                 "output": {
@@ -281,8 +281,8 @@ def growth() -> dict[str, Any]:
                 },
                 "model": {"path": "identity"},
                 "inference": {
-                    "patch_shape": [16, 32, 32],
-                    "patch_overlap": [4, 8, 8],
+                    "patch_shape": [16, 64, 64],
+                    "patch_overlap": [4, 16, 16],
                     "chunk_shape": chunk,
                     "device": "cpu",
                 },

@@ -33,7 +33,7 @@ quarter, uint8 in and out, three channels.
 | | |
 |---|---|
 | share of the time that nothing is computed, with a store that takes 100 ms to answer each request | {idle} |
-| a worker's peak memory, tiny chunks, volumes of 216, 1,728 and 5,832 of them | {memory} |
+| a worker's peak memory, volumes of 144, 1,152 and 3,888 chunks of 64×128×128 | {memory} |
 | seconds per voxel, volume 8 and 27 times as large / once | {time} |
 | peak memory of a worker / what `plan` projects | {projection} |
 | durable receipts per second, on a local disk | {receipts} |
@@ -70,9 +70,9 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
-memory was to be the same for volumes 27 times as large; it is 4 MB more, of the 15 that chunks so small take. What the
-libraries keep is counted as 14 to 32 MiB, most of what is projected for so small a job. What PyTorch leaves free on its heap
-differs from process to process by a tenth of the whole; the projection is for the worst that was seen.
+memory was to grow by less than a tenth as the volume does 27 times, which it does; but with chunks of 32×64×64, which take
+15 MB, it was 4 MB more as well. What PyTorch leaves free on its heap differs from process to process by a tenth of the whole;
+the projection is for the worst that was seen.
 """  # noqa: E501
 
 
