@@ -70,7 +70,7 @@ class Network(Protocol):
         """A device array of the same shape, dtype and values."""
 
     def empty(self, shape: tuple[int, ...]) -> Any:
-        """A float32 device array of any values."""
+        """A float32 device array of any values: to be written before it is read."""
 
     def predict(self, batch: Any) -> Any:
         """Predict a batch (N, C_in, Z, Y, X) float32: a float32 device array (N, C_out, Z', Y', X').
@@ -308,7 +308,7 @@ class _Core:
         self._rows = rows
 
     def _leave(self, stop: int) -> None:
-        """Send rows before ``stop`` to the result; a GPU computes on while they are on their way."""
+        """Check rows before ``stop`` and send them to the result; a GPU computes on while they are on their way."""
         if stop == self._rows.start:
             return
         part = self._slab[self._rows.start - self._slab_start : stop - self._slab_start]
@@ -336,6 +336,8 @@ def _places(work: ChunkWork, axis: int) -> dict[int, _Place]:
         first = lattice.patch_start(k)
         start, stop = max(first, core.start[axis]), min(first + lattice.patch, core.stop[axis])
         read = first - work.crop_margin[axis] - work.input_box.start[axis]
+        if start >= stop or read < 0:  # a negative slice would wrap around silently
+            raise ValueError(f"patch {k} of axis {axis} misses the core {core}, or what is read, {work.input_box}")
         places[k] = _Place(
             slice(read, read + lattice.patch + 2 * work.crop_margin[axis]),
             slice(start - first, stop - first),

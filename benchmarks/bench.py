@@ -263,14 +263,14 @@ def memory_against_projection() -> dict[str, float]:
     return {"ratio": round(peak / projected, 3), "measured_bytes": peak, "projected_bytes": projected}
 
 
-def growth() -> dict[str, Any]:
+def growth(chunk: tuple[int, int, int], patch: tuple[int, int, int], layers: int) -> dict[str, Any]:
     """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
 
-    The first volume is of 144 chunks: enough for what a worker keeps from chunk to chunk to be full.
+    The first volume is of ``layers`` × 6 × 6 chunks: enough for what a worker keeps from chunk to chunk to be full.
     """
-    found, chunk = {}, (64, 128, 128)
+    found = {}
     for factor in (1, 2, 3):
-        with volume((4 * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
+        with volume((layers * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
             values = {
                 "input": {"path": str(folder / "in")},
                 "output": {
@@ -281,8 +281,8 @@ def growth() -> dict[str, Any]:
                 },
                 "model": {"path": "identity"},
                 "inference": {
-                    "patch_shape": [16, 64, 64],
-                    "patch_overlap": [4, 16, 16],
+                    "patch_shape": patch,
+                    "patch_overlap": [n // 4 for n in patch],
                     "chunk_shape": chunk,
                     "device": "cpu",
                 },
@@ -357,7 +357,8 @@ def main() -> None:
     if on_cpu:
         rows |= {
             "two processes / one": lambda: processes(repeats),
-            "growth": growth,
+            "growth": lambda: growth((64, 128, 128), (16, 64, 64), 4),
+            "growth, small chunks": lambda: growth((32, 64, 64), (16, 32, 32), 6),
             "peak memory / projection": memory_against_projection,
             "receipts": receipts_per_second,
         }

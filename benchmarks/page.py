@@ -34,6 +34,7 @@ quarter, uint8 in and out, three channels.
 |---|---|
 | share of the time that nothing is computed, with a store that takes 100 ms to answer each request | {idle} |
 | a worker's peak memory, volumes of 144, 1,152 and 3,888 chunks of 64×128×128 | {memory} |
+| the same, volumes of 216, 1,728 and 5,832 chunks of 32×64×64 | {small_memory} |
 | seconds per voxel, volume 8 and 27 times as large / once | {time} |
 | peak memory of a worker / what `plan` projects | {projection} |
 | durable receipts per second, on a local disk | {receipts} |
@@ -70,8 +71,8 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 The loop with a null network was to take half of MONAI's time: what is left is the network's own answer, weighting it and
 adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's time. A worker's
-memory was to grow by less than a tenth as the volume does 27 times, which it does; but with chunks of 32×64×64, which take
-15 MB, it was 4 MB more as well. What PyTorch leaves free on its heap differs from process to process by a tenth of the whole;
+memory was to be the same, within a tenth, for volumes 27 times as large: it is with chunks of 64×128×128, and is not with
+small ones, which take little. What PyTorch leaves free on its heap differs from process to process by a tenth of the whole;
 the projection is for the worst that was seen.
 """  # noqa: E501
 
@@ -94,7 +95,8 @@ def page() -> str:
         job=_job(job.get("job / forward")),
         processes=_ratio(job["two processes / one"]),
         idle=f"{job['idle']['idle share']:.0%}",
-        memory=" MB, ".join(f"{row['peak_bytes'] / 1e6:.0f}" for row in job["growth"].values()) + " MB",
+        memory=_megabytes(job["growth"]),
+        small_memory=_megabytes(job["growth, small chunks"]),
         time=", ".join(f"{job['growth'][name]['seconds per voxel']:.2f}" for name in ("8x", "27x")),
         projection=job["peak memory / projection"]["ratio"],
         receipts=f"{job['receipts']['written_per_second']:,}",
@@ -114,6 +116,10 @@ def page() -> str:
             for tool, row in null["time"].items()
         ),
     )
+
+
+def _megabytes(growth: dict[str, Any]) -> str:
+    return " MB, ".join(f"{row['peak_bytes'] / 1e6:.1f}" for row in growth.values()) + " MB"
 
 
 def _seams() -> str:

@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their hel
 
 from helpers import SHARED_DATA, job_values, write_job, write_volume
 
+from beam_inference import arrays
+
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.modules.setdefault("openvino_telemetry", None)  # it forks a process that imports openvino by itself, as tests do
@@ -25,6 +27,19 @@ def _no_google_credentials():
     from apache_beam.internal.gcp import auth
 
     auth._Credentials._credentials_init = True
+
+
+@pytest.fixture(autouse=True)
+def _used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays come as used memory may: what is read before it is written shows."""
+    empty = arrays.empty
+
+    def used(shape, dtype):
+        array = empty(shape, dtype)
+        array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max if array.dtype.kind in "iu" else 1)
+        return array
+
+    monkeypatch.setattr(arrays, "empty", used)
 
 
 @pytest.fixture

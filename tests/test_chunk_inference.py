@@ -293,16 +293,22 @@ def test_values_are_encoded_where_they_are_to_the_same_bits(dtype, value_range):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_that_is_not_finite_is_refused_before_it_is_rounded_away(value):
-    def broken(batch):
-        batch = batch.copy()
-        batch[0, 0, 5, 7, 9] = value
-        return batch
+    def broken(call):
+        def function(batch):
+            batch = batch.copy()
+            if len(network.batches) == call:
+                batch[-1, 0, 5, 7, 9] = value
+            return batch
+
+        return function
 
     plan = make(chunk=(17, 23, 29))
     array = cutout(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
-    for encoding in (Encoding(np.dtype("float32")), Encoding(np.dtype("uint8"), (0, 1))):
+    encodings, last = (AS_COMPUTED, Encoding(np.dtype("uint8"), (0, 1))), -(-plan.lattice.count // 2)
+    for encoding, kind, call in product(encodings, (NumpyNetwork, Elsewhere), (1, last)):
+        network = kind(broken(call))
         with pytest.raises(NonFiniteError):
-            infer_chunk(array, plan.work(0), NumpyNetwork(broken), unchanged, 1, 2, encoding)
+            infer_chunk(array, plan.work(0), network, unchanged, 1, 2, encoding)
 
 
 def padded_volume():

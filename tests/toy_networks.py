@@ -34,17 +34,6 @@ def same() -> nn.Module:
     return Same()
 
 
-def instance_norms() -> nn.Module:
-    """With parameters, without, and by statistics of the training."""
-    torch.manual_seed(0)
-    trained = nn.InstanceNorm3d(2, affine=True, track_running_stats=True)
-    for array, low in ((trained.running_mean, -1), (trained.running_var, 1), (trained.weight, 1), (trained.bias, 0)):
-        nn.init.uniform_(array, low, low + 1)
-    affine = nn.InstanceNorm3d(2, affine=True)
-    affine.load_state_dict({"weight": torch.rand(2), "bias": torch.rand(2)})
-    return nn.Sequential(nn.Conv3d(1, 2, 3, padding=1), affine, nn.InstanceNorm3d(2), nn.ReLU(), trained)
-
-
 def conv() -> nn.Module:
     torch.manual_seed(0)
     return nn.Conv3d(1, 2, 3, padding=1)

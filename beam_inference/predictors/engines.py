@@ -62,9 +62,7 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
             network = core.read_model(source, *([] if weights is None else [weights]))
             network.reshape(list(shape))
         else:
-            graph = _exported(source, shape)
-            if isinstance(graph, torch.export.ExportedProgram):
-                graph = graph.run_decompositions({torch.ops.aten.instance_norm.default: _instance_norm})
+            graph = source if isinstance(source, torch.jit.ScriptModule) else _exported(source, shape)
             network = openvino.convert_model(graph, example_input=torch.zeros(shape))
             network.reshape(list(shape))
         settings = {
@@ -85,33 +83,9 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
     return forward
 
 
-def _exported(source: Any, shape: tuple[int, ...]) -> Any:
+def _exported(source: Any, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
     """The network as a graph. It is not run for that, which tracing would do, several times."""
-    if isinstance(source, (torch.jit.ScriptModule, torch.export.ExportedProgram)):
-        return source
     return torch.export.export(source, (torch.zeros(shape),))
-
-
-def _instance_norm(
-    batch: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    of_batch: bool,
-    momentum: float,
-    epsilon: float,
-    _: bool,
-) -> Tensor:
-    """In the terms that OpenVINO knows as its own normalisation: those of PyTorch become five passes over the array."""
-    if not of_batch:
-        return torch.batch_norm(batch, weight, bias, mean, variance, False, momentum, epsilon, False)
-    axes = tuple(range(2, batch.ndim))
-    difference = batch - batch.mean(axes, keepdim=True)
-    normal = difference / (difference.square().mean(axes, keepdim=True) + epsilon).sqrt()
-    per_channel = (-1, *[1] * len(axes))
-    normal = normal if weight is None else normal * weight.reshape(per_channel)
-    return normal if bias is None else normal + bias.reshape(per_channel)
 
 
 def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Forward:
