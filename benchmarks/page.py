@@ -170,7 +170,7 @@ def _foretold() -> str:
         lines.append(_row(name, f"{max(row['slow store']['peak_bytes']) / 1e6:.0f}", *each))
     lines += [
         "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over real ones, for all of",
-        "FIB-25 in chunks of 64×128×128: the median of three calibrations, each before a run, with its range.\n",
+        "FIB-25 in chunks of 64×128×128: the median of seven calibrations, each before a run, with its range.\n",
         _row("job", "foretold / real"),
         "|---|---|",
     ]
