@@ -45,7 +45,7 @@ class Box(Frozen):
         return BoundingBox(self.start, self.stop)
 
 
-NUMERICS = 3
+NUMERICS = 4
 """Raised whenever the same job would have other bits: then what began before is not gone on with."""
 
 

@@ -32,10 +32,9 @@ from beam_inference.launch import tried
 from beam_inference.outputs import OutputSpec, create_output
 from beam_inference.runner import run_job
 from beam_inference.simulation import Workload, simulate_many
-from beam_inference.state import State
 from beam_inference.storage import Gcs, Storage
 from beam_inference.survey import THIS_PROCESS, survey
-from benchmarks.bench import worker_figures
+from benchmarks.bench import work_of, worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
 from benchmarks.measure import machine
 from tests.networks.meshnet import meshnet
@@ -89,17 +88,6 @@ def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[st
     }
 
 
-def work_of(output: str) -> tuple[float, float]:
-    """When a job's first chunk was begun and its last one was finished, in seconds since the epoch."""
-    state = State(f"{output}/_beam_inference")
-    job = state.load_job()
-    assert job is not None
-    state, chunks = state.of(job), range(job.plan.chunks.count)
-    receipts = state.read_receipts(chunks)
-    first = [r.finished_at.timestamp() - sum(r.seconds.values()) for r in state.read_sums(chunks) or receipts]
-    return min(first), max(receipt.finished_at.timestamp() for receipt in receipts)
-
-
 def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
     """Foretold and real seconds of jobs, each calibrated anew before its run; all that were taken, after each job."""
     rows = {}
@@ -113,7 +101,7 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
             outcome = run_job(config)
             assert outcome.exit_code == 0, outcome
-            first, last = work_of(config.output.path)
+            first, last, _ = work_of(config.output.path)
             ratios.append(foretold / (last - first))
         rows[f"{engine}, {seams}"] = {"foretold / real": round(median(ratios), 3), "all": [round(r, 3) for r in ratios]}
         print(engine, seams, rows[f"{engine}, {seams}"], flush=True)
@@ -220,14 +208,9 @@ def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
         begun = time.time()
         assert launch(f"undisturbed{number}").wait() == 0
         ended = time.time()
-        first, last = work_of(f"file://{folder}/undisturbed{number}")
+        first, last, each = work_of(f"file://{folder}/undisturbed{number}")
         parts.append((first - begun, last - first, ended - last))
     startup, working, end = map(median, zip(*parts, strict=True))
-    state = State(f"file://{folder}/undisturbed2/_beam_inference")
-    job = state.load_job()
-    assert job is not None
-    receipts = state.of(job).read_receipts(range(job.plan.chunks.count))
-    each = [receipt.seconds["infer"] for receipt in receipts]
     between = (startup + working + end) / 2
     work = Workload(len(each), working / len(each), stdev(each) / mean(each), 1, startup, 3600 / between)
     real = []

@@ -172,7 +172,7 @@ def test_a_job_of_which_nothing_is_done(job, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["one chunk", "one slice", "many channels", "exchange", "integers"])
+@pytest.mark.parametrize("which", ["one chunk", "one slice", "many channels", "classes", "exchange", "integers"])
 def test_jobs_of_all_shapes(tmp_path, which):
     shape, sections = (16, 32, 32), {}
     if which == "one slice":
@@ -188,19 +188,27 @@ def test_jobs_of_all_shapes(tmp_path, which):
         network = {"path": f"{tmp_path}/network.py:many", "output_channels": 40, "activation": "softmax"}
         sections = {"model": network | {"normalize": "unit"}}
         shape = (20, 40, 40)
+    elif which == "classes":
+        sections = {
+            "model": {**toy("three"), "output_channels": 3},
+            "output": {"dtype": "uint8"},
+        }
     elif which == "exchange":
         shape, sections = (40, 70, 50), {"inference": {"seams": "exchange"}}
     elif which == "integers":
         sections = {"output": {"dtype": "uint8", "value_range": [0, 1]}, "model": {"normalize": "unit"}}
     array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     write_volume(tmp_path / "in", array, START)
-    job = str(write_job(tmp_path / "job.yaml", job_values(tmp_path / "in", tmp_path / "out", **sections)))
+    operators = [{"operator": "argmax"}] if which == "classes" else []
+    values = job_values(tmp_path / "in", tmp_path / "out", **sections) | {"postprocess": operators}
+    job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", job]) == 0
     assert main(["report", job, "--to", str(tmp_path / "r.html")]) == 0
     page, report = checked(tmp_path / "r.html"), report_of(tmp_path)
     assert "every chunk has a receipt" in page.text
     output = read_volume(tmp_path / "out")
     for plane in report.planes:
+        assert len(plane.output) == min(12, len(output))
         (rows, columns), steps = plane.axes, plane.steps
         assert max(plane.output.shape[1:]) <= PIXELS
         strides = [slice(None)] * 4

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from beam_inference.errors import EngineError
+from beam_inference.predictors.instance_norms import by_short_sums
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -62,7 +63,7 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
             network = core.read_model(source, *([] if weights is None else [weights]))
             network.reshape(list(shape))
         else:
-            graph = source if isinstance(source, torch.jit.ScriptModule) else _exported(source, shape)
+            graph = source if isinstance(source, torch.jit.ScriptModule) else by_short_sums(_exported(source, shape))
             network = openvino.convert_model(graph, example_input=torch.zeros(shape))
             network.reshape(list(shape))
         settings = {

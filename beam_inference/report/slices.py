@@ -76,7 +76,7 @@ def _read_plane(
     job: ResolvedJob, state: State, axis: int, place: Zyx, source: Volume | None, output: Volume | None
 ) -> Plane:
     grid = job.plan.chunks
-    channels = min(CHANNELS, job.config.model.output_channels)
+    channels = min(CHANNELS, job.config.output_channels)
     box = window(job, axis, place)
     rows, columns = (each for each in range(3) if each != axis)
     steps = [1, 1, 1]
@@ -107,7 +107,7 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
         read = blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
         written = math.prod(blocks_touched(shape, output.block_shape, job.output_bounds.box().shape))
         itemsize = np.dtype(output.dtype).itemsize
-        return job.input_bytes(read) + written * job.config.model.output_channels * itemsize
+        return job.input_bytes(read) + written * job.config.output_channels * itemsize
 
     def chunks() -> int:
         return math.prod(-(-n // c) + 1 for n, c in zip(extent, chunk, strict=True))
