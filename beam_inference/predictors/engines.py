@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from beam_inference.errors import EngineError
-from beam_inference.predictors.instance_norms import by_short_sums
+from beam_inference.predictors.short_sums import by_short_sums
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -58,12 +58,14 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
 
+        from beam_inference.predictors.openvino_sums import with_short_sums
+
         core = openvino.Core()
         if isinstance(source, Path):
             network = core.read_model(source, *([] if weights is None else [weights]))
             network.reshape(list(shape))
         else:
-            graph = source if isinstance(source, torch.jit.ScriptModule) else by_short_sums(_exported(source, shape))
+            graph = source if isinstance(source, torch.jit.ScriptModule) else _exported(source, shape)
             network = openvino.convert_model(graph, example_input=torch.zeros(shape))
             network.reshape(list(shape))
         settings = {
@@ -72,7 +74,7 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
         }
-        compiled = core.compile_model(network, "CPU", settings)
+        compiled = core.compile_model(with_short_sums(network), "CPU", settings)
         if len(compiled.outputs) != 1:
             raise EngineError(f"the network has {len(compiled.outputs)} outputs; expected one")
         request = compiled.create_infer_request()
@@ -86,7 +88,7 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
 
 def _exported(source: Any, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
     """The network as a graph. It is not run for that, which tracing would do, several times."""
-    return torch.export.export(source, (torch.zeros(shape),))
+    return by_short_sums(torch.export.export(source, (torch.zeros(shape),)))
 
 
 def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Forward:
