@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import shutil
 import statistics
 import time
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
 from beam_inference.cost import Measured, Totals
+from beam_inference.environment import usable_cores
 from beam_inference.grids import ChunkGrid
 from beam_inference.job_parts import cutout, normalization
 from beam_inference.plan import ChunkWork, InferencePlan
@@ -88,7 +88,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
         write_seconds=_writing(found, content) / len(content),
         seam_write_seconds=seam_writing,
         seam_read_seconds=seam_reading,
-        cores=len(os.sched_getaffinity(0)) if job.config.inference.device == "cpu" else None,
+        cores=usable_cores() if job.config.inference.device == "cpu" else None,
     )
 
 

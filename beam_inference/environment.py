@@ -1,14 +1,17 @@
-"""What is set for a whole process: environment variables for a while, and how its memory is allocated."""
+"""What a process may use of its machine; what is set for it: variables for a while, and how memory is allocated."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+_CONTAINER = Path("/sys/fs/cgroup")
 _lock = threading.RLock()
 
 
@@ -25,6 +28,25 @@ def variable_set(name: str, value: str) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = before
+
+
+def usable_cores() -> int:
+    """How many cores this process may use at a time: those it may run on, or its container's share of them."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = _limit("cpu.max").partition(" ")
+    return min(cores, math.ceil(int(quota) / int(period))) if quota.isdigit() and period.isdigit() else cores
+
+
+def usable_memory() -> int:
+    """Bytes of memory that this machine, or the container on it, may use."""
+    total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _limit("memory.max")
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def _limit(name: str) -> str:
+    """A container's, as Linux tells it within; "max" where there is none."""
+    file = _CONTAINER / name
+    return file.read_text().strip() if file.is_file() else "max"
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

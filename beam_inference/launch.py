@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import platform
 import uuid
 from collections.abc import Iterator
@@ -15,11 +14,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 from itertools import islice
-from pathlib import Path
 
 from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
 from beam_inference.config import JobConfig, Network
 from beam_inference.elements import Launch
+from beam_inference.environment import usable_memory
 from beam_inference.errors import (
     ConfigError,
     DeviceOutOfMemory,
@@ -262,7 +261,7 @@ def _check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
     """Refuse chunks that cannot fit this machine; of other machines nothing is known here."""
     if not place.is_this_machine:
         return
-    needed, total = memory.host_bytes * place.processes_per_host, _host_memory()
+    needed, total = memory.host_bytes * place.processes_per_host, usable_memory()
     if needed > total:
         raise ConfigError(
             f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB for their chunks, this "
@@ -274,14 +273,6 @@ def _check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
             f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has {on_device / 2**30:.1f} "
             "GiB. Make inference.chunk_shape (or model.crop_margin) smaller."
         )
-
-
-def _host_memory() -> int:
-    """Bytes of memory that this machine, or the container on it, may use."""
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    text = limit.read_text().strip() if limit.is_file() else "max"
-    return min(total, int(text)) if text.isdigit() else total
 
 
 def _warn_of_range(config: JobConfig, low: float, high: float) -> None:

@@ -6,7 +6,6 @@ Nothing is written, and no network is loaded: this is all that ``plan`` needs.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ from beam_inference.bounding_box import BoundingBox, grown_shape
 from beam_inference.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 from beam_inference.config import Inference, JobConfig, factory_parts
 from beam_inference.detection import volume_at
+from beam_inference.environment import usable_cores
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.job_parts import normalization, open_input, voxel_size_nm
 from beam_inference.levels import decided
@@ -255,7 +255,7 @@ def definite(config: JobConfig, place: Place) -> JobConfig:
         if inference.device == "cpu" and inference.precision == "tf32":
             raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")
     if inference.threads is None:
-        threads = max(1, len(os.sched_getaffinity(0)) // place.processes_per_host) if place.is_this_machine else 1
+        threads = max(1, usable_cores() // place.processes_per_host) if place.is_this_machine else 1
         inference = inference.model_copy(update={"threads": threads})
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})

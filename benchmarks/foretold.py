@@ -34,9 +34,9 @@ from beam_inference.runner import run_job
 from beam_inference.simulation import Workload, simulate_many
 from beam_inference.storage import Gcs, Storage
 from beam_inference.survey import THIS_PROCESS, survey
-from benchmarks.bench import work_of, worker_figures
+from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
-from benchmarks.measure import machine
+from benchmarks.measure import machine, work_of
 from tests.networks.meshnet import meshnet
 
 RESULTS = Path(__file__).parent / "results" / "foretold.json"

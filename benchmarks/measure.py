@@ -1,4 +1,4 @@
-"""What all benchmarks share: ratios from runs taken in turn, the peak of a process's memory, the machine."""
+"""What benchmarks share: ratios from runs taken in turn, when a job was at work, the peak of memory, the machine."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
         "seconds": round(median(a for a, _ in pairs), 4),
         "against_seconds": round(median(b for _, b in pairs), 4),
     }
+
+
+def work_of(output: str) -> tuple[float, float, list[float]]:
+    """When a job's first chunk was begun, when its last was finished, and how long the network took for each, in s."""
+    from beam_inference.state import State  # which peers' environments have not
+
+    state = State(f"{output}/_beam_inference")
+    job = state.load_job()
+    assert job is not None
+    state, chunks = state.of(job), range(job.plan.chunks.count)
+    receipts = state.read_receipts(chunks)
+    first = [r.finished_at.timestamp() - sum(r.seconds.values()) for r in state.read_sums(chunks) or receipts]
+    last = max(receipt.finished_at.timestamp() for receipt in receipts)
+    return min(first), last, [receipt.seconds["infer"] for receipt in receipts]
 
 
 def peak_bytes(action: Callable[[], Any]) -> int:

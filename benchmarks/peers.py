@@ -54,8 +54,8 @@ def rounds(python: str, ours: str, network: str, threads: int, count: int, repea
 
 
 def jobs(python: str, threads: int, count: int) -> dict[str, Any]:
-    """A whole job of ours, without its launch, against chunkflow's inference of the same chunks."""
-    pairs: dict[str, list[tuple[float, float]]] = {"crop": [], "recompute": []}
+    """A whole job of ours, from its first chunk on, against chunkflow's inference of the same chunks."""
+    pairs: dict[str, list[tuple[float, float]]] = {"crop": [], "recompute": [], "exchange": []}
     for _ in range(count):
         theirs = run(python, "chunkflow job", "unet", threads, 1)
         for seams, measured in pairs.items():

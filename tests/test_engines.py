@@ -12,14 +12,11 @@ import pytest
 import torch
 import toy_networks
 from fib25_job import NETWORKS, affinity_job
-from helpers import job_values, plan_of, read_volume, toy, write_job, write_volume
+from helpers import job_values, read_volume, toy, write_job, write_volume
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import infer_chunk
 from beam_inference.cli import main
 from beam_inference.errors import EngineError, ModelContractError
 from beam_inference.job_file import parse_job
-from beam_inference.operators.normalize import unit
 from beam_inference.predictors import describe_engine, engines_to_try, load_predictor, load_reference, model_sha256
 from beam_inference.predictors.contract import check_difference
 from beam_inference.residual_unet import ResidualUNet
@@ -156,7 +153,8 @@ def test_files_of_the_engines_own(converted, name, engine):
         answer(loaded(model, engine, batch_size=1), batch_of(model, 1)), expected, rtol=0, atol=2e-5
     )
     job = config(model, engine=engine, batch_size=1)
-    assert load_reference(job.model, job.inference) is None
+    reference = load_reference(job.model, job.inference)
+    assert (reference.describe()["engine"] if reference else None) == {"onnxruntime": "openvino"}.get(engine)
     assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
 
 
@@ -213,29 +211,6 @@ ROI = {"start": [0, 0, 0], "stop": [32, 64, 64]}
 def run_job(folder, values):
     assert main(["run", str(write_job(folder / "job.yaml", values))]) == 0
     return json.loads((Path(values["output"]["path"]) / "_beam_inference" / "job.json").read_text())
-
-
-@pytest.mark.timeout(400)
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["auto", "onnxruntime", "compile"])
-def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine, capsys):
-    volumes = []
-    for chunk_shape, batch_size in [((16, 32, 64), 4), ((11, 64, 32), 4)]:
-        output = tmp_path / "x".join(map(str, chunk_shape))
-        values = affinity_job(fib25, output, chunk_shape, batch_size=batch_size, roi=ROI)
-        values["inference"]["engine"] = engine
-        job = run_job(tmp_path, values)
-        volumes.append(read_volume(output))
-    name = "openvino" if engine == "auto" else engine
-    assert job["engine"]["engine"] == job["config"]["inference"]["engine"] == name
-    np.testing.assert_array_equal(volumes[0], volumes[1])
-    values["inference"]["engine"] = "torch"
-    values["output"]["path"] = str(tmp_path / "torch")
-    run_job(tmp_path, values)
-    np.testing.assert_allclose(volumes[1], read_volume(tmp_path / "torch"), rtol=0, atol=2e-5)
-    values["output"]["path"] = str(output)
-    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
-    assert f"engine.engine: torch here, {name} there" in capsys.readouterr().err
 
 
 def test_what_auto_was_is_kept(fib25, tmp_path, monkeypatch, capsys):
@@ -346,20 +321,6 @@ def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
     with pytest.raises(EngineError, match="differs from PyTorch"):
         check_difference(right, wrong, patch, lambda batch: batch.mul_(1 / 255), 2)
     check_difference(right, loaded(model, "torch"), patch, lambda batch: batch.mul_(1 / 255), 2)
-
-
-@pytest.mark.parametrize("engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)])
-def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
-    box = BoundingBox((0, 0, 0), (24, 32, 64))
-    plan = plan_of(box, PATCH, (2, 4, 8), box.shape)
-    array = np.zeros((1, *box.shape), np.uint8)
-    array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))
-    predictor = loaded(FIB25, engine, batch_size=3, threads=2)
-    arguments = (array, plan.work(0), predictor, unit(array.dtype), 3, 3)
-    known = infer_chunk(*arguments)
-    assert 0 < known.uniform_patches < plan.work(0).patch_count
-    monkeypatch.setattr("beam_inference.chunk_inference.UNIFORM_ANSWERS", 0)
-    np.testing.assert_array_equal(known.core, infer_chunk(*arguments).core)
 
 
 def test_a_network_whose_parts_are_absent(tmp_path):

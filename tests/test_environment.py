@@ -1,10 +1,13 @@
-"""What is set for a whole process."""
+"""What a process may use, and what is set for it."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
+
+from beam_inference import environment
 
 _MEMORY = """
 import json
@@ -38,3 +41,23 @@ def test_what_is_freed_stays_on_the_heap_unless_it_is_left_alone():
     assert heap > 40 * 2**20  # the last array lies behind the holes
     assert alone < 4 * 2**20
     assert again < 4 * 2**20  # in the holes of the first time
+
+
+@pytest.mark.parametrize(
+    ("written", "cores"),
+    [("max 100000", 64), ("400000 100000", 4), ("150000 100000", 2), ("9900000 100000", 64), (None, 64)],
+)
+def test_a_containers_share_of_the_cores(written, cores, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+    monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
+    if written is not None:
+        (tmp_path / "cpu.max").write_text(written + "\n")
+    assert environment.usable_cores() == cores
+
+
+def test_a_containers_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
+    all_of_it = environment.usable_memory()
+    for written, expected in (("max", all_of_it), (str(2**20), 2**20), (str(2**60), all_of_it)):
+        (tmp_path / "memory.max").write_text(written + "\n")
+        assert environment.usable_memory() == expected

@@ -318,6 +318,7 @@ def test_parameters_that_no_weights_file_states_describe_the_engine():
     [
         (torch.OutOfMemoryError("CUDA out of memory"), DeviceOutOfMemory),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), DeviceOutOfMemory),
+        (torch.AcceleratorError("CUDA error: out of memory"), DeviceOutOfMemory),
         (torch.AcceleratorError("CUDA error: unspecified launch failure"), WorkerFault),
         (RuntimeError("shapes do not match"), RuntimeError),
     ],

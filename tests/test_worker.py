@@ -8,7 +8,14 @@ from helpers import job_values, read_volume, write_volume
 
 from beam_inference import worker as worker_module
 from beam_inference.elements import Launch
-from beam_inference.errors import ModelContractError, NonFiniteError, StateError, TransientReadError, WorkerFault
+from beam_inference.errors import (
+    DeviceOutOfMemory,
+    ModelContractError,
+    NonFiniteError,
+    StateError,
+    TransientReadError,
+    WorkerFault,
+)
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.state import State
@@ -273,3 +280,23 @@ def test_the_state_can_live_elsewhere(launch, tmp_path):
     outcomes(Worker(made), [0])
     assert list(State(f"file://{tmp_path}/elsewhere").of(Worker(made).job).receipt_indices(0, 99)) == [0]
     assert not (tmp_path / "out" / "_beam_inference").exists()
+
+
+def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch, tmp_path, monkeypatch):
+    """The device has no memory for four patches, and says so once."""
+    worker, sizes = Worker(launch(inference={"batch_size": 4})), []
+    predict = worker._predictor.predict
+
+    def cramped(batch):
+        sizes.append(len(batch))
+        if len(batch) > 2:
+            raise DeviceOutOfMemory("no room")
+        return predict(batch)
+
+    monkeypatch.setattr(worker._predictor, "predict", cramped)
+    assert set(outcomes(worker).values()) == {"done"}
+    assert sizes[0] == 4
+    assert set(sizes[1:]) == {2}
+    assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {2}
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    assert verify(worker.job, worker.state, worker._output).complete

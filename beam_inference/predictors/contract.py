@@ -127,7 +127,7 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
 def check_difference(
     predictor: Predictor, reference: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
 ) -> None:
-    """Hold a network's answer to one batch against that of the same network in PyTorch, in float32.
+    """Hold a network's answers to one batch against those of the same network in ``reference``.
 
     Arguments as for :func:`check_contract`. What they differ by is logged. A patch of one value throughout, on which
     wrong networks agree, too, is replaced by noise.
@@ -137,17 +137,18 @@ def check_difference(
     """
     patch = without_blank(patch)
     ours, theirs = (_answer(each, patch, normalize, batch_size) for each in (predictor, reference))
-    described = predictor.describe()
+    described, other = predictor.describe(), reference.describe()["engine"]
     scale = max(1.0, float(np.abs(theirs).max()))
     difference = np.abs(np.subtract(ours, theirs, dtype=np.float64))
     largest, typical = float(difference.max()), float(np.sqrt(np.mean(np.square(difference))))
     name = f"{described['engine']} in {described['precision']}"
-    logger.info("%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square", name, largest, typical)
+    against = f"{'PyTorch' if other == 'torch' else other} in float32"
+    logger.info("%s differs from %s by %.1e at most, %.1e root mean square", name, against, largest, typical)
     allowed = TOLERANCES[described["precision"]] * scale
     if not typical <= allowed:  # NaN is not
         raise EngineError(
-            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a patch, more than the "
-            f"{allowed:.1e} that are allowed. Write engine: torch and precision: float32."
+            f"{name} differs from {against} by {typical:.1e}, root mean square over a batch, more than the "
+            f"{allowed:.1e} that are allowed. Write engine: {other} and precision: float32."
         )
 
 
@@ -167,8 +168,7 @@ def _answer(
     with predictor.session():
         batch = predictor.empty((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
-        answer = predictor.copy(predictor.predict(normalize(batch))[:1])
-        return predictor.download(answer)().copy()
+        return predictor.download(predictor.predict(normalize(batch)))().copy()
 
 
 def _start_peak(predictor: Predictor) -> int:
