@@ -19,6 +19,7 @@ class Launch:
         id: of this launch.
         honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
         allow_pickle: load models that can execute code.
+        threads_per_process: harness threads that share a worker.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it themselves.
     """
@@ -28,6 +29,7 @@ class Launch:
     id: str
     honour_receipts: bool
     allow_pickle: bool
+    threads_per_process: int
     contract_checked: bool
     chunks_file: str | None = None
 

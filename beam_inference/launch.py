@@ -114,6 +114,7 @@ def prepare(
         id=launch_id,
         honour_receipts=job.config.job.resume,
         allow_pickle=allow_pickle,
+        threads_per_process=place.threads_per_process,
         contract_checked=place.is_this_machine,
         chunks_file=chunks_file if some is None else state.chunks_url(launch_id),
     )

@@ -11,7 +11,7 @@ import numpy as np
 from beam_inference.bounding_box import Zyx
 
 CACHED_CUTOUTS = 2
-"""Input that a process keeps, as decoded blocks: what the next chunk of each of two runs may read again."""
+"""Input that a process keeps at least, as decoded blocks: what the next chunk of each of two runs may read again."""
 
 MASK_CACHE_BYTES = 2**26
 """Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
@@ -40,6 +40,11 @@ SEAM_FILES_AT_ONCE = 4
 
 SEAM_COPIES = 3
 """Of a seam file, which is as large, as it is written: its bytes, and two of the store's."""
+
+
+def cached_cutouts(threads: int) -> int:
+    """How much input a process keeps that so many threads share, in the blocks of a cutout."""
+    return max(threads, CACHED_CUTOUTS)
 
 
 def layers_at_once(layer_bytes: Any) -> Any:
@@ -125,7 +130,7 @@ def projected_memory(
     :data:`WRITTEN_BYTES` of them or of a layer of blocks, ``block_depth`` voxels deep, or of a seam file; and pieces of
     the masks (``mask_piece_bytes`` in all). What is written is of ``written_channels``, which operators have made of
     the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process keeps whole blocks of the
-    input, ``input_blocks_bytes`` for each of :data:`CACHED_CUTOUTS` or of the threads' own, of masks (``mask_bytes``
+    input, ``input_blocks_bytes`` for each of :func:`cached_cutouts`, of masks (``mask_bytes``
     decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or :data:`KEPT_BESIDE_HOLES` with what PyTorch on
     the CPU leaves free (:data:`HOLES`).
     """
@@ -173,6 +178,6 @@ def projected_memory(
         kept = PINNED * leaving
     if exchanged is not None:
         computing = _most(computing, KEPT_BYTES + threads * merging + kept)
-    host = computing + max(threads, CACHED_CUTOUTS) * input_blocks_bytes
+    host = computing + cached_cutouts(threads) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
     return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving)

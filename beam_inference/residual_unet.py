@@ -5,7 +5,7 @@ Architecture: Lee, Zung, Li, Jain and Seung, "Superhuman Accuracy on the SNEMI3D
 convolutions in and out, pooling and resize-convolutions in the plane of the sections only. This is an implementation
 of its own, and no published weights load into it.
 
-A job names a factory without arguments, in a file of one's own::
+A job names a factory without arguments, in a file of one's own, and as ``model.weights`` what training has saved::
 
     from beam_inference.residual_unet import ResidualUNet
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.config import JobConfig, factory_parts
-from beam_inference.memory import CACHED_CUTOUTS
+from beam_inference.memory import cached_cutouts
 from beam_inference.normalize_config import Contrast, Standard
 from beam_inference.operator_config import total_halo
 from beam_inference.plan import InferencePlan, make_plan
@@ -110,10 +110,9 @@ class ResolvedJob(Frozen):
         """Of so many of its voxels, decoded."""
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
-    @property
-    def cached_input_bytes(self) -> int:
-        """Decoded input blocks that a worker process keeps: those that the next chunk of a run reads again."""
-        return CACHED_CUTOUTS * self.input_bytes(self.plan.extremes.input_blocks)
+    def cached_input_bytes(self, threads: int) -> int:
+        """Decoded input blocks that a process of so many threads keeps: what the next chunks of runs read again."""
+        return cached_cutouts(threads) * self.input_bytes(self.plan.extremes.input_blocks)
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,7 @@ class Worker:
         self.launch = launch
         self.job = launch.resolved()
         self.state = launch.state()
-        self._input = open_input(self.job.config, self.job.cached_input_bytes)
+        self._input = open_input(self.job.config, self.job.cached_input_bytes(launch.threads_per_process))
         output, blank = (open_output(output_spec(self.job), keep_blank=keep) for keep in (True, False))
         if output is None or blank is None:
             raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")

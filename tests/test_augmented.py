@@ -182,6 +182,22 @@ def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_th
     assert "engine.augment: xy here, none there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+def test_a_job_on_long_affinities(tmp_path, engine):
+    """A symmetric network's answers stay, whichever way patches lie, if each is moved and exchanged as it must be."""
+    pytest.importorskip(engine)
+    write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 40, 40), dtype=np.uint8))
+    offsets = [[-1, 0, 0], [0, -3, 0], [0, 0, -3], [0, 0, -1]]
+    model = toy("differences", output_channels=4, crop_margin=[3, 3, 3], normalize="unit")
+    affinities = model | {"channels": [{"affinity": offset} for offset in offsets]}
+    shapes = {"patch_shape": [8, 16, 16], "batch_size": 2, "engine": engine, "augment": "xyz"}
+    found = run(tmp_path, "found", model=affinities, inference=shapes)
+    plain = run(tmp_path, "plain", model=model, inference=shapes | {"augment": "none"})
+    np.testing.assert_allclose(found, plain, rtol=0, atol=2e-6)
+    voxels = run(tmp_path, "voxels", model=model | {"channels": [{}] * 4}, inference=shapes)
+    assert np.abs(voxels - plain).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

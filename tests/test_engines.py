@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy_networks
 from fib25_job import NETWORKS, affinity_job
-from helpers import job_values, read_volume, toy, write_job, write_volume
+from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference.cli import main
 from beam_inference.errors import EngineError, ModelContractError
@@ -330,20 +330,3 @@ def test_a_network_whose_parts_are_absent(tmp_path):
     for engine in CONVERTED:
         with pytest.raises(EngineError, match=f"inference.engine: {engine} cannot take this network"):
             loaded({"path": str(tmp_path / "bad.onnx")}, engine)
-
-
-def test_volumes_are_written(tmp_path):
-    """The residual U-Net through a whole job, as its docstring says a job names it."""
-    factory = tmp_path / "network.py"
-    factory.write_text(
-        "import torch\nfrom beam_inference.residual_unet import ResidualUNet\n\n\n"
-        "def network():\n    torch.manual_seed(0)\n    return ResidualUNet(output_channels=3, widths=(4, 6))\n"
-    )
-    array = np.random.default_rng(0).integers(0, 256, (8, 32, 32), dtype=np.uint8)
-    write_volume(tmp_path / "in", array)
-    model = {"path": f"{factory}:network", "output_channels": 3, "normalize": "unit"}
-    shapes = {"patch_shape": [8, 32, 32], "patch_overlap": [0, 0, 0], "batch_size": 1, "engine": "auto"}
-    run_job(tmp_path, job_values(tmp_path / "in", tmp_path / "out", model=model, inference=shapes))
-    with torch.inference_mode():
-        expected = residual_unet().eval()(torch.from_numpy(array[None, None] / np.float32(255)))[0].numpy()
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), expected, rtol=0, atol=2e-5)

@@ -198,3 +198,15 @@ class Three(nn.Module):
 
 def three() -> nn.Module:
     return Three()
+
+
+class Differences(nn.Module):
+    """Of each voxel from the ones before it: by one along z, by three along y, by three along x, by one along x."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        steps = ((1, 2), (3, 3), (3, 4), (1, 4))
+        return torch.cat([(batch - torch.roll(batch, n, axis)).abs() for n, axis in steps], dim=1)
+
+
+def differences() -> nn.Module:
+    return Differences()

@@ -2,7 +2,8 @@
 
 Other engines do so themselves. With y = (w * x + b) the layer gives γ (y - μ) / √(σ² + ε) + β, which is a convolution,
 too: of the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", eq. 14). And activations that are the only ones to want an array overwrite it.
+Integer-Arithmetic-Only Inference", eq. 14). And in such a network activations that are the only ones to want an array
+overwrite it; others say so themselves (``inplace=True``).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Normalisations of a network that leaves PyTorch for other engines, which add up all voxels one after the other.
 
 In float32 that loses digits, the more the larger the patch and the further its mean from zero. Here a sum is taken over
-one axis after the other, and a variance is that of what the mean leaves.
+one axis after the other, and a variance is that of what the mean leaves. Batches are (N, C, *axes), all else that
+normalisations are given is of shape (C,).
 """
 
 from __future__ import annotations
@@ -30,15 +31,13 @@ def instance_norm(
 ) -> Tensor:
     """What ``torch.instance_norm`` computes, with its arguments.
 
-    ``batch`` is (N, C, *axes), all else of shape (C,). ``of_batch``: by the mean and variance of each patch's channel
-    (Ulyanov et al., arXiv:1607.08022), not by those given.
+    Ulyanov et al., arXiv:1607.08022. ``of_batch``: by mean and variance of each patch's channel, not by those given.
     """
     if not of_batch:
         return torch.batch_norm(batch, weight, bias, mean, variance, False, momentum, epsilon, False)
     difference, scale = _parts(batch, epsilon)
     per_channel = (-1, *[1] * (batch.ndim - 2))
-    scale = scale if weight is None else scale * weight.reshape(per_channel)
-    normal = difference * scale
+    normal = difference * (scale if weight is None else scale * weight.reshape(per_channel))  # once over the array
     return (normal if bias is None else normal + bias.reshape(per_channel)).to(batch.dtype)
 
 
@@ -52,11 +51,10 @@ def group_norm(
 ) -> Tensor:
     """What ``torch.group_norm`` computes, with its arguments: groups of channels are normalised as one.
 
-    Wu and He, arXiv:1803.08494. ``batch`` is (N, C, *axes), ``weight`` and ``bias`` are of shape (C,).
+    Wu and He, arXiv:1803.08494.
     """
     difference, scale = _parts(batch.reshape(batch.shape[0], groups, -1, *batch.shape[2:]), epsilon)
-    normal = (difference * scale).reshape(batch.shape)
-    per_channel = (-1, *[1] * (batch.ndim - 2))
+    normal, per_channel = (difference * scale).reshape(batch.shape), (-1, *[1] * (batch.ndim - 2))
     normal = normal if weight is None else normal * weight.reshape(per_channel)
     return (normal if bias is None else normal + bias.reshape(per_channel)).to(batch.dtype)
 
@@ -71,7 +69,7 @@ def _parts(array: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
 
 
 def _mean(array: Tensor, first: int) -> Tensor:
-    """Over the axes from ``first`` on.
+    """Over the axes from ``first`` on, one after the other.
 
     Means and sums take turns, or OpenVINO would make one long sum of them.
     """

@@ -234,7 +234,7 @@ def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(volume_in,
             return gcs.requests["GET media"]
 
     kept = requests("kept")
-    monkeypatch.setattr("beam_inference.resolved_job.CACHED_CUTOUTS", 0)
+    monkeypatch.setattr("beam_inference.resolved_job.cached_cutouts", lambda threads: 0)
     without = requests("not-kept")
     print(kept, without)
     assert kept < 0.6 * without
