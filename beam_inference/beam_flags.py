@@ -7,8 +7,10 @@ import difflib
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from apache_beam.options.pipeline_options import (
+    DebugOptions,
     DirectOptions,
     GoogleCloudOptions,
     PipelineOptions,
@@ -123,7 +125,9 @@ def place_of(options: PipelineOptions) -> Place:
     if name == "portablerunner":
         endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
         return Place(is_this_machine=endpoint.startswith("localhost"))
-    return Place(is_this_machine=False, shares_files=not is_dataflow(name))
+    place = Place(is_this_machine=False, shares_files=not is_dataflow(name))
+    threads = options.view_as(DebugOptions).number_of_worker_harness_threads
+    return place if threads is None else replace(place, threads_per_process=threads)
 
 
 def workers_of(options: PipelineOptions) -> int:

@@ -31,14 +31,14 @@ def variable_set(name: str, value: str) -> Iterator[None]:
 
 
 def usable_cores() -> int:
-    """How many cores this process may use at a time: those it may run on, or its container's share of them."""
+    """How many cores this process may use at a time: those it may run on, or its container's share (cgroup v2)."""
     cores = len(os.sched_getaffinity(0))
     quota, _, period = _limit("cpu.max").partition(" ")
     return min(cores, math.ceil(int(quota) / int(period))) if quota.isdigit() and period.isdigit() else cores
 
 
 def usable_memory() -> int:
-    """Bytes of memory that this machine, or the container on it, may use."""
+    """Bytes of memory that this machine, or the container on it (cgroup v2), may use."""
     total, limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), _limit("memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
 

@@ -48,9 +48,10 @@ def work_of(output: str) -> tuple[float, float, list[float]]:
     assert job is not None
     state, chunks = state.of(job), range(job.plan.chunks.count)
     receipts = state.read_receipts(chunks)
-    first = [r.finished_at.timestamp() - sum(r.seconds.values()) for r in state.read_sums(chunks) or receipts]
+    computed = state.read_sums(chunks) or receipts
+    first = min(each.finished_at.timestamp() - sum(each.seconds.values()) for each in computed)
     last = max(receipt.finished_at.timestamp() for receipt in receipts)
-    return min(first), last, [receipt.seconds["infer"] for receipt in receipts]
+    return first, last, [each.seconds["infer"] for each in computed]
 
 
 def peak_bytes(action: Callable[[], Any]) -> int:

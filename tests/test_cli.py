@@ -260,6 +260,8 @@ def test_launcher_options():
     many = beam_options(["--direct_running_mode=multi_processing", "--direct_num_workers=3"])
     assert (place_of(many).threads_per_process, place_of(many).processes_per_host) == (1, 3)
     assert not place_of(beam_options(DATAFLOW)).shares_files
+    threads = [[], ["--number_of_worker_harness_threads=5"]]
+    assert [place_of(beam_options([*DATAFLOW, *flags])).threads_per_process for flags in threads] == [2, 5]
 
 
 def test_example_jobs_are_valid():

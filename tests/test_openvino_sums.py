@@ -95,13 +95,27 @@ def test_operations(mode, variance, axes, shape):
 
 
 def test_what_it_cannot_know_stays():
-    """Shapes that are not given; axes that are; means of whole numbers."""
+    """Shapes that are not given; axes that are; means of other numbers than float32, in which constants would lose."""
     unknown, axes = opset13.parameter([-1, 2, -1], np.float32), opset13.parameter([2], np.int64)
     known, whole = opset13.parameter([2, 3, 4], np.float32), opset13.parameter([2, 3], np.int32)
+    half = opset13.parameter([2, 3], np.float16)
     means = [
         opset13.reduce_mean(unknown, opset13.constant([1, 2])),
         opset13.reduce_mean(known, axes),
         opset13.reduce_mean(whole, opset13.constant([0, 1])),
+        opset13.reduce_mean(half, opset13.constant([0, 1])),
     ]
-    network = with_short_sums(openvino.Model(means, [unknown, axes, known, whole]))
-    assert [node.get_type_name() for node in network.get_ordered_ops()].count("ReduceMean") == 3
+    network = with_short_sums(openvino.Model(means, [unknown, axes, known, whole, half]))
+    assert [node.get_type_name() for node in network.get_ordered_ops()].count("ReduceMean") == len(means)
+
+
+def test_weights_that_are_compressed_stay_so():
+    """They are expanded as the engine is given them, and it knows better how."""
+    parameter, axes = opset13.parameter([2, 3, 4], np.float32), opset13.constant([1])
+    weights = opset13.convert(opset13.constant(np.ones((4, 4), np.int8)), np.float32)
+    product = opset13.matmul(parameter, weights, False, False)
+    mean = opset13.reduce_mean(product, opset13.concat([axes, opset13.constant([2])], 0))
+    network = with_short_sums(openvino.Model([mean], [parameter]))
+    kinds = [node.get_type_name() for node in network.get_ordered_ops()]
+    assert "Convert" in kinds
+    assert "ReduceSum" in kinds  # though its axes had been computed

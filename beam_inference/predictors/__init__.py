@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 from beam_inference.config import Inference, factory_parts
 from beam_inference.config import Network as NetworkConfig
 from beam_inference.errors import ConfigError, ModelContractError
@@ -77,15 +75,10 @@ def device_memory() -> int | None:
 def load_reference(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor | None:
     """The same network in PyTorch, in float32: what another engine or precision is held against.
 
-    ONNX Runtime's answers to a file that PyTorch cannot run are held against OpenVINO's, where that is installed.
     None where the job asks for just that, or where there is no such network. Raises as :func:`load_predictor`.
     """
     plain = inference.model_copy(update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"})
-    if runs_on_cpu_only(model):
-        if inference.engine != "onnxruntime" or importlib.util.find_spec("openvino") is None:
-            return None
-        plain = inference.model_copy(update={"engine": "openvino"})
-    if model.path == "identity" or inference == plain:
+    if model.path == "identity" or runs_on_cpu_only(model) or inference == plain:
         return None
     return load_predictor(model, plain, allow_pickle=allow_pickle)
 

@@ -127,28 +127,31 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
 def check_difference(
     predictor: Predictor, reference: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
 ) -> None:
-    """Hold a network's answers to one batch against those of the same network in ``reference``.
+    """Hold a network's answers to one batch against those of the same network in PyTorch, in float32.
 
-    Arguments as for :func:`check_contract`. What they differ by is logged. A patch of one value throughout, on which
+    Arguments as for :func:`check_contract`. The first and the last of the batch are held; the last is the patch
+    mirrored, so that it counts which is which. What they differ by is logged. A patch of one value throughout, on which
     wrong networks agree, too, is replaced by noise.
 
     Raises:
         EngineError: they differ by more than :data:`TOLERANCES` allows.
     """
     patch = without_blank(patch)
-    ours, theirs = (_answer(each, patch, normalize, batch_size) for each in (predictor, reference))
-    described, other = predictor.describe(), reference.describe()["engine"]
-    scale = max(1.0, float(np.abs(theirs).max()))
-    difference = np.abs(np.subtract(ours, theirs, dtype=np.float64))
-    largest, typical = float(difference.max()), float(np.sqrt(np.mean(np.square(difference))))
+    answers = (_answers(each, patch, normalize, batch_size) for each in (predictor, reference))
+    described, largest, typical, scale = predictor.describe(), 0.0, 0.0, 1.0
+    for ours, theirs in zip(*answers, strict=True):
+        difference = np.abs(np.subtract(ours, theirs, dtype=np.float64))
+        # Of NaN, too: it is not less than what is allowed.
+        largest = float(np.maximum(largest, difference.max()))
+        typical = float(np.maximum(typical, np.sqrt(np.mean(np.square(difference)))))
+        scale = max(scale, float(np.abs(theirs).max()))
     name = f"{described['engine']} in {described['precision']}"
-    against = f"{'PyTorch' if other == 'torch' else other} in float32"
-    logger.info("%s differs from %s by %.1e at most, %.1e root mean square", name, against, largest, typical)
+    logger.info("%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square", name, largest, typical)
     allowed = TOLERANCES[described["precision"]] * scale
-    if not typical <= allowed:  # NaN is not
+    if not typical <= allowed:
         raise EngineError(
-            f"{name} differs from {against} by {typical:.1e}, root mean square over a batch, more than the "
-            f"{allowed:.1e} that are allowed. Write engine: {other} and precision: float32."
+            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a patch, more than the "
+            f"{allowed:.1e} that are allowed. Write engine: torch and precision: float32."
         )
 
 
@@ -162,13 +165,18 @@ def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
     return noise.astype(patch.dtype)
 
 
-def _answer(
+def _answers(
     predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
-) -> NDArray[np.float32]:
+) -> list[NDArray[np.float32]]:
+    """To the patch, as the first of a batch, and to its mirror image, as the last."""
     with predictor.session():
         batch = predictor.empty((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
-        return predictor.download(predictor.predict(normalize(batch)))().copy()
+        if batch_size > 1:
+            batch[batch_size - 1 :] = predictor.upload(np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1]))
+        answer = predictor.predict(normalize(batch))
+        parts = [predictor.copy(answer[k : k + 1]) for k in sorted({0, batch_size - 1})]
+        return [predictor.download(part)().copy() for part in parts]
 
 
 def _start_peak(predictor: Predictor) -> int:

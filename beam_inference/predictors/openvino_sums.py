@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from openvino import Model, opset13
+from openvino import Model, Type, opset13
 from openvino.passes import ConstantFolding, Manager
 
 _SHORT = 1024
@@ -15,16 +16,15 @@ _SHORT = 1024
 
 
 def with_short_sums(network: Model) -> Model:
-    """The network, changed in place wherever it takes a mean of many voxels, or normalises by one.
+    """The network, changed in place wherever it takes a mean of many voxels, or normalises by one, in float32.
 
     Its shapes must be known; where one is not, what it is of stays as it is.
     """
-    folding = Manager()
-    folding.register_pass(ConstantFolding())  # axes may have been computed
-    folding.run_passes(network)
     for node in network.get_ordered_ops():
         kind = node.get_type_name()
         if kind not in _WRITTEN or node.input_value(0).get_partial_shape().is_dynamic:
+            continue
+        if node.input_value(0).get_element_type() != Type.f32:
             continue
         old, new = _WRITTEN[kind](node, node.input_value(0)) or (node, node)
         if new is not node:
@@ -67,16 +67,15 @@ def _weighted(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
     """GroupNormalization (Wu and He, arXiv:1803.08494): groups of channels are normalised as one."""
     attributes, shape = node.get_attributes(), list(array.get_shape())
-    groups = _reshaped(array, [shape[0], attributes["num_groups"], -1, *shape[2:]])
-    axes = list(range(2, len(shape) + 1))
-    normal = _reshaped(_normal(groups.output(0), axes, attributes["epsilon"], True), shape)
-    weight, bias = (_reshaped(node.input_value(each), [-1, *[1] * (len(shape) - 2)]) for each in (1, 2))
-    return node, opset13.add(opset13.multiply(normal, weight), bias)
+    pieces, axes = _in_pieces(array, range(2, len(shape)))
+    weight, bias = (node.input_value(each) for each in (1, 2))
+    per_channel = [-1, *[1] * (len(pieces.get_shape()) - 2)]
+    weight = _reshaped(weight, per_channel)
+    normal = _normal(pieces, axes, attributes["epsilon"], True, weight, attributes["num_groups"])
+    return node, opset13.add(_reshaped(normal, shape), _reshaped(bias, [-1, *[1] * (len(shape) - 2)]))
 
 
 def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
-    if not array.get_element_type().is_real():
-        return None
     array, pieces = _in_pieces(array, _axes(node))
     return None if len(pieces) < 2 else (node, _reshaped(_mean(array, pieces), node.output(0).get_shape()))
 
@@ -84,18 +83,32 @@ def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
 _WRITTEN = {"MVN": _mvn, "GroupNormalization": _group_normalization, "ReduceMean": _reduce_mean}
 
 
-def _normal(array: Any, axes: Sequence[int], epsilon: float, inside: bool, weight: Any = None) -> Any:
-    """The array minus its mean over some axes, times weight / √(σ² + ε), or weight / (σ + ε) if not ``inside``."""
-    kind = array.get_element_type()
-    difference = opset13.subtract(array, _mean(array, axes))
+def _normal(
+    array: Any, axes: Sequence[int], epsilon: float, inside: bool, weight: Any = None, groups: int | None = None
+) -> Any:
+    """The array minus its mean over some axes, times weight / √(σ² + ε), or weight / (σ + ε) if not ``inside``.
+
+    With ``groups``, mean and variance are those of groups of channels.
+    """
+    difference = opset13.subtract(array, _shared(_mean(array, axes), groups))
     norm = opset13.reduce_l2(difference, [axes[0]], True)
-    squares = opset13.multiply(opset13.multiply(norm, norm), opset13.constant(1 / array.get_shape()[axes[0]], kind))
-    variance, least = _mean(squares.output(0), axes[1:], 1), opset13.constant(epsilon, kind)
+    squares = opset13.multiply(opset13.multiply(norm, norm), opset13.constant(1 / array.get_shape()[axes[0]], Type.f32))
+    variance, least = _shared(_mean(squares.output(0), axes[1:], 1), groups), opset13.constant(epsilon, Type.f32)
     root = opset13.sqrt(opset13.add(variance, least) if inside else variance)
     # OpenVINO 2026.4.1 computes wrong values where a constant of several numbers is divided.
-    scale = opset13.divide(opset13.constant(1, kind), root if inside else opset13.add(root, least))
+    scale = opset13.divide(opset13.constant(1, Type.f32), root if inside else opset13.add(root, least))
     scale = scale if weight is None else opset13.multiply(scale, weight)
     return opset13.multiply(difference, scale)
+
+
+def _shared(means: Any, groups: int | None) -> Any:
+    """Of the channels of a group, their mean: the array keeps its shape, as it is only these few that are regrouped."""
+    if groups is None:
+        return means
+    shape = list(means.output(0).get_shape())
+    grouped = _reshaped(means, [shape[0], groups, -1])
+    of_group = opset13.reduce_mean(grouped, [2], True)
+    return _reshaped(opset13.broadcast(of_group, list(grouped.output(0).get_shape())), shape)
 
 
 def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
@@ -107,7 +120,7 @@ def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
     for position, axis in enumerate(axes, begun):
         if position % 2:
             array = opset13.reduce_sum(array, [axis], True)
-            array = opset13.multiply(array, opset13.constant(1 / shape[axis], array.get_element_type()))
+            array = opset13.multiply(array, opset13.constant(1 / shape[axis], Type.f32))
         else:
             array = opset13.reduce_mean(array, [axis], True)
     return array
@@ -122,7 +135,7 @@ def _in_pieces(array: Any, axes: Sequence[int]) -> tuple[Any, list[int]]:
             parts = next(([n, length // n] for n in range(math.isqrt(length), 1, -1) if length % n == 0), parts)
         pieces += [len(shape) + each for each in range(len(parts)) if axis in axes]
         shape += parts
-    return (array if pieces == axes else _reshaped(array, shape).output(0)), pieces
+    return (array if pieces == list(axes) else _reshaped(array, shape).output(0)), pieces
 
 
 def _reshaped(array: Any, shape: Sequence[int]) -> Any:
@@ -130,7 +143,12 @@ def _reshaped(array: Any, shape: Sequence[int]) -> Any:
 
 
 def _axes(node: Any) -> list[int]:
-    """Those that a node sums over, if they are constant."""
+    """Those that a node sums over, if they are constant, or computed of constants."""
+    if node.get_input_size() > 1 and node.input_value(1).get_node().get_type_name() != "Constant":
+        folding = Manager()
+        folding.register_pass(ConstantFolding())
+        with suppress(RuntimeError):  # they depend on the network's input
+            folding.run_passes(Model([node.input_value(1)], []))
     given = node.input_value(1).get_node() if node.get_input_size() > 1 else None
     if given is None or given.get_type_name() != "Constant":
         return []

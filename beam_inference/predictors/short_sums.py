@@ -35,10 +35,7 @@ def instance_norm(
     """
     if not of_batch:
         return torch.batch_norm(batch, weight, bias, mean, variance, False, momentum, epsilon, False)
-    difference, scale = _parts(batch, epsilon)
-    per_channel = (-1, *[1] * (batch.ndim - 2))
-    normal = difference * (scale if weight is None else scale * weight.reshape(per_channel))  # once over the array
-    return (normal if bias is None else normal + bias.reshape(per_channel)).to(batch.dtype)
+    return _normalised(batch, weight, bias, epsilon, batch.shape[1])
 
 
 def group_norm(
@@ -53,19 +50,28 @@ def group_norm(
 
     Wu and He, arXiv:1803.08494.
     """
-    difference, scale = _parts(batch.reshape(batch.shape[0], groups, -1, *batch.shape[2:]), epsilon)
-    normal, per_channel = (difference * scale).reshape(batch.shape), (-1, *[1] * (batch.ndim - 2))
-    normal = normal if weight is None else normal * weight.reshape(per_channel)
+    return _normalised(batch, weight, bias, epsilon, groups)
+
+
+def _normalised(batch: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, groups: int) -> Tensor:
+    """By the mean and variance of each group of channels; summed up in float32 at least."""
+    array = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
+    difference = array - _shared(_mean(array, 2), groups)
+    # Engines sum squares up as they compute them, for a norm: one pass over the array, where a product would be two.
+    squares = torch.linalg.vector_norm(difference, dim=2, keepdim=True).square() / array.shape[2]
+    scale = (_shared(_mean(squares, 3), groups) + epsilon).rsqrt()
+    per_channel = (-1, *[1] * (batch.ndim - 2))
+    normal = difference * (scale if weight is None else scale * weight.reshape(per_channel))  # once over the array
     return (normal if bias is None else normal + bias.reshape(per_channel)).to(batch.dtype)
 
 
-def _parts(array: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The array, in float32 at least, minus its mean over all axes but two; and 1 / √(σ² + ε)."""
-    array = array.float() if array.dtype in (torch.float16, torch.bfloat16) else array
-    difference = array - _mean(array, 2)
-    # Engines sum squares up as they compute them, for a norm: one pass over the array, where a product would be two.
-    squares = torch.linalg.vector_norm(difference, dim=2, keepdim=True).square() / array.shape[2]
-    return difference, (_mean(squares, 3) + epsilon).rsqrt()
+def _shared(means: Tensor, groups: int) -> Tensor:
+    """Of the channels of a group, their mean: the array keeps its shape, as it is only these few that are regrouped."""
+    count, channels = means.shape[:2]
+    if groups == channels:
+        return means
+    grouped = means.reshape(count, groups, -1)
+    return grouped.mean(2, keepdim=True).expand(grouped.shape).reshape(means.shape)
 
 
 def _mean(array: Tensor, first: int) -> Tensor:

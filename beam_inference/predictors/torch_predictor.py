@@ -362,7 +362,8 @@ def _device_errors() -> Iterator[None]:
         torch.cuda.empty_cache()
         raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
     except torch.AcceleratorError as error:
-        if "out of memory" in str(error):  # of what libraries allocate without PyTorch
+        if "out of memory" in str(error):  # of what libraries allocate beside PyTorch's cache
+            torch.cuda.empty_cache()
             raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
         raise WorkerFault(f"the device is lost: {str(error).splitlines()[0]}") from error
     except MemoryError as error:
