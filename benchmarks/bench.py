@@ -213,16 +213,12 @@ def processes(repeats: int) -> dict[str, Any]:
 
     The network is run by OpenVINO.
     """
-
-    def two() -> float:
-        return _in_processes(2, "openvino", "1", "8")
-
-    rounds = [
-        (two(), _in_processes(1, "openvino", "1", "8"), two(), _in_processes(1, "openvino", "2", "16"))
-        for _ in range(repeats)
-    ]
-    return ratio_of_pairs([each[:2] for each in rounds]) | {
-        "one of two threads": ratio_of_pairs([each[2:] for each in rounds])
+    rounds = []
+    for _ in range(repeats):
+        alone, two = (_in_processes(count, "openvino", "1", "8") for count in (1, 2))
+        rounds.append((two, alone, _in_processes(1, "openvino", "2", "16")))
+    return ratio_of_pairs([(two, alone) for two, alone, _ in rounds]) | {
+        "one of two threads": ratio_of_pairs([(two, wide) for two, _, wide in rounds])
     }
 
 

@@ -32,7 +32,7 @@ quarter, uint8 in and out, three channels.
 | two processes of one thread at once / one alone, seconds per patch (OpenVINO) | {processes} | 1.05 |
 | two processes of one thread / one of two threads, seconds for the same patches (OpenVINO) | {threads} |  |
 
-Blending was within 3e-7 of a sum in float64 where it was measured; tests hold it to the goal, 1e-6
+Blending was within 3e-7 of the same predictions summed in float64; tests hold it to the goal, 1e-6
 ([what is promised](guarantees.md)).
 
 | | |
@@ -62,7 +62,7 @@ mode, which is what they run. nnU-Net adds up in float16.{remark}
 ## A whole job against chunkflow
 
 The same volume in eight chunks of 26×160×160, from a precomputed volume on disk to one of uint8, with the U-Net; chunkflow
-grows each chunk by the overlap and crops, as our `crop` does. Start-up is left out on both sides.
+grows each chunk by the overlap and crops, as our `crop` does. Start-up is left out on both sides.{jobs_remark}
 
 | ours | time, ours / theirs | goal |
 |---|---|---|
@@ -121,6 +121,7 @@ def page() -> str:
         uint8=peers["null network, uint8"],
         seams=_seams(),
         foretold=_foretold(),
+        jobs_remark=f" {peers['remark of jobs']}." if "remark of jobs" in peers else "",
         remark=f" The U-Net's column: {unet['remark']}." if "remark" in unet else "",
         our_memory=memory["beam-inference"],
         peers="\n".join(

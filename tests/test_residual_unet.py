@@ -68,4 +68,6 @@ def test_it_learns_and_its_weights_run_in_a_job(tmp_path):
     values = job_values(tmp_path / "in", tmp_path / "out", model=model, inference=shapes)
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     found = read_volume(tmp_path / "out")
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, network.eval()(batch)[0].sigmoid().numpy(), rtol=0, atol=2e-5)
     assert ((found > 0.5) == target[0].numpy()).mean() > 0.95

@@ -68,11 +68,10 @@ def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
     """GroupNormalization (Wu and He, arXiv:1803.08494): groups of channels are normalised as one."""
     attributes, shape = node.get_attributes(), list(array.get_shape())
     pieces, axes = _in_pieces(array, range(2, len(shape)))
-    weight, bias = (node.input_value(each) for each in (1, 2))
-    per_channel = [-1, *[1] * (len(pieces.get_shape()) - 2)]
-    weight = _reshaped(weight, per_channel)
+    weight = _reshaped(node.input_value(1), [-1, *[1] * len(axes)])
+    bias = _reshaped(node.input_value(2), [-1, *[1] * (len(shape) - 2)])
     normal = _normal(pieces, axes, attributes["epsilon"], True, weight, attributes["num_groups"])
-    return node, opset13.add(_reshaped(normal, shape), _reshaped(bias, [-1, *[1] * (len(shape) - 2)]))
+    return node, opset13.add(_reshaped(normal, shape), bias)
 
 
 def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
@@ -144,12 +143,14 @@ def _reshaped(array: Any, shape: Sequence[int]) -> Any:
 
 def _axes(node: Any) -> list[int]:
     """Those that a node sums over, if they are constant, or computed of constants."""
-    if node.get_input_size() > 1 and node.input_value(1).get_node().get_type_name() != "Constant":
+    if node.get_input_size() < 2:
+        return []
+    if node.input_value(1).get_node().get_type_name() != "Constant":
         folding = Manager()
         folding.register_pass(ConstantFolding())
         with suppress(RuntimeError):  # they depend on the network's input
             folding.run_passes(Model([node.input_value(1)], []))
-    given = node.input_value(1).get_node() if node.get_input_size() > 1 else None
-    if given is None or given.get_type_name() != "Constant":
+    given = node.input_value(1).get_node()
+    if given.get_type_name() != "Constant":
         return []
     return sorted({int(axis) % len(node.input_value(0).get_shape()) for axis in np.atleast_1d(given.get_data())})
