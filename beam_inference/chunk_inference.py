@@ -120,6 +120,7 @@ def infer_chunk(
     batch_size: int,
     encoding: Encoding = AS_COMPUTED,
     answers: MutableMapping[tuple[float, ...], Any] | None = None,
+    uploaded: Callable[[], Any] | None = None,
 ) -> ChunkResult:
     """Compute all patches of a chunk and blend them into its core.
 
@@ -132,6 +133,8 @@ def infer_chunk(
     ``answers`` keeps what the network answers to patches of one value throughout (background, or what lies outside the
     volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing but the time.
 
+    ``uploaded`` gives the cutout as a device array, if it is on its way there.
+
     Raises:
         ModelContractError: the network returns arrays of an unexpected shape.
         NonFiniteError: the core holds NaN or infinite values.
@@ -143,7 +146,8 @@ def infer_chunk(
     with network.session():
         with _told_of_chunk(work):
             answers = {} if answers is None else answers
-            patches = _Patches(cutout, work, places, network, normalize, output_channels, answers)
+            volume = network.upload(cutout) if uploaded is None else uploaded()
+            patches = _Patches(cutout, volume, work, places, network, normalize, output_channels, answers)
             core = _Core(work, places, network, output_channels, encoding)
         waiting = deque(product(*work.patches))
         while waiting:
@@ -190,6 +194,7 @@ class _Patches:
     def __init__(
         self,
         cutout: NDArray[Any],
+        volume: Any,
         work: ChunkWork,
         places: _Places,
         network: Network,
@@ -197,10 +202,9 @@ class _Patches:
         output_channels: int,
         answers: MutableMapping[tuple[float, ...], Any],
     ) -> None:
-        self._cutout, self._work, self._places = cutout, work, places
+        self._cutout, self._volume, self._work, self._places = cutout, volume, work, places
         self._network, self._normalize = network, normalize
         self._output_channels, self._answers = output_channels, answers
-        self._volume = network.upload(cutout)
         self._batch: Any = None
 
     def window(self, indices: Iterable[Zyx], batch_size: int) -> Iterator[tuple[Zyx, Any]]:

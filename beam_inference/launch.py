@@ -96,7 +96,8 @@ def prepare(
     if before is not None:
         config = as_begun(config, before)
     found = survey(config, place, workers)
-    job = _with_network(found, place, allow_pickle, chunks_file is not None or sample is not None)
+    alone = chunks_file is not None or sample is not None
+    job = _with_network(found, place, allow_pickle, alone=alone, is_first=before is None)
     if before is not None:
         check_same(before, job, state.url)
     if not overwrite:
@@ -149,10 +150,11 @@ def _state_errors() -> Iterator[None]:
         raise StateError(f"the state folder cannot be used: {error}. Check output.path and job.state_path.") from None
 
 
-def _with_network(found: Survey, place: Place, allow_pickle: bool, alone: bool) -> ResolvedJob:
+def _with_network(found: Survey, place: Place, allow_pickle: bool, *, alone: bool, is_first: bool) -> ResolvedJob:
     """The resolved job, with what only the network can tell; where it will run here, it is tried.
 
-    ``alone`` says that chunks will be done without their neighbours.
+    ``alone`` says that chunks will be done without their neighbours. A first launch settles for the batch that the
+    device had memory for; a later one, on a smaller device, leaves the job what it is, and its workers halve it.
     """
     config = found.job.config
     _check_memory(found.memory(place, alone=alone), place, config.inference.device)
@@ -161,6 +163,13 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool, alone: bool) 
     if place.is_this_machine:
         config, predictor, report = _tried(model, found, place, allow_pickle)
         known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
+        asked = config.inference.batch_size
+        if is_first and report.batch_size != asked:
+            config = _decided(config, batch_size=report.batch_size)
+            known["asked_batch_size"] = asked
+            logger.warning(
+                "inference.batch_size is %d in this job, and will be: %s is too much", report.batch_size, asked
+            )
         _warn_of_range(config, report.low, report.high)
     else:
         (engine,) = engines_to_try(model, config.inference)
@@ -181,6 +190,7 @@ def tried(found: Survey, place: Place, *, allow_pickle: bool) -> tuple[Survey, P
     """
     model = local_model(found.job.config.model, found.job.config.storage)
     config, predictor, report = _tried(model, found, place, allow_pickle)
+    config = _decided(config, batch_size=report.batch_size)
     known = {"config": config.model_dump(), "working_set_bytes": report.working_set_bytes}
     return replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known)), predictor
 

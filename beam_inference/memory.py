@@ -174,10 +174,11 @@ def projected_memory(
         computing += device - cutout
         kept = patches + (working_set_bytes if keeps_working_set else 0)
     else:
-        computing += PINNED * leaving
-        kept = PINNED * leaving
+        kept = PINNED * (leaving + cutout)
+        computing += kept
     if exchanged is not None:
         computing = _most(computing, KEPT_BYTES + threads * merging + kept)
     host = computing + cached_cutouts(threads) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving)
+    ahead = (threads * (1 + look_ahead) - 1) * cutout  # on their way to a GPU, or waiting there for their turn
+    return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving + ahead)

@@ -97,7 +97,7 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
         "device": config.inference.device == "auto",
         "engine": config.inference.engine in ("auto", "fastest"),
         "memory_format": config.inference.engine in ("auto", "fastest"),
-        "batch_size": config.inference.batch_size == "auto",
+        "batch_size": config.inference.batch_size in ("auto", before.asked_batch_size),
         "chunk_shape": config.inference.chunk_shape == "auto",
         "threads": config.inference.threads is None,
     }

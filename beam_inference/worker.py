@@ -40,7 +40,7 @@ from beam_inference.job_parts import cutout, normalization, open_input, output_s
 from beam_inference.outputs import LOSSY, open_output
 from beam_inference.plan import ChunkWork
 from beam_inference.predictors import CPU_ENGINES, Predictor, load_predictor, load_reference, model_sha256
-from beam_inference.predictors.contract import settle
+from beam_inference.predictors.contract import ContractReport, settle
 from beam_inference.resolved_job import Box
 from beam_inference.seams import added
 from beam_inference.state import Part, QuarantineRecord, Receipt, StopRequest
@@ -55,9 +55,10 @@ SICK_AFTER = 3
 
 
 class Cutout(NamedTuple):
-    """What a chunk reads, (input channels, Z, Y, X); ``frame`` is the box that it is of."""
+    """What a chunk reads, (input channels, Z, Y, X), of the box ``frame``; ``uploaded`` gives it as a device array."""
 
     array: NDArray[Any]
+    uploaded: Callable[[], Any]
     frame: BoundingBox
     seconds: float
     attempts: int
@@ -97,15 +98,16 @@ class Worker:
                 f"this worker's engine is {found}, the job was launched with {self.job.engine}: its output would "
                 "differ. Use one image for launcher and workers."
             )
+        self._batch_size = inference.patches_per_call
         if not launch.contract_checked:
-            self._try_network(load_reference(model, inference, allow_pickle=launch.allow_pickle))
+            report = self._try_network(load_reference(model, inference, allow_pickle=launch.allow_pickle))
+            self._batch_size = report.batch_size
         elif inference.device == "cpu" and inference.engine not in CPU_ENGINES:  # trying it has settled it, too
             patch = grown_shape(inference.patch_shape, self.job.plan.crop_margin)
             settle(self._predictor, (inference.patches_per_call, self.job.input_channels, *patch))
         self.should_stop = StopRequest(self.state, launch.id)
         self._run_of: dict[int, int] = {}  # chunks under way, and the first chunk of their run
         self._device_lock = threading.Lock()
-        self._batch_size = inference.patches_per_call
         self._answers: dict[tuple[float, ...], Any] = {}
         self._failed_at_start: list[str] | None = []  # None once a chunk has passed the network
 
@@ -187,7 +189,7 @@ class Worker:
         }
 
     def read(self, index: int, box: BoundingBox) -> Cutout:
-        """Cut out what a chunk reads. Raises ChunkFault if it cannot be read."""
+        """Cut out what a chunk reads, and send it on to the device. Raises ChunkFault if it cannot be read."""
         start = time.perf_counter()
         array, attempts = self._attempt(
             lambda: cutout(self.job.config, self._input, box),
@@ -195,7 +197,13 @@ class Worker:
             "read",
             lambda e: isinstance(e, TransientReadError),
         )
-        return Cutout(array, box, time.perf_counter() - start, attempts)
+        return Cutout(array, self._begun_upload(array), box, time.perf_counter() - start, attempts)
+
+    def _begun_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+        try:
+            return self._predictor.begin_upload(array)
+        except DeviceOutOfMemory:  # beside the chunk that is computed now; in its own turn there may be room
+            return lambda: self._predictor.upload(array)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:
         """A chunk's core as it is to be written, from every patch that touches it.
@@ -244,8 +252,9 @@ class Worker:
 
         def result_of(work: ChunkWork) -> NDArray[Any]:
             nonlocal uniform_patches
+            here = (slice(None), *work.input_box.slices_in(cutout.frame))
             result = infer_chunk(
-                cutout.array[(slice(None), *work.input_box.slices_in(cutout.frame))],
+                cutout.array[here],
                 work,
                 self._predictor,
                 self._normalize,
@@ -253,6 +262,7 @@ class Worker:
                 self._batch_size,
                 encoding,
                 self._answers,
+                lambda: cutout.uploaded()[here],
             )
             self._batch_size = result.batch_size  # what was too much for the device once is not tried again
             uniform_patches += result.uniform_patches
@@ -374,8 +384,8 @@ class Worker:
             ) from fault
         self._failed_at_start = None  # the network works: these chunks are bad
 
-    def _try_network(self, reference: Predictor | None = None) -> None:
-        try_network(self._predictor, self.job.config, self._input, self.job.plan, reference)
+    def _try_network(self, reference: Predictor | None = None) -> ContractReport:
+        return try_network(self._predictor, self.job.config, self._input, self.job.plan, reference)
 
 
 def _all_finite(array: NDArray[Any]) -> bool:

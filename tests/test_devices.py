@@ -1,5 +1,8 @@
 """What holds on every device: tried on the CPU always, and where there is one on a CUDA device, too (``gpu``)."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +21,7 @@ from beam_inference.predictors.probe import fastest_batch_size
 from beam_inference.predictors.torch_predictor import TorchPredictor
 
 BOX = BoundingBox((0, 0, 0), (20, 40, 48))
+DTYPES = ("uint8", "uint16", "int16", "float32")
 UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
 
 
@@ -169,3 +173,25 @@ def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_p
         assert main(["verify", job, "--deep"]) == 0
         found.append(read_volume(tmp_path / name))
     np.testing.assert_array_equal(*found)
+
+
+def test_what_is_uploaded_ahead_by_other_threads_arrives_whole(device):
+    predictor = TorchPredictor(network(device), device)
+    random = np.random.default_rng(1)
+    arrays = [random.integers(0, 200, (2, 3, 40, 50 * k)).astype(dtype) for k in (4, 1, 9) for dtype in DTYPES]
+    with ThreadPoolExecutor(3) as readers:
+        begun = [readers.submit(predictor.begin_upload, array) for array in arrays]
+        expected, _ = inferred(predictor)
+        with predictor.session():
+            for array, future in zip(arrays, begun, strict=True):
+                found = predictor.download(future.result()().float())()
+                np.testing.assert_array_equal(found, array.astype(np.float32))
+        np.testing.assert_array_equal(inferred(predictor)[0], expected)
+
+
+def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
+    predictor, work, array = TorchPredictor(network(device), device), plan().work(0), volume()
+    inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
+    with ThreadPoolExecutor(1) as readers:
+        uploaded = readers.submit(predictor.begin_upload, array).result()
+    np.testing.assert_array_equal(inferring(uploaded=uploaded).core, inferring().core)

@@ -1,6 +1,7 @@
 """What a second launch finds: receipts, quarantine, state folders, and outputs that are not what they were."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -209,3 +210,27 @@ def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, cap
     assert main(["run", path]) == 2
     assert f"engine.numerics: {NUMERICS} here, None there" in capsys.readouterr().err
     assert main(["run", path, "--overwrite"]) == 0
+
+
+def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(job, tmp_path, capsys, monkeypatch):
+    """Its first launch settles for what fits. A later one on a smaller device goes on, and says so."""
+    some, asked = tmp_path / "some", {"batch_size": 8}
+    some.write_text("0\n")
+    monkeypatch.setenv("TOY_DEVICE_PATCHES", "3")
+    assert main(["run", job(model=toy("cramped"), inference=asked), "--chunks", str(some)]) == 0
+    record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    assert (record["asked_batch_size"], record["config"]["inference"]["batch_size"]) == (8, 2)
+    assert main(["run", job(model=toy("cramped"), inference={"batch_size": 4})]) == 2
+    assert "engine.batch_size: 4 here, 2 there" in capsys.readouterr().err
+
+    report = ["report", job(model=toy("cramped"), inference=asked), "--to", str(tmp_path / "report.html")]
+    assert main(report) == 0
+    assert "out of memory" not in (tmp_path / "report.html").read_text()
+    monkeypatch.setenv("TOY_DEVICE_PATCHES", "1")
+    assert main(["run", job(model=toy("cramped"), inference=asked)]) == 0
+    assert json.loads((tmp_path / "out/_beam_inference/job.json").read_text()) == record
+    assert main(["verify", job(model=toy("cramped"), inference=asked), "--deep"]) == 0
+    assert main(["verify", job(model=toy("cramped"), inference={"batch_size": 2})]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-5)
+    assert main(report) == 0
+    assert re.search(r"[1-9]\d* of the chunks .* fewer patches", (tmp_path / "report.html").read_text())

@@ -1,5 +1,6 @@
 """One process doing chunks: retries, quarantine, receipts, and when the process itself is at fault."""
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from beam_inference.errors import (
     TransientReadError,
     WorkerFault,
 )
+from beam_inference.exchange import SeamExchange
 from beam_inference.job_file import parse_job
 from beam_inference.launch import prepare
 from beam_inference.state import State
@@ -298,5 +300,30 @@ def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch
     assert sizes[0] == 4
     assert set(sizes[1:]) == {2}
     assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {2}
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    assert verify(worker.job, worker.state, worker._output).complete
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tmp_path, monkeypatch, seams):
+    """And where the device has no room for the next one yet, in their own turn."""
+    worker, threads = Worker(launch(inference={"seams": seams})), []
+    begin = worker._predictor.begin_upload
+
+    def cramped(array):
+        threads.append(threading.current_thread().name)
+        if len(threads) % 2:
+            raise DeviceOutOfMemory("no room")
+        return begin(array)
+
+    monkeypatch.setattr(worker._predictor, "begin_upload", cramped)
+    if seams == "exchange":
+        exchange = SeamExchange(worker)
+        list(exchange.add_up(everything(worker)))
+        list(exchange.merge(everything(worker)))
+    else:
+        outcomes(worker)
+    assert len(threads) > 3
+    assert {name.partition("_")[0] for name in threads} == {"read"}
     np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
     assert verify(worker.job, worker.state, worker._output).complete

@@ -210,3 +210,16 @@ class Differences(nn.Module):
 
 def differences() -> nn.Module:
     return Differences()
+
+
+class Cramped(nn.Module):
+    """On a device that has memory for so many patches."""
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        if len(batch) > int(os.environ["TOY_DEVICE_PATCHES"]):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+
+def cramped() -> nn.Module:
+    return Cramped()

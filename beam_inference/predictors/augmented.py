@@ -104,6 +104,10 @@ class AugmentedPredictor:
         """The inner one's."""
         return self._inner.upload(array)
 
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+        """The inner one's."""
+        return self._inner.begin_upload(array)
+
     def empty(self, shape: tuple[int, ...]) -> Any:
         """The inner one's."""
         return self._inner.empty(shape)

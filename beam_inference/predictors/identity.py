@@ -33,6 +33,10 @@ class IdentityPredictor:
         """The array itself."""
         return array
 
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+        """The array itself."""
+        return lambda: array
+
     def empty(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A float32 array of any values."""
         return arrays.empty(shape, np.float32)

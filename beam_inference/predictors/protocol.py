@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+from numpy.typing import NDArray
 
 from beam_inference.chunk_inference import Network
 
 
 class Predictor(Network, Protocol):
     """A loaded network on its device."""
+
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+        """Begin to bring an array to the device, beside what is computed there; a call of what is returned gives it.
+
+        Any thread may begin, those that compute are to call; the array is not to be changed.
+
+        Raises:
+            DeviceOutOfMemory: there is no room for it now.
+        """
 
     def flip(self, array: Any, axes: Sequence[int]) -> Any:
         """A device array reversed along some axes."""

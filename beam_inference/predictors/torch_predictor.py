@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +14,9 @@ from beam_inference import arrays
 from beam_inference.bounding_box import grown_shape
 from beam_inference.chunk_inference import AS_COMPUTED, Encoding
 from beam_inference.config import Inference, Network
-from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError, WorkerFault
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.predictors.convolutions import by_onednn
-from beam_inference.predictors.downloads import Downloads
+from beam_inference.predictors.devices import claimed_cuda_device, device_errors
 from beam_inference.predictors.engine import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
 from beam_inference.predictors.engines import (
     Forward,
@@ -30,6 +27,7 @@ from beam_inference.predictors.engines import (
 )
 from beam_inference.predictors.folding import folded
 from beam_inference.predictors.model_files import existing_file, load_module
+from beam_inference.predictors.transfers import Downloads, Uploads
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -62,6 +60,7 @@ class TorchPredictor:
         self._precision = precision
         self._activation = activation
         self._dims = dims
+        self._uploads = Uploads(device) if device.type == "cuda" else None
         self._downloads = Downloads(device) if device.type == "cuda" else None
 
     @property
@@ -82,19 +81,33 @@ class TorchPredictor:
 
     def upload(self, array: NDArray[Any]) -> torch.Tensor:
         """A tensor on the device, in the array's dtype."""
-        with _device_errors():
+        with device_errors():
             return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
+
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
+        """A tensor on the device, in the array's dtype, as soon as it is there."""
+        if self._uploads is None:
+            tensor = self.upload(array)
+            return lambda: tensor
+        with device_errors():
+            arrived = self._uploads.begin(array)
+
+        def awaited() -> torch.Tensor:
+            with device_errors():
+                return arrived()
+
+        return awaited
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of any values on the device."""
-        with _device_errors():
+        with device_errors():
             if self.on_host:
                 return torch.from_numpy(arrays.empty(shape, np.float32))
             return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
-        with _device_errors():
+        with device_errors():
             batch = batch[:, :, 0] if self._dims == 2 else batch
             result = self._run(batch.contiguous(memory_format=self._memory_format))
             if not isinstance(result, torch.Tensor) or result.is_complex():
@@ -112,17 +125,17 @@ class TorchPredictor:
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
         """A tensor of its own, with the same values."""
-        with _device_errors():
+        with device_errors():
             return array.clone()
 
     def flip(self, array: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
         """A contiguous tensor of its own, reversed along some axes."""
-        with _device_errors():
+        with device_errors():
             return array.flip(tuple(axes)).contiguous()
 
     def multiply(self, array: torch.Tensor, by: torch.Tensor, out: torch.Tensor) -> None:
         """Write the product of two tensors into a third."""
-        with _device_errors():
+        with device_errors():
             torch.mul(array, by, out=out)
 
     def download(self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
@@ -131,7 +144,7 @@ class TorchPredictor:
         The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`, and the same bits.
         """
         values = array.untyped_storage().nbytes() // array.element_size()
-        with _device_errors():
+        with device_errors():
             if encoding.value_range is not None:
                 low, high = encoding.value_range
                 info = np.iinfo(encoding.dtype)
@@ -144,7 +157,7 @@ class TorchPredictor:
             arrived = self._downloads.begin(array.clone() if encoding.value_range is None else array, values)
 
         def awaited() -> NDArray[Any]:
-            with _device_errors():
+            with device_errors():
                 return arrived()
 
         return awaited
@@ -169,7 +182,7 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
             f"(torch {torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of PyTorch."
         )
     device = torch.device(
-        f"cuda:{_claim_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
+        f"cuda:{claimed_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
     )
     if suffix_of(model) in CONVERTED_SUFFIXES:
         return _predictor(_of_file(model, inference), model, inference, device)
@@ -196,7 +209,7 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         _set_batch_norm(module, model.batch_norm, scripted=kind == "torchscript")
         forward = module.to(device)
         if inference.engine == "torch" and kind == "module" and model.batch_norm == "running":
-            with _device_errors():
+            with device_errors():
                 forward = folded(forward, (1, *_shape(model, inference)[1:]), device)
         _lay_out(forward, _memory_format(model, inference))
     if inference.engine == "torch":
@@ -204,7 +217,7 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
             forward = by_onednn(forward)
     else:
         try:
-            with _device_errors():
+            with device_errors():
                 forward = _converted(forward, model, inference, device)
         except DeviceOutOfMemory as error:
             raise EngineError(
@@ -351,49 +364,3 @@ def _exported_batch_norm(node: Any) -> str | None:
     if "no_training" in name:
         return "running"
     return "batch" if any(argument is True for argument in node.args[5:6]) else "running"
-
-
-@contextmanager
-def _device_errors() -> Iterator[None]:
-    """Translate torch's device errors into this package's."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
-        raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
-    except torch.AcceleratorError as error:
-        if "out of memory" in str(error):  # of what libraries allocate beside PyTorch's cache
-            torch.cuda.empty_cache()
-            raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
-        raise WorkerFault(f"the device is lost: {str(error).splitlines()[0]}") from error
-    except MemoryError as error:
-        raise DeviceOutOfMemory(str(error)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # the CPU's allocator has no exception of its own
-            raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
-        raise
-
-
-_CLAIMS: list[int] = []
-
-
-@functools.cache
-def _claim_cuda_device(count: int) -> int:
-    """This process's device: process k of the machine uses device k mod count.
-
-    Processes count themselves by locking the first free one of a row of files, which the system unlocks at their end.
-    """
-    import fcntl
-
-    folder = os.path.join(tempfile.gettempdir(), f"beam_inference_devices_{os.getuid()}")
-    os.makedirs(folder, exist_ok=True)
-    for k in range(4096):
-        descriptor = os.open(os.path.join(folder, str(k)), os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            continue
-        _CLAIMS.append(descriptor)  # held open, and so locked, as long as the process lives
-        return k % count
-    return 0

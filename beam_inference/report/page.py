@@ -55,6 +55,7 @@ class Report:
         job: as it was launched. facts: what its state folder says. when: the page was made.
         place: that the planes go through. planes: of the volume. profiles: of its seams, by axis.
         statistics: of each channel, over the receipts that were read. stages: seconds, likewise. retries: likewise.
+        in_smaller_batches: chunks, likewise, that were computed with fewer patches per call than the job says.
         speed: over time. worker_hours: so far. worker_price: of one of them, or None.
         pyramid: how far the output's is; None if the job has none to make.
         absent: what could not be opened, and why.
@@ -69,6 +70,7 @@ class Report:
     statistics: list[ChannelStatistics]
     stages: list[StageTime]
     retries: int
+    in_smaller_batches: int
     speed: Timeline | None
     worker_hours: float
     worker_price: float | None
@@ -104,6 +106,9 @@ def make_report(
         statistics=channel_statistics(facts.receipts),
         stages=stage_times(facts.receipts),
         retries=sum(map(retries, facts.receipts)),
+        in_smaller_batches=sum(
+            receipt.batch_size < job.config.inference.patches_per_call for receipt in facts.receipts
+        ),
         speed=timeline(finished, grid),
         worker_hours=worker_hours([*facts.receipts, *facts.sums], facts.done + facts.summed),
         worker_price=worker_price,
