@@ -7,7 +7,7 @@ PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench bench-peers igneous-test load airflow-test airflow-parse clean
+.PHONY: setup demo test test-all lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -41,6 +41,9 @@ format: $(READY)
 
 bench: $(READY)  ## measure, and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench
+
+bench-gpu: $(READY)  ## the same on a GPU: benchmarks/results/job-cuda.json
+	$(BIN)/python -m benchmarks.bench --device cuda
 
 bench-peers: $(READY) $(PEERS)/.ready  ## the patch loop against MONAI, nnU-Net, torchio and chunkflow; half an hour
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python

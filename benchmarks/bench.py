@@ -371,6 +371,7 @@ def main() -> None:
             "two processes / one": lambda: processes(repeats),
             "growth": lambda: growth((64, 128, 128), (16, 64, 64), 4),
             "growth, small chunks": lambda: growth((32, 64, 64), (16, 32, 32), 6),
+            "growth, tiny chunks": lambda: growth((16, 16, 16), (16, 16, 16), 36),
             "peak memory / projection": memory_against_projection,
             "receipts": receipts_per_second,
         }

@@ -14,9 +14,9 @@ _PAGE = """\
 
 Written by `python -m benchmarks.page` from `benchmarks/results`; `make bench`, `make bench-peers` measure anew. Every
 ratio is from runs taken in turn on one machine, the median with its range: below 1 is less time than what it is held
-against. `python -m benchmarks.bench --device cuda` takes the same on a GPU. What a job of many chunks costs beyond its network is in [scale](scale.md).
+against. What a job of many chunks costs beyond its network is in [scale](scale.md).
 
-{machine}. No GPU was at hand: nothing here speaks of one.
+{machine}.
 
 ## Against the bare network
 
@@ -25,10 +25,7 @@ quarter, uint8 in and out, three channels.
 
 | | ratio | goal |
 |---|---|---|
-{engines}
-| a chunk, from uint8 cutout to uint8 core / its forward passes (OpenVINO) | {loop} | 1.03 |
-| a whole job, from its first chunk to its exit / the forward passes of its patches (OpenVINO) | {job} | 1.05 |
-| the same, from its start: Python, imports, the network's conversion and trial | {whole} |  |
+{against_forward}
 | two processes of one thread at once / one alone, seconds per patch (OpenVINO) | {processes} | 1.05 |
 | two processes of one thread / one of two threads, seconds for the same patches (OpenVINO) | {threads} |  |
 
@@ -37,12 +34,15 @@ Blending was within 3e-7 of the same predictions summed in float64; tests hold i
 
 | | |
 |---|---|
-| share of the time that nothing is computed, with a store that takes 100 ms to answer each request | {idle} |
+{idle}
 | a worker's peak memory, volumes of 144, 1,152 and 3,888 chunks of 64×128×128 | {memory} |
 | the same, volumes of 216, 1,728 and 5,832 chunks of 32×64×64 | {small_memory} |
+| the same, volumes of 1,296, 10,368 and 34,992 chunks of 16×16×16 | {tiny_memory} |
 | seconds per voxel, volume 8 and 27 times as large / once | {time} |
 | peak memory of a worker / what `plan` projects | {projection} |
 | durable receipts per second, on a local disk | {receipts} |
+
+{gpu}
 
 ## Against other tools
 
@@ -57,12 +57,12 @@ is the peak over the float32 result, beyond what the process holds between runs.
 {peers}
 
 With the U-Net, ours is run by OpenVINO, which it chooses by itself where that is installed; theirs by PyTorch's eager
-mode, which is what they run. nnU-Net adds up in float16.{remark}
+mode, which is what they run. nnU-Net adds up in float16.
 
 ## A whole job against chunkflow
 
 The same volume in eight chunks of 26×160×160, from a precomputed volume on disk to one of uint8, with the U-Net; chunkflow
-grows each chunk by the overlap and crops, as our `crop` does. Start-up is left out on both sides.{jobs_remark}
+grows each chunk by the overlap and crops, as our `crop` does. Start-up is left out on both sides.
 
 | ours | time, ours / theirs | goal |
 |---|---|---|
@@ -75,11 +75,10 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 ## Goals that are missed
 
 The loop with a null network was to take half of MONAI's time, and took {null}: what is left is the network's own answer,
-weighting it and adding it up, which both do, in memory that is too slow for more. `crop` was to take 0.55 of chunkflow's
-time, and took {crop}: both compute the same patches, so that most of it is what OpenVINO and PyTorch take for one. A
-worker's memory was to be the same, within a tenth, for volumes 27 times as large: with chunks of 64×128×128 it grew to
-{grown} of it, with small ones, which take little, to {small_grown}. What PyTorch leaves free on its heap differs from process to process by a tenth of the whole;
-the projection is for the worst that was seen.
+weighting it and adding it up, which both do, in memory that is too slow for more. A worker's memory was to be the same,
+within a tenth, for volumes 27 times as large. It grows by about {grown} MB, whatever the chunks, most of it in the first few
+thousand: to {growths} of what it was, for the three sizes of chunks above. What PyTorch leaves free on its heap
+differs from process to process by a tenth of the whole; the projection is for the worst that was seen.
 """  # noqa: E501
 
 
@@ -88,27 +87,23 @@ def page() -> str:
     job, peers = (json.loads((RESULTS / name).read_text()) for name in ("job.json", "peers.json"))
     null, unet = peers["null network"], peers["residual U-Net"]
     machine = job["machine"]
+    growths = [job[name] for name in ("growth", "growth, small chunks", "growth, tiny chunks")]
     memory = null["peak_bytes_over_float32_output"]
     versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
     libraries = ", ".join(f"{name} {machine[name]}" for name in ("torch", "openvino", "onnxruntime"))
     return _PAGE.format(
         machine=f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}, {libraries}",
-        engines="\n".join(
-            f"| a forward pass, {name} | {_ratio(row)} | {'0.60' if name.startswith('openvino') else ''} |"
-            for name, row in job["engines"].items()
-        ),
-        loop=_ratio(job["loop / forward"]),
-        job=_ratio(job["job / forward"]),
-        whole=_ratio(job["job / forward"]["from start to exit"]),
+        against_forward=_against_forward(job, "OpenVINO", "1.03"),
         processes=_ratio(job["two processes / one"]),
         null=null["time"]["MONAI"]["ratio"],
-        crop=peers["whole job"]["crop"]["ratio"],
-        grown=job["growth"]["27x"]["memory"],
-        small_grown=job["growth, small chunks"]["27x"]["memory"],
+        grown=round(max(row["27x"]["peak_bytes"] - row["1x"]["peak_bytes"] for row in growths) / 1e6, 1),
+        growths=", ".join(f"{row['27x']['memory']:.2f}" for row in growths),
         threads=_ratio(job["two processes / one"]["one of two threads"]),
-        idle=f"{job['idle']['idle share']:.0%}",
-        memory=_megabytes(job["growth"]),
-        small_memory=_megabytes(job["growth, small chunks"]),
+        idle=_idle(job),
+        gpu=_gpu(),
+        memory=_megabytes(growths[0]),
+        small_memory=_megabytes(growths[1]),
+        tiny_memory=_megabytes(growths[2]),
         time=", ".join(f"{job['growth'][name]['seconds per voxel']:.2f}" for name in ("8x", "27x")),
         projection=job["peak memory / projection"]["ratio"],
         receipts=f"{job['receipts']['written_per_second']:,}",
@@ -121,14 +116,54 @@ def page() -> str:
         uint8=peers["null network, uint8"],
         seams=_seams(),
         foretold=_foretold(),
-        jobs_remark=f" {peers['remark of jobs']}." if "remark of jobs" in peers else "",
-        remark=f" The U-Net's column: {unet['remark']}." if "remark" in unet else "",
         our_memory=memory["beam-inference"],
         peers="\n".join(
             f"| {tool} | {_ratio(row)} | {_ratio(unet['time'][tool])} | {memory[tool]} |"
             for tool, row in null["time"].items()
         ),
     )
+
+
+def _against_forward(job: dict[str, Any], engine: str, goal: str) -> str:
+    """Rows of the engines, the loop and the whole job, with what they are to be."""
+    lines = [
+        _row(f"a forward pass, {name}", _ratio(row), "0.60" if name.startswith("openvino") else "")
+        for name, row in job["engines"].items()
+    ]
+    whole, forward = job["job / forward"], "the forward passes of its patches"
+    lines += [
+        _row(
+            f"a chunk, from uint8 cutout to uint8 core / its forward passes ({engine})",
+            _ratio(job["loop / forward"]),
+            goal,
+        ),
+        _row(f"a whole job, from its first chunk to its exit / {forward} ({engine})", _ratio(whole), "1.05"),
+        _row(
+            "the same, from its start: Python, imports, the network's conversion and trial",
+            _ratio(whole["from start to exit"]),
+            "",
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _idle(job: dict[str, Any]) -> str:
+    share = f"{job['idle']['idle share']:.0%}"
+    return _row(
+        "share of the time that nothing is computed, with a store that takes 100 ms to answer each request", share
+    )
+
+
+def _gpu() -> str:
+    """The same on a GPU, where that was measured."""
+    path = RESULTS / "job-cuda.json"
+    title = "### On a GPU\n\n`make bench-gpu` takes the same where there is one"
+    if not path.exists():
+        return f"{title}. None was at hand yet: nothing here speaks of one."
+    job = json.loads(path.read_text())
+    machine = f"{job['machine']['gpu']}, torch {job['machine']['torch']}"
+    table = "| | ratio | goal |\n|---|---|---|"
+    return f"{title}: {machine}.\n\n{table}\n{_against_forward(job, 'torch', '1.05')}\n\n| | |\n|---|---|\n{_idle(job)}"
 
 
 def _megabytes(growth: dict[str, Any]) -> str:

@@ -1,11 +1,26 @@
 """The page of figures says what was measured."""
 
+import json
+import shutil
+
+from benchmarks import page as page_module
 from benchmarks.bench import receipts_per_second
-from benchmarks.page import PAGE, page
+from benchmarks.page import PAGE, RESULTS, page
 
 
 def test_the_page_is_made_of_the_committed_results():
     assert PAGE.read_text() == page(), "run python -m benchmarks.page"
+
+
+def test_a_gpus_figures_have_a_place_on_it(tmp_path, monkeypatch):
+    shutil.copytree(RESULTS, tmp_path / "results")
+    job = json.loads((RESULTS / "job.json").read_text())
+    found = {name: job[name] for name in ("engines", "loop / forward", "job / forward", "idle")}
+    machine = {"machine": job["machine"] | {"gpu": "NVIDIA Sample"}}
+    (tmp_path / "results" / "job-cuda.json").write_text(json.dumps(found | machine))
+    monkeypatch.setattr(page_module, "RESULTS", tmp_path / "results")
+    assert "NVIDIA Sample" in page()
+    assert page().count("a whole job, from its first chunk to its exit") == 2
 
 
 def test_receipts_are_timed_as_they_are_now():
