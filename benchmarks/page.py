@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,8 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 The loop with a null network was to take half of MONAI's time, and took {null}: what is left is the network's own answer,
 weighting it and adding it up, which both do, in memory that is too slow for more. A worker's memory was to be the same,
-within a tenth, for volumes 27 times as large. It grows by about {grown} MB, whatever the chunks, most of it in the first few
-thousand: to {growths} of what it was, for the three sizes of chunks above. What PyTorch leaves free on its heap
+within a tenth, for volumes 27 times as large. For the three sizes of chunks above it grew by {grown} MB, to {growths} of
+what it was: ever more slowly, by memory that is free between what is in use. What PyTorch leaves free on its heap
 differs from process to process by a tenth of the whole; the projection is for the worst that was seen.
 """  # noqa: E501
 
@@ -96,8 +97,8 @@ def page() -> str:
         against_forward=_against_forward(job, "OpenVINO", "1.03"),
         processes=_ratio(job["two processes / one"]),
         null=null["time"]["MONAI"]["ratio"],
-        grown=round(max(row["27x"]["peak_bytes"] - row["1x"]["peak_bytes"] for row in growths) / 1e6, 1),
-        growths=", ".join(f"{row['27x']['memory']:.2f}" for row in growths),
+        grown=_listed(f"{(row['27x']['peak_bytes'] - row['1x']['peak_bytes']) / 1e6:.1f}" for row in growths),
+        growths=_listed(f"{row['27x']['memory']:.2f}" for row in growths),
         threads=_ratio(job["two processes / one"]["one of two threads"]),
         idle=_idle(job),
         gpu=_gpu(),
@@ -232,6 +233,11 @@ def _foretold() -> str:
         f"says {killed['foretold_seconds']}, {killed['foretold / real']:.2f} of it."
     )
     return "\n".join(lines)
+
+
+def _listed(words: Iterable[str]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} and {last}"
 
 
 def _row(*cells: object) -> str:
