@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from beam_inference.bounding_box import BoundingBox
 from beam_inference.config import JobConfig
-from beam_inference.errors import PermanentReadError, TransientReadError
+from beam_inference.errors import DeviceOutOfMemory, ModelContractError, PermanentReadError, TransientReadError
 from beam_inference.fill import source_sections
 from beam_inference.levels import by_section
 from beam_inference.mask import masked, open_mask
@@ -113,5 +113,11 @@ def try_network(
         output_channels=config.model.output_channels,
     )
     if reference is not None:
-        check_difference(predictor, reference, patch, normalize, report.batch_size)
+        try:
+            check_difference(predictor, reference, patch, normalize, report.batch_size)
+        except DeviceOutOfMemory as error:
+            raise ModelContractError(
+                f"the device is out of memory for {report.batch_size} patches a batch in PyTorch in float32, which the "
+                f"network is held against. Write a smaller inference.batch_size. ({error})"
+            ) from None
     return report

@@ -276,13 +276,14 @@ def _check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
     if needed > total:
         raise ConfigError(
             f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB for their chunks, this "
-            f"machine has {total / 2**30:.1f} GiB. Make inference.chunk_shape (or model.crop_margin) smaller."
+            f"machine has {total / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
+            "model.crop_margin) smaller."
         )
     on_device = device_memory() if device == "cuda" else None
     if on_device is not None and memory.device_bytes > on_device:
         raise ConfigError(
             f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has {on_device / 2**30:.1f} "
-            "GiB. Make inference.chunk_shape (or model.crop_margin) smaller."
+            "GiB. Make inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
         )
 
 

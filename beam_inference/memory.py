@@ -180,5 +180,6 @@ def projected_memory(
         computing = _most(computing, KEPT_BYTES + threads * merging + kept)
     host = computing + cached_cutouts(threads) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    ahead = (threads * (1 + look_ahead) - 1) * cutout  # on their way to a GPU, or waiting there for their turn
-    return MemoryProjection(host_bytes=host, device_bytes=device if device_is_host else device + leaving + ahead)
+    # The next chunk's cutout is sent to a GPU meanwhile; only the next one's, and not where there is no room.
+    there = device if device_is_host else device + cutout + leaving
+    return MemoryProjection(host_bytes=host, device_bytes=there)

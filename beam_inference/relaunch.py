@@ -20,6 +20,13 @@ def as_begun(config: JobConfig, before: ResolvedJob) -> JobConfig:
     Where the levels file of ``model.normalize`` is gone, so are the values that were made of it, if the job asks for
     the same of it as then.
     """
+    if config.inference.batch_size == before.asked_batch_size:
+        logger.warning(
+            "inference.batch_size is %d in this job: its first launch had no memory on the device for %d. To try that "
+            "anew, with every chunk, pass --overwrite.",
+            before.config.inference.batch_size,
+            before.asked_batch_size,
+        )
     config = _as_decided(config, before)
     normalize = config.model.normalize
     if isinstance(normalize, FromLevels) and _asks_for_the_same(normalize, before):

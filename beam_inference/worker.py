@@ -197,13 +197,9 @@ class Worker:
             "read",
             lambda e: isinstance(e, TransientReadError),
         )
-        return Cutout(array, self._begun_upload(array), box, time.perf_counter() - start, attempts)
-
-    def _begun_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
-        try:
-            return self._predictor.begin_upload(array)
-        except DeviceOutOfMemory:  # beside the chunk that is computed now; in its own turn there may be room
-            return lambda: self._predictor.upload(array)
+        seconds = time.perf_counter() - start
+        uploaded = self._predictor.begin_upload(array, self.job.input_bytes(self.job.plan.extremes.input))
+        return Cutout(array, uploaded, box, seconds, attempts)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:
         """A chunk's core as it is to be written, from every patch that touches it.
@@ -248,10 +244,10 @@ class Worker:
             ChunkFault: the network fails on this chunk.
             WorkerFault: it fails on any.
         """
-        uniform_patches = 0
+        uniform_patches, batch_size = 0, self._batch_size
 
         def result_of(work: ChunkWork) -> NDArray[Any]:
-            nonlocal uniform_patches
+            nonlocal uniform_patches, batch_size
             here = (slice(None), *work.input_box.slices_in(cutout.frame))
             result = infer_chunk(
                 cutout.array[here],
@@ -264,7 +260,7 @@ class Worker:
                 self._answers,
                 lambda: cutout.uploaded()[here],
             )
-            self._batch_size = result.batch_size  # what was too much for the device once is not tried again
+            batch_size = self._batch_size = result.batch_size  # what was too much once is not tried again
             uniform_patches += result.uniform_patches
             return result.core
 
@@ -288,7 +284,7 @@ class Worker:
             self._failed_at_start = None
         seconds = {"read": cutout.seconds, "infer": time.perf_counter() - start}
         tried = {"read": cutout.attempts, "infer": attempts}
-        return Core(array, self._batch_size, uniform_patches, cutout.array.nbytes, seconds, tried)
+        return Core(array, batch_size, uniform_patches, cutout.array.nbytes, seconds, tried)
 
     def _write(self, index: int, core: Core) -> Record:
         box, start = self.job.plan.chunks.core_box(index), time.perf_counter()

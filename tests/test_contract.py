@@ -1,3 +1,4 @@
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,35 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
     predictor = TorchPredictor(no_room, torch.device("cpu"))
     with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
         check_contract(predictor, patch, Normalization(), **settings)
+
+
+def test_what_a_batch_that_was_too_large_held_is_free_before_the_next_is_tried():
+    held, alive = [], []
+
+    def network(batch):
+        alive.append(sum(reference() is not None for reference in held))
+        activations = batch + 1
+        held.append(weakref.ref(activations))
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    settings = {"batch_size": 8, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    assert check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings).batch_size == 1
+    assert alive[:4] == [0, 0, 0, 0]
+
+
+def test_where_half_a_batch_is_refused_it_is_said_why_it_was_tried():
+    def network(batch):
+        if len(batch) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        raise ValueError("expected 4")
+
+    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    with pytest.raises(ModelContractError, match=r"expected 4.*\(4 at a time are too many for the device's memory\)"):
+        check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
 
 
 def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to_the_first_chunk():

@@ -180,7 +180,7 @@ def test_what_is_uploaded_ahead_by_other_threads_arrives_whole(device):
     random = np.random.default_rng(1)
     arrays = [random.integers(0, 200, (2, 3, 40, 50 * k)).astype(dtype) for k in (4, 1, 9) for dtype in DTYPES]
     with ThreadPoolExecutor(3) as readers:
-        begun = [readers.submit(predictor.begin_upload, array) for array in arrays]
+        begun = [readers.submit(predictor.begin_upload, array, arrays[-1].nbytes) for array in arrays]
         expected, _ = inferred(predictor)
         with predictor.session():
             for array, future in zip(arrays, begun, strict=True):
@@ -193,5 +193,5 @@ def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
     predictor, work, array = TorchPredictor(network(device), device), plan().work(0), volume()
     inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
     with ThreadPoolExecutor(1) as readers:
-        uploaded = readers.submit(predictor.begin_upload, array).result()
+        uploaded = readers.submit(predictor.begin_upload, array, array.nbytes).result()
     np.testing.assert_array_equal(inferring(uploaded=uploaded).core, inferring().core)

@@ -1,6 +1,9 @@
 """Between host and GPU, where there is none: a stand-in makes every copy as late as CUDA may, when it is waited for."""
 
-from contextlib import contextmanager
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from beam_inference.predictors.torch_predictor import TorchPredictor
 from beam_inference.predictors.transfers import Downloads, Uploads
 
 CPU = torch.device("cpu")
@@ -19,7 +23,7 @@ class LateStream:
     current = None
 
     def __init__(self, device=None):
-        self.copies = []
+        self.copies, self.lock = [], threading.Lock()
 
     def record_event(self):
         return LateEvent(self, len(self.copies))
@@ -36,15 +40,16 @@ class LateEvent:
         self.stream, self.count = stream, count
 
     def synchronize(self):
-        for k in range(self.count):
-            self.stream.copies[k]()
-            self.stream.copies[k] = lambda: None
+        with self.stream.lock:
+            for k in range(self.count):
+                self.stream.copies[k]()
+                self.stream.copies[k] = lambda: None
 
 
 @pytest.fixture(autouse=True, scope="module")
-def late_copies():
-    copy = torch.Tensor.copy_
-    computing = LateStream()
+def streams():
+    """The stream that computes, and which tensors were recorded for which streams."""
+    copy, computing, recorded = torch.Tensor.copy_, LateStream(), []
 
     def late_copy(self, source, non_blocking=False):
         if not non_blocking:
@@ -60,47 +65,102 @@ def late_copies():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.Tensor, "copy_", late_copy)
-        patched.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
+        patched.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append((self.data_ptr(), stream)))
         patched.setattr(torch.cuda, "Stream", LateStream)
         patched.setattr(torch.cuda, "stream", within)
+        patched.setattr(torch.cuda, "device", lambda device: nullcontext())
         patched.setattr(torch.cuda, "current_stream", lambda device: computing)
-        yield
+        yield SimpleNamespace(computing=computing, recorded=recorded)
 
 
-ARRAYS = st.lists(
-    st.tuples(st.sampled_from(["uint8", "uint16", "int16", "float32"]), st.integers(1, 6), st.integers(1, 6)),
-    min_size=1,
-    max_size=5,
-)
+KINDS = st.tuples(st.sampled_from(["uint8", "uint16", "int16", "float32"]), st.integers(1, 6), st.integers(1, 6))
+STEPS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "ask", "forget", "give up"]), st.integers(0, 9), KINDS))
 
 
-@given(kinds=ARRAYS, order=st.randoms(use_true_random=False))
-def test_uploads_arrive_whole_whenever_they_are_asked_for(kinds, order):
-    uploads = Uploads(CPU)
-    arrays = [np.full((2, z, x), 1 + k, dtype) for k, (dtype, z, x) in enumerate(kinds)]
-    arrived = [uploads.begin(array.copy()) for array in arrays]
-    sequence = list(range(len(arrays)))
-    order.shuffle(sequence)
-    for k in sequence:
-        np.testing.assert_array_equal(arrived[k]().numpy(), arrays[k])
-        assert arrived[k]().numpy().dtype == arrays[k].dtype
+def filled(value, kind):
+    dtype, z, x = kind
+    return np.full((2, z, x), value, dtype)
+
+
+@given(steps=STEPS)
+def test_uploads_arrive_whole_whenever_they_are_asked_for(streams, steps):
+    """Or are not sent: where one waits to be asked for, and where it was given up."""
+    uploads, held, waiting = Uploads(CPU), {}, None
+    for number, (step, which, kind) in enumerate(steps):
+        chosen = sorted(held)[which % len(held)] if held else None
+        if step == "begin":
+            array = filled(1 + number, kind)
+            begun = uploads.begin(array.copy(), 1000)
+            if waiting is None:
+                waiting = number
+            held[number] = [begun, array, waiting == number]
+        elif step == "give up":
+            assert uploads.give_up() == (waiting is not None)
+            if waiting is not None:
+                held[waiting][2], waiting = False, None
+        elif chosen is not None:
+            begun, array, is_sent = held[chosen]
+            if waiting == chosen:
+                waiting = None
+            if step == "forget":
+                del held[chosen], begun
+                continue
+            before, tensor = len(streams.recorded), begun()
+            assert (tensor is not None) == is_sent
+            if tensor is not None:
+                np.testing.assert_array_equal(tensor.numpy(), array)
+                assert tensor.numpy().dtype == array.dtype
+                assert streams.recorded[before:] == [(tensor.data_ptr(), streams.computing)]
 
 
 def test_an_upload_is_not_awaited_before_it_is_asked_for():
     uploads = Uploads(CPU)
-    arrived = uploads.begin(np.ones((1, 2, 3, 4), np.uint8))
-    assert len(uploads._stream.copies) == 1
-    late = uploads._stream.copies[0]
+    arrived = uploads.begin(np.ones((1, 2, 3, 4), np.uint8), 24)
+    (late,) = uploads._stream.copies
     arrived()
-    assert uploads._stream.copies[0] is not late
+    assert uploads._stream.copies != [late]
 
 
-@given(kinds=ARRAYS)
-def test_a_download_is_good_until_the_next_begins(kinds):
+def test_where_there_is_no_room_an_array_is_brought_when_it_is_asked_for(monkeypatch):
+    predictor, empty, array = TorchPredictor(torch.nn.Identity(), CPU), torch.empty, np.ones((1, 2, 3, 4), np.uint8)
+    predictor._uploads = uploads = Uploads(CPU)
+
+    def no_room(*size, **options):
+        if "device" in options:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(*size, **options)
+
+    with monkeypatch.context() as full:
+        full.setattr(torch, "empty", no_room)
+        arrived = predictor.begin_upload(array, 24)
+    assert uploads._stream.copies == []
+    np.testing.assert_array_equal(arrived(), array)
+    np.testing.assert_array_equal(predictor.begin_upload(array, 24)(), array)
+    assert len(uploads._stream.copies) == 1
+
+
+def test_threads_do_not_write_into_what_another_one_sends():
+    uploads = Uploads(CPU)
+
+    def sent(value):
+        array = np.full((1, 50, 60, 70), value, np.uint8)
+        tensor = uploads.begin(array, array.nbytes)()
+        return tensor is None or bool((tensor == value).all())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(sent, range(200)))
+
+
+@given(kinds=st.lists(KINDS, min_size=1, max_size=5))
+def test_a_download_waits_for_what_is_computed_and_is_good_until_the_next_begins(streams, kinds):
     downloads = Downloads(CPU)
-    for k, (dtype, z, x) in enumerate(kinds):
-        array = np.full((2, z, x), 1 + k, dtype)
-        arrived = downloads.begin(torch.from_numpy(array), 100)
+    for k, kind in enumerate(kinds):
+        array = filled(1 + k, kind)
+        tensor = torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name))
+        with torch.cuda.stream(streams.computing):
+            tensor.copy_(torch.from_numpy(array), non_blocking=True)  # as a kernel that has yet to run
+        arrived = downloads.begin(tensor, 100)
+        assert streams.recorded[-1] == (tensor.data_ptr(), downloads._stream)
         np.testing.assert_array_equal(arrived(), array)
 
 

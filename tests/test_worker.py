@@ -306,24 +306,21 @@ def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
 def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tmp_path, monkeypatch, seams):
-    """And where the device has no room for the next one yet, in their own turn."""
-    worker, threads = Worker(launch(inference={"seams": seams})), []
+    worker, begun = Worker(launch(inference={"seams": seams})), []
     begin = worker._predictor.begin_upload
 
-    def cramped(array):
-        threads.append(threading.current_thread().name)
-        if len(threads) % 2:
-            raise DeviceOutOfMemory("no room")
-        return begin(array)
+    def told(array, most_bytes):
+        begun.append((threading.current_thread().name.partition("_")[0], array.nbytes <= most_bytes))
+        return begin(array, most_bytes)
 
-    monkeypatch.setattr(worker._predictor, "begin_upload", cramped)
+    monkeypatch.setattr(worker._predictor, "begin_upload", told)
     if seams == "exchange":
         exchange = SeamExchange(worker)
         list(exchange.add_up(everything(worker)))
         list(exchange.merge(everything(worker)))
     else:
         outcomes(worker)
-    assert len(threads) > 3
-    assert {name.partition("_")[0] for name in threads} == {"read"}
+    assert len(begun) > 3
+    assert set(begun) == {("read", True)}
     np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
     assert verify(worker.job, worker.state, worker._output).complete

@@ -104,9 +104,9 @@ class AugmentedPredictor:
         """The inner one's."""
         return self._inner.upload(array)
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], Any]:
         """The inner one's."""
-        return self._inner.begin_upload(array)
+        return self._inner.begin_upload(array, most_bytes)
 
     def empty(self, shape: tuple[int, ...]) -> Any:
         """The inner one's."""

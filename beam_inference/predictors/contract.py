@@ -56,52 +56,70 @@ def check_contract(
 ) -> ContractReport:
     """Run one batch made of ``patch`` (channels, Z, Y, X; the patch grown by the crop margin, stored values).
 
-    Where the device has too little memory for it, half the batch is tried, as the job itself will do.
+    Where the device has too little memory for it, half the batch is tried.
 
     Raises:
         ModelContractError: the network fails on it, or returns another shape or values that are not finite; or one
             patch alone is too much for the device.
     """
-    try:
-        with predictor.session(), heap_left_alone():
-            batch = predictor.empty((batch_size, *patch.shape))
-            batch[:] = predictor.upload(patch)
-            batch = normalize(batch)
-            before = _start_peak(predictor)
-            predictions = predictor.predict(batch)
-            predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
-            low, high = float(predictions.min()), float(predictions.max())
-            if predictor.on_host:
-                del predictions  # before the next ones, as in a job
-                if predictor.describe().get("engine") not in CPU_ENGINES:
-                    before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
-                predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
-            working_set = max(0, _peak(predictor) - before)
-    except DeviceOutOfMemory as error:
-        if batch_size == 1:
+    asked = batch_size
+    while True:
+        try:
+            return _contract_of_batch(
+                predictor,
+                patch,
+                normalize,
+                batch_size=batch_size,
+                patch_shape=patch_shape,
+                crop_margin=crop_margin,
+                output_channels=output_channels,
+            )
+        except DeviceOutOfMemory as error:
+            if batch_size == 1:
+                raise ModelContractError(
+                    f"the device is out of memory for one patch of {list(patch.shape[1:])} voxels (z, y, x; crop "
+                    "margin included). Make inference.patch_shape smaller if the model allows it, or use a device with "
+                    f"more memory. ({error})"
+                ) from None
+        except BeamInferenceError:
+            raise
+        except Exception as error:
+            reason = str(error).strip() or type(error).__name__
+            smaller = "" if batch_size == asked else f" ({asked} at a time are too many for the device's memory)"
             raise ModelContractError(
-                f"the device is out of memory for one patch of {list(patch.shape[1:])} voxels (z, y, x; crop margin "
-                f"included). Make inference.patch_shape smaller if the model allows it, or use a device with more "
-                f"memory. ({error})"
-            ) from None
+                f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
+                f"{reason.splitlines()[-1][:400]}. Check model.input_channels, model.dims and inference.patch_shape."
+                f"{smaller}"
+            ) from error
+        # Only here is what the failed call held on the device free again.
         logger.warning("device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2)
-        return check_contract(
-            predictor,
-            patch,
-            normalize,
-            batch_size=batch_size // 2,
-            patch_shape=patch_shape,
-            crop_margin=crop_margin,
-            output_channels=output_channels,
-        )
-    except BeamInferenceError:
-        raise
-    except Exception as error:
-        reason = str(error).strip() or type(error).__name__
-        raise ModelContractError(
-            f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
-            f"{reason.splitlines()[-1][:400]}. Check model.input_channels, model.dims and inference.patch_shape."
-        ) from error
+        batch_size //= 2
+
+
+def _contract_of_batch(
+    predictor: Predictor,
+    patch: NDArray[Any],
+    normalize: Callable[[Any], Any],
+    *,
+    batch_size: int,
+    patch_shape: Zyx,
+    crop_margin: Zyx,
+    output_channels: int,
+) -> ContractReport:
+    with predictor.session(), heap_left_alone():
+        batch = predictor.empty((batch_size, *patch.shape))
+        batch[:] = predictor.upload(patch)
+        batch = normalize(batch)
+        before = _start_peak(predictor)
+        predictions = predictor.predict(batch)
+        predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
+        low, high = float(predictions.min()), float(predictions.max())
+        if predictor.on_host:
+            del predictions  # before the next ones, as in a job
+            if predictor.describe().get("engine") not in CPU_ENGINES:
+                before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
+            predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
+        working_set = max(0, _peak(predictor) - before)
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ModelContractError(
             "the network returns NaN or infinite values for a patch of the input. Check model.normalize, "

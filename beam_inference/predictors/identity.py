@@ -33,7 +33,7 @@ class IdentityPredictor:
         """The array itself."""
         return array
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], NDArray[Any]]:  # noqa: ARG002
         """The array itself."""
         return lambda: array
 

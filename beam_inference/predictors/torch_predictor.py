@@ -72,6 +72,8 @@ class TorchPredictor:
     def session(self) -> Iterator[None]:
         """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
         torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps a number for each
+        if not self.on_host:
+            torch.cuda.set_device(self._device)  # of the calling thread, too
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
@@ -81,47 +83,62 @@ class TorchPredictor:
 
     def upload(self, array: NDArray[Any]) -> torch.Tensor:
         """A tensor on the device, in the array's dtype."""
-        with device_errors():
-            return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
+        return self._with_room(lambda: torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device))
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
-        """A tensor on the device, in the array's dtype, as soon as it is there."""
+    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], torch.Tensor]:
+        """The same, begun; on the CPU there is nothing to begin."""
         if self._uploads is None:
-            tensor = self.upload(array)
-            return lambda: tensor
-        with device_errors():
-            arrived = self._uploads.begin(array)
-
-        def awaited() -> torch.Tensor:
+            return lambda: self.upload(array)
+        try:
             with device_errors():
-                return arrived()
+                sent = self._uploads.begin(array, most_bytes)
+        except DeviceOutOfMemory:
+            return lambda: self.upload(array)
 
-        return awaited
+        def arrived() -> torch.Tensor:
+            with device_errors():
+                tensor = sent()
+            return self.upload(array) if tensor is None else tensor
+
+        return arrived
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of any values on the device."""
-        with device_errors():
-            if self.on_host:
+        if self.on_host:
+            with device_errors():
                 return torch.from_numpy(arrays.empty(shape, np.float32))
-            return torch.empty(shape, dtype=torch.float32, device=self._device)
+        return self._with_room(lambda: torch.empty(shape, dtype=torch.float32, device=self._device))
 
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
-        with device_errors():
-            batch = batch[:, :, 0] if self._dims == 2 else batch
-            result = self._run(batch.contiguous(memory_format=self._memory_format))
-            if not isinstance(result, torch.Tensor) or result.is_complex():
-                raise ModelContractError(
-                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
-                    "x). Wrap it in a module that returns the one to write."
-                )
-            if self._dims == 2 and result.ndim == 4:
-                result = result[:, :, None]
-            result = result.float()
-            if self._activation == "sigmoid":
-                return result.sigmoid()
-            # A network may return its input, which the next batch overwrites: never more than one batch is alive.
-            return result.softmax(dim=1) if self._activation == "softmax" else result
+        return self._with_room(lambda: self._predicted(batch))
+
+    def _predicted(self, batch: torch.Tensor) -> torch.Tensor:
+        batch = batch[:, :, 0] if self._dims == 2 else batch
+        result = self._run(batch.contiguous(memory_format=self._memory_format))
+        if not isinstance(result, torch.Tensor) or result.is_complex():
+            raise ModelContractError(
+                f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
+                "x). Wrap it in a module that returns the one to write."
+            )
+        if self._dims == 2 and result.ndim == 4:
+            result = result[:, :, None]
+        result = result.float()
+        if self._activation == "sigmoid":
+            return result.sigmoid()
+        # A network may return its input, which the next batch overwrites: never more than one batch is alive.
+        return result.softmax(dim=1) if self._activation == "softmax" else result
+
+    def _with_room(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What is made on the device: where there is no room for it, once more without what was sent ahead."""
+        try:
+            with device_errors():
+                return make()
+        except DeviceOutOfMemory:
+            if self._uploads is None or not self._uploads.give_up():
+                raise
+        with device_errors():  # when what the first try held is gone
+            return make()
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
         """A tensor of its own, with the same values."""
