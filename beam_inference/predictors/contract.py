@@ -62,18 +62,33 @@ def check_contract(
         ModelContractError: the network fails on it, or returns another shape or values that are not finite; or one
             patch alone is too much for the device.
     """
+
+    def of_batch(size: int) -> ContractReport:
+        with predictor.session(), heap_left_alone():
+            batch = predictor.empty((size, *patch.shape))
+            batch[:] = predictor.upload(patch)
+            batch = normalize(batch)
+            before = _start_peak(predictor)
+            predictions = predictor.predict(batch)
+            predictions = cropped_to_patch(predictions, (size, output_channels), patch_shape, crop_margin)
+            low, high = float(predictions.min()), float(predictions.max())
+            if predictor.on_host:
+                del predictions  # before the next ones, as in a job
+                if predictor.describe().get("engine") not in CPU_ENGINES:
+                    before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
+                predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
+            working_set = max(0, _peak(predictor) - before)
+        if not (np.isfinite(low) and np.isfinite(high)):
+            raise ModelContractError(
+                "the network returns NaN or infinite values for a patch of the input. Check model.normalize, "
+                "model.weights and inference.precision."
+            )
+        return ContractReport(working_set, size, low, high)
+
     asked = batch_size
     while True:
         try:
-            return _contract_of_batch(
-                predictor,
-                patch,
-                normalize,
-                batch_size=batch_size,
-                patch_shape=patch_shape,
-                crop_margin=crop_margin,
-                output_channels=output_channels,
-            )
+            return of_batch(batch_size)
         except DeviceOutOfMemory as error:
             if batch_size == 1:
                 raise ModelContractError(
@@ -94,38 +109,6 @@ def check_contract(
         # Only here is what the failed call held on the device free again.
         logger.warning("device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2)
         batch_size //= 2
-
-
-def _contract_of_batch(
-    predictor: Predictor,
-    patch: NDArray[Any],
-    normalize: Callable[[Any], Any],
-    *,
-    batch_size: int,
-    patch_shape: Zyx,
-    crop_margin: Zyx,
-    output_channels: int,
-) -> ContractReport:
-    with predictor.session(), heap_left_alone():
-        batch = predictor.empty((batch_size, *patch.shape))
-        batch[:] = predictor.upload(patch)
-        batch = normalize(batch)
-        before = _start_peak(predictor)
-        predictions = predictor.predict(batch)
-        predictions = cropped_to_patch(predictions, (batch_size, output_channels), patch_shape, crop_margin)
-        low, high = float(predictions.min()), float(predictions.max())
-        if predictor.on_host:
-            del predictions  # before the next ones, as in a job
-            if predictor.describe().get("engine") not in CPU_ENGINES:
-                before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
-            predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
-        working_set = max(0, _peak(predictor) - before)
-    if not (np.isfinite(low) and np.isfinite(high)):
-        raise ModelContractError(
-            "the network returns NaN or infinite values for a patch of the input. Check model.normalize, "
-            "model.weights and inference.precision."
-        )
-    return ContractReport(working_set, batch_size, low, high)
 
 
 def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
