@@ -82,6 +82,9 @@ class Network(Protocol):
             DeviceOutOfMemory: the batch is too large; a smaller one may do.
         """
 
+    def make_room(self) -> bool:
+        """Give up what the device holds for later; whether there was anything."""
+
     def copy(self, array: Any) -> Any:
         """A device array of its own, with the same values."""
 
@@ -132,8 +135,7 @@ def infer_chunk(
 
     ``answers`` keeps what the network answers to patches of one value throughout (background, or what lies outside the
     volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing but the time.
-
-    ``uploaded`` gives the cutout as a device array, if it is on its way there.
+    ``uploaded`` gives the cutout as a device array, where it is on its way there.
 
     Raises:
         ModelContractError: the network returns arrays of an unexpected shape.
@@ -145,9 +147,8 @@ def infer_chunk(
     uniform_patches, places = 0, [_places(work, axis) for axis in range(3)]
     with network.session():
         with _told_of_chunk(work):
-            answers = {} if answers is None else answers
-            volume = network.upload(cutout) if uploaded is None else uploaded()
-            patches = _Patches(cutout, volume, work, places, network, normalize, output_channels, answers)
+            volume, known = uploaded() if uploaded else network.upload(cutout), {} if answers is None else answers
+            patches = _Patches(cutout, volume, work, places, network, normalize, output_channels, known)
             core = _Core(work, places, network, output_channels, encoding)
         waiting = deque(product(*work.patches))
         while waiting:
@@ -156,12 +157,12 @@ def infer_chunk(
                 unknown = [index for index, answer in window if answer is None]
                 predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
             except DeviceOutOfMemory:
+                if network.make_room():
+                    continue
                 if batch_size == 1:
                     with _told_of_chunk(work):
                         raise
-                logger.warning(
-                    "device out of memory with %d patches a batch; going on with %d", batch_size, batch_size // 2
-                )
+                logger.warning("device out of memory with %d patches a batch; going on with half of them", batch_size)
                 batch_size //= 2
                 patches.forget_answers()  # of the larger batch
                 continue

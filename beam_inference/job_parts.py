@@ -118,6 +118,6 @@ def try_network(
         except DeviceOutOfMemory as error:
             raise ModelContractError(
                 f"the device is out of memory for {report.batch_size} patches a batch in PyTorch in float32, which the "
-                f"network is held against. Write a smaller inference.batch_size. ({error})"
+                f"network is held against. Make inference.batch_size smaller, or inference.patch_shape. ({error})"
             ) from None
     return report

@@ -174,12 +174,11 @@ def projected_memory(
         computing += device - cutout
         kept = patches + (working_set_bytes if keeps_working_set else 0)
     else:
-        kept = PINNED * (leaving + cutout)
+        kept = PINNED * (leaving + 2 * cutout)  # what is pinned for cutouts grows with them, and stays
         computing += kept
     if exchanged is not None:
         computing = _most(computing, KEPT_BYTES + threads * merging + kept)
     host = computing + cached_cutouts(threads) * input_blocks_bytes
     host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    # The next chunk's cutout is sent to a GPU meanwhile; only the next one's, and not where there is no room.
-    there = device if device_is_host else device + cutout + leaving
+    there = device if device_is_host else device + cutout + leaving  # one cutout is sent to a GPU ahead
     return MemoryProjection(host_bytes=host, device_bytes=there)

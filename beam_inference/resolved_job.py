@@ -55,8 +55,8 @@ class ResolvedJob(Frozen):
     Attributes:
         config: the job, paths absolute, device definite; ``model.normalize`` as what was made of a levels file.
         asked_normalize: what the job file says instead, where it names such a file; not part of the fingerprint.
-        asked_batch_size: what the job file says, where the device had too little memory for it at first launch;
-            ``config`` has what it had room for. Not part of the fingerprint.
+        asked_batch_size: what was asked for, where the device had too little memory for it at first launch; ``config``
+            has what it had room for. Not part of the fingerprint.
         input_bounds, input_channels, input_dtype: of the volume read.
         input_block_shape: of its storage, ZYX; not part of the fingerprint.
         roi: the box to produce.

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -198,8 +199,7 @@ class Worker:
             lambda e: isinstance(e, TransientReadError),
         )
         seconds = time.perf_counter() - start
-        uploaded = self._predictor.begin_upload(array, self.job.input_bytes(self.job.plan.extremes.input))
-        return Cutout(array, uploaded, box, seconds, attempts)
+        return Cutout(array, self._predictor.begin_upload(array), box, seconds, attempts)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:
         """A chunk's core as it is to be written, from every patch that touches it.
@@ -244,7 +244,7 @@ class Worker:
             ChunkFault: the network fails on this chunk.
             WorkerFault: it fails on any.
         """
-        uniform_patches, batch_size = 0, self._batch_size
+        uniform_patches, batch_size, uploaded = 0, self._batch_size, cache(cutout.uploaded)
 
         def result_of(work: ChunkWork) -> NDArray[Any]:
             nonlocal uniform_patches, batch_size
@@ -258,7 +258,7 @@ class Worker:
                 self._batch_size,
                 encoding,
                 self._answers,
-                lambda: cutout.uploaded()[here],
+                lambda: uploaded()[here],
             )
             batch_size = self._batch_size = result.batch_size  # what was too much once is not tried again
             uniform_patches += result.uniform_patches
@@ -266,11 +266,15 @@ class Worker:
 
         def core() -> NDArray[Any]:
             nonlocal uniform_patches
-            uniform_patches = 0
-            try:
-                return together(map(result_of, works))
-            except NonFiniteError:
-                raise NonFiniteError(_explain_non_finite(cutout.array)) from None
+            while True:
+                uniform_patches = 0
+                try:
+                    return together(map(result_of, works))
+                except NonFiniteError:
+                    raise NonFiniteError(_explain_non_finite(cutout.array)) from None
+                except DeviceOutOfMemory:
+                    if not self._predictor.make_room():
+                        raise
 
         with self._device_lock:
             start = time.perf_counter()  # waiting for the device is not using it

@@ -59,7 +59,7 @@ def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
     assert here.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + 10**6
     there = projected_memory(**floats | {"device_is_host": False})
     assert there.device_bytes == 2 * CUTOUT + 2 * SLAB + PATCHES + 10**6
-    pinned = PINNED * (SLAB + CUTOUT)
+    pinned = PINNED * (SLAB + 2 * CUTOUT)
     assert there.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + pinned
 
 

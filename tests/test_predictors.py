@@ -1,7 +1,5 @@
 import warnings
-import weakref
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -332,27 +330,6 @@ def test_torchs_device_errors_are_translated(error, translated):
     predictor = TorchPredictor(fail, torch.device("cpu"))
     with predictor.session(), pytest.raises(translated):
         predictor.predict(torch.zeros(1, 1, 2, 2, 2))
-
-
-def test_without_room_what_was_sent_ahead_is_given_up_before_a_smaller_batch_is_tried():
-    held, sent_ahead = [], [True, True]
-
-    def network(batch):
-        assert all(reference() is None for reference in held)
-        activations = batch + 1
-        held.append(weakref.ref(activations))
-        if sent_ahead or len(batch) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return batch
-
-    predictor = TorchPredictor(network, torch.device("cpu"))
-    predictor._uploads = SimpleNamespace(give_up=lambda: bool(sent_ahead) and (sent_ahead.clear() or True))
-    with predictor.session():
-        assert predictor.predict(torch.zeros(1, 1, 2, 2, 2)).shape == (1, 1, 2, 2, 2)
-        assert len(held) == 2
-        with pytest.raises(DeviceOutOfMemory):
-            predictor.predict(torch.zeros(2, 1, 2, 2, 2))
-    assert len(held) == 3
 
 
 @pytest.mark.gpu

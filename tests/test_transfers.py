@@ -74,7 +74,7 @@ def streams():
 
 
 KINDS = st.tuples(st.sampled_from(["uint8", "uint16", "int16", "float32"]), st.integers(1, 6), st.integers(1, 6))
-STEPS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "ask", "forget", "give up"]), st.integers(0, 9), KINDS))
+STEPS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "take", "take", "forget"]), st.integers(0, 9), KINDS))
 
 
 def filled(value, kind):
@@ -83,29 +83,23 @@ def filled(value, kind):
 
 
 @given(steps=STEPS)
-def test_uploads_arrive_whole_whenever_they_are_asked_for(streams, steps):
-    """Or are not sent: where one waits to be asked for, and where it was given up."""
+def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
+    """Or are not sent, where another one waits."""
     uploads, held, waiting = Uploads(CPU), {}, None
     for number, (step, which, kind) in enumerate(steps):
-        chosen = sorted(held)[which % len(held)] if held else None
         if step == "begin":
             array = filled(1 + number, kind)
-            begun = uploads.begin(array.copy(), 1000)
-            if waiting is None:
-                waiting = number
-            held[number] = [begun, array, waiting == number]
-        elif step == "give up":
-            assert uploads.give_up() == (waiting is not None)
-            if waiting is not None:
-                held[waiting][2], waiting = False, None
-        elif chosen is not None:
-            begun, array, is_sent = held[chosen]
-            if waiting == chosen:
-                waiting = None
+            waiting = number if waiting is None else waiting
+            held[number] = uploads.begin(array.copy()), array
+        elif held:
+            chosen = sorted(held)[which % len(held)]
+            take, array = held[chosen]
+            is_sent = waiting == chosen
+            waiting = None if is_sent else waiting
             if step == "forget":
-                del held[chosen], begun
+                del held[chosen], take
                 continue
-            before, tensor = len(streams.recorded), begun()
+            before, tensor = len(streams.recorded), take()
             assert (tensor is not None) == is_sent
             if tensor is not None:
                 np.testing.assert_array_equal(tensor.numpy(), array)
@@ -113,15 +107,27 @@ def test_uploads_arrive_whole_whenever_they_are_asked_for(streams, steps):
                 assert streams.recorded[before:] == [(tensor.data_ptr(), streams.computing)]
 
 
-def test_an_upload_is_not_awaited_before_it_is_asked_for():
+def test_what_is_dropped_was_not_sent_and_nothing_is_any_more():
     uploads = Uploads(CPU)
-    arrived = uploads.begin(np.ones((1, 2, 3, 4), np.uint8), 24)
+    assert not uploads.stop()
+    uploads, array = Uploads(CPU), np.ones((1, 2, 3, 4), np.uint8)
+    take = uploads.begin(array)
+    assert uploads.stop()
+    assert take() is None
+    assert uploads.begin(array)() is None
+    assert not uploads.stop()
+    assert len(uploads._stream.copies) == 1
+
+
+def test_an_upload_is_not_awaited_before_it_is_taken():
+    uploads = Uploads(CPU)
+    take = uploads.begin(np.ones((1, 2, 3, 4), np.uint8))
     (late,) = uploads._stream.copies
-    arrived()
+    take()
     assert uploads._stream.copies != [late]
 
 
-def test_where_there_is_no_room_an_array_is_brought_when_it_is_asked_for(monkeypatch):
+def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
     predictor, empty, array = TorchPredictor(torch.nn.Identity(), CPU), torch.empty, np.ones((1, 2, 3, 4), np.uint8)
     predictor._uploads = uploads = Uploads(CPU)
 
@@ -132,11 +138,10 @@ def test_where_there_is_no_room_an_array_is_brought_when_it_is_asked_for(monkeyp
 
     with monkeypatch.context() as full:
         full.setattr(torch, "empty", no_room)
-        arrived = predictor.begin_upload(array, 24)
-    assert uploads._stream.copies == []
+        arrived = predictor.begin_upload(array)
     np.testing.assert_array_equal(arrived(), array)
-    np.testing.assert_array_equal(predictor.begin_upload(array, 24)(), array)
-    assert len(uploads._stream.copies) == 1
+    np.testing.assert_array_equal(predictor.begin_upload(array)(), array)
+    assert uploads._stream.copies == [], "and it is not tried again"
 
 
 def test_threads_do_not_write_into_what_another_one_sends():
@@ -144,7 +149,7 @@ def test_threads_do_not_write_into_what_another_one_sends():
 
     def sent(value):
         array = np.full((1, 50, 60, 70), value, np.uint8)
-        tensor = uploads.begin(array, array.nbytes)()
+        tensor = uploads.begin(array)()
         return tensor is None or bool((tensor == value).all())
 
     with ThreadPoolExecutor(4) as threads:

@@ -309,9 +309,9 @@ def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tm
     worker, begun = Worker(launch(inference={"seams": seams})), []
     begin = worker._predictor.begin_upload
 
-    def told(array, most_bytes):
-        begun.append((threading.current_thread().name.partition("_")[0], array.nbytes <= most_bytes))
-        return begin(array, most_bytes)
+    def told(array):
+        begun.append(threading.current_thread().name.partition("_")[0])
+        return begin(array)
 
     monkeypatch.setattr(worker._predictor, "begin_upload", told)
     if seams == "exchange":
@@ -321,6 +321,31 @@ def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tm
     else:
         outcomes(worker)
     assert len(begun) > 3
-    assert set(begun) == {("read", True)}
+    assert set(begun) == {"read"}
     np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
     assert verify(worker.job, worker.state, worker._output).complete
+
+
+@pytest.mark.parametrize("fails_at", ["upload", "predict", "download"])
+def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(launch, tmp_path, monkeypatch, fails_at):
+    """The second of a chunk's batches, say, finds no room, half of it would; what was sent ahead is given up first."""
+    worker = Worker(launch(inference={"batch_size": 4}))
+    predictor, calls, given_up = worker._predictor, [], []
+    doing = getattr(predictor, fails_at)
+
+    def cramped(*arguments):
+        calls.append(fails_at)
+        if len(calls) > 1 and not given_up and (fails_at != "predict" or len(arguments[0]) > 2):
+            raise DeviceOutOfMemory("no room")
+        return doing(*arguments)
+
+    def make_room():
+        given_up.append(True)
+        return len(given_up) == 1
+
+    monkeypatch.setattr(predictor, fails_at, cramped)
+    monkeypatch.setattr(predictor, "make_room", make_room)
+    assert set(outcomes(worker).values()) == {"done"}
+    assert given_up == [True]
+    assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {4}
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)

@@ -104,9 +104,13 @@ class AugmentedPredictor:
         """The inner one's."""
         return self._inner.upload(array)
 
-    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], Any]:
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
         """The inner one's."""
-        return self._inner.begin_upload(array, most_bytes)
+        return self._inner.begin_upload(array)
+
+    def make_room(self) -> bool:
+        """The inner one's."""
+        return self._inner.make_room()
 
     def empty(self, shape: tuple[int, ...]) -> Any:
         """The inner one's."""

@@ -33,9 +33,13 @@ class IdentityPredictor:
         """The array itself."""
         return array
 
-    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], NDArray[Any]]:  # noqa: ARG002
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
         """The array itself."""
         return lambda: array
+
+    def make_room(self) -> bool:
+        """There is nothing to give up."""
+        return False
 
     def empty(self, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """A float32 array of any values."""

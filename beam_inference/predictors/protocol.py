@@ -13,11 +13,10 @@ from beam_inference.chunk_inference import Network
 class Predictor(Network, Protocol):
     """A loaded network on its device."""
 
-    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], Any]:
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
         """Begin to bring an array to the device, beside what is computed there; a call of what is returned gives it.
 
-        Any thread may begin, those that compute are to call; the array is not to be changed. One is on its way at a
-        time, and only where there is room. The largest there will be is of ``most_bytes``.
+        Any thread may begin, those that compute are to call. One is on its way at a time; others come when called for.
         """
 
     def flip(self, array: Any, axes: Sequence[int]) -> Any:

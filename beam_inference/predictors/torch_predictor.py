@@ -56,7 +56,9 @@ class TorchPredictor:
         self._description = description or {}
         self._threads = threads
         self._forward = forward
-        self._device = device
+        # Of "cuda" it is settled here which: threads have a current one each.
+        is_open = device.type == "cuda" and device.index is None
+        self._device = device = torch.device("cuda", torch.cuda.current_device()) if is_open else device
         self._precision = precision
         self._activation = activation
         self._dims = dims
@@ -73,7 +75,8 @@ class TorchPredictor:
         """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
         torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps a number for each
         if not self.on_host:
-            torch.cuda.set_device(self._device)  # of the calling thread, too
+            with device_errors():
+                torch.cuda.set_device(self._device)  # of the calling thread, too
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
@@ -83,16 +86,18 @@ class TorchPredictor:
 
     def upload(self, array: NDArray[Any]) -> torch.Tensor:
         """A tensor on the device, in the array's dtype."""
-        return self._with_room(lambda: torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device))
+        with device_errors():
+            return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
-    def begin_upload(self, array: NDArray[Any], most_bytes: int) -> Callable[[], torch.Tensor]:
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
         """The same, begun; on the CPU there is nothing to begin."""
         if self._uploads is None:
             return lambda: self.upload(array)
         try:
             with device_errors():
-                sent = self._uploads.begin(array, most_bytes)
+                sent = self._uploads.begin(array)
         except DeviceOutOfMemory:
+            self._uploads.stop()
             return lambda: self.upload(array)
 
         def arrived() -> torch.Tensor:
@@ -102,43 +107,34 @@ class TorchPredictor:
 
         return arrived
 
+    def make_room(self) -> bool:
+        """Give up what was sent ahead; nothing is any more."""
+        return self._uploads is not None and self._uploads.stop()
+
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of any values on the device."""
-        if self.on_host:
-            with device_errors():
+        with device_errors():
+            if self.on_host:
                 return torch.from_numpy(arrays.empty(shape, np.float32))
-        return self._with_room(lambda: torch.empty(shape, dtype=torch.float32, device=self._device))
+            return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def predict(self, batch: torch.Tensor) -> torch.Tensor:
         """Predict (N, C, Z, Y, X) float32; the activation is applied in float32."""
-        return self._with_room(lambda: self._predicted(batch))
-
-    def _predicted(self, batch: torch.Tensor) -> torch.Tensor:
-        batch = batch[:, :, 0] if self._dims == 2 else batch
-        result = self._run(batch.contiguous(memory_format=self._memory_format))
-        if not isinstance(result, torch.Tensor) or result.is_complex():
-            raise ModelContractError(
-                f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
-                "x). Wrap it in a module that returns the one to write."
-            )
-        if self._dims == 2 and result.ndim == 4:
-            result = result[:, :, None]
-        result = result.float()
-        if self._activation == "sigmoid":
-            return result.sigmoid()
-        # A network may return its input, which the next batch overwrites: never more than one batch is alive.
-        return result.softmax(dim=1) if self._activation == "softmax" else result
-
-    def _with_room(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What is made on the device: where there is no room for it, once more without what was sent ahead."""
-        try:
-            with device_errors():
-                return make()
-        except DeviceOutOfMemory:
-            if self._uploads is None or not self._uploads.give_up():
-                raise
-        with device_errors():  # when what the first try held is gone
-            return make()
+        with device_errors():
+            batch = batch[:, :, 0] if self._dims == 2 else batch
+            result = self._run(batch.contiguous(memory_format=self._memory_format))
+            if not isinstance(result, torch.Tensor) or result.is_complex():
+                raise ModelContractError(
+                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
+                    "x). Wrap it in a module that returns the one to write."
+                )
+            if self._dims == 2 and result.ndim == 4:
+                result = result[:, :, None]
+            result = result.float()
+            if self._activation == "sigmoid":
+                return result.sigmoid()
+            # A network may return its input, which the next batch overwrites: never more than one batch is alive.
+            return result.softmax(dim=1) if self._activation == "softmax" else result
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
         """A tensor of its own, with the same values."""

@@ -6,6 +6,7 @@ Copies are made on streams of their own, from or into memory that is pinned once
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -15,9 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+logger = logging.getLogger(__name__)
+
 
 class Uploads:
-    """From the host, by any of its threads: one array at a time is sent ahead of when it is asked for."""
+    """From the host, by any of its threads: one array at a time is sent ahead of when it is needed.
+
+    Where that takes memory which is needed for something else, nothing is sent ahead any more.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -25,62 +31,64 @@ class Uploads:
         self._pinned = _Pinned()
         self._copied: torch.cuda.Event | None = None
         self._ahead: Callable[[], _Upload | None] = lambda: None
-        self._lock = threading.Lock()
+        self._is_stopped = False
+        self._sending, self._taking = threading.Lock(), threading.Lock()
 
-    def begin(self, array: NDArray[Any], most_bytes: int) -> Callable[[], torch.Tensor | None]:
-        """Begin to copy an array; a call of what is returned gives it on the device, or None if it was not sent.
+    def begin(self, array: NDArray[Any]) -> Callable[[], torch.Tensor | None]:
+        """Begin to copy an array, if no other one waits; a call of what is returned takes it, once; None if not sent.
 
-        What comes after that call in the caller's stream waits for the copy. Nothing is sent where another array waits
-        to be asked for. ``most_bytes`` are those of the largest array that is to come: memory is pinned for it at once.
+        What comes after that call in the caller's stream waits for the copy.
         """
-        upload = _Upload(self._device, self._lock)
-        with self._lock, torch.cuda.device(self._device):
-            before = self._ahead()
-            if before is None or not before.waits:
-                if self._copied is not None:
-                    self._copied.synchronize()  # until then what is pinned is being read
-                pinned = self._pinned.memory(array.nbytes, most_bytes).view(_dtype(array)).view(array.shape)
-                np.copyto(pinned.numpy(), array)
-                with torch.cuda.stream(self._stream):
-                    tensor = torch.empty(array.shape, dtype=pinned.dtype, device=self._device)
-                    tensor.copy_(pinned, non_blocking=True)
-                    self._copied = self._stream.record_event()
-                    upload.sent = tensor, self._copied
-                    self._ahead = weakref.ref(upload)  # who never asks for it holds nobody up
-        return upload.arrived
+        upload = _Upload(self._device, self._taking)
+        with self._sending, torch.cuda.device(self._device):
+            ahead = self._ahead()
+            if not self._is_stopped and (ahead is None or ahead.sent is None):
+                upload.sent = self._sent(array)
+                self._ahead = weakref.ref(upload)  # who never takes it holds nobody up
+        return upload.take
 
-    def give_up(self) -> bool:
-        """Drop what was sent and nobody has asked for; whether there was any."""
-        with self._lock:
-            upload = self._ahead()
-            if upload is None or not upload.waits:
-                return False
-            upload.sent = None
-            return True
+    def stop(self) -> bool:
+        """Drop what waits to be taken, and send nothing ahead any more; whether something was dropped."""
+        if not self._is_stopped:
+            logger.info("the device has no room for the next chunk's input before its turn")
+        self._is_stopped = True
+        ahead = self._ahead()
+        return ahead is not None and ahead.drop()
+
+    def _sent(self, array: NDArray[Any]) -> tuple[torch.Tensor, torch.cuda.Event]:
+        if self._copied is not None:
+            self._copied.synchronize()  # until then what is pinned is being read
+        pinned = self._pinned.memory(array.nbytes).view(_dtype(array)).view(array.shape)
+        np.copyto(pinned.numpy(), array)
+        with torch.cuda.stream(self._stream):
+            tensor = torch.empty(array.shape, dtype=pinned.dtype, device=self._device)
+            tensor.copy_(pinned, non_blocking=True)
+            self._copied = self._stream.record_event()
+        return tensor, self._copied
 
 
 class _Upload:
-    """What was sent of an array, if anything was: the tensor, and when it is copied."""
+    """What was sent and not yet taken of an array, if anything: the tensor, and when it is copied."""
 
     def __init__(self, device: torch.device, lock: threading.Lock) -> None:
         self.sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
-        self.is_taken = False
         self._device, self._lock = device, lock
 
-    @property
-    def waits(self) -> bool:
-        return self.sent is not None and not self.is_taken
-
-    def arrived(self) -> torch.Tensor | None:
+    def take(self) -> torch.Tensor | None:
         with self._lock:
-            self.is_taken = True
-            if self.sent is None:
-                return None
-            tensor, copied = self.sent
+            sent, self.sent = self.sent, None
+        if sent is None:
+            return None
+        tensor, copied = sent
         here = torch.cuda.current_stream(self._device)
         here.wait_event(copied)
         tensor.record_stream(here)  # or its memory would be the next upload's while it is still read
         return tensor
+
+    def drop(self) -> bool:
+        with self._lock:
+            sent, self.sent = self.sent, None
+        return sent is not None
 
 
 class Downloads:
@@ -96,7 +104,7 @@ class Downloads:
 
         ``values`` says how many a tensor of its kind has at most, so that memory is pinned for the largest one at once.
         """
-        pinned = self._pinned.memory(tensor.nbytes, values * tensor.element_size())
+        pinned = self._pinned.memory(values * tensor.element_size())[: tensor.nbytes]
         pinned = pinned.view(tensor.dtype).view(tensor.shape)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -118,14 +126,14 @@ class _Pinned:
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
-    def memory(self, size: int, most: int) -> torch.Tensor:
-        """So many of its bytes, which are at least ``most``; what an earlier call gave is no longer to be used."""
+    def memory(self, size: int) -> torch.Tensor:
+        """So many of its bytes, the first ones; what an earlier call gave is no longer to be used."""
         if len(self._bytes) < size:
-            most = max(size, most)
+            self._bytes = torch.empty(0, dtype=torch.uint8)  # never both
             try:
-                self._bytes = torch.empty(most, dtype=torch.uint8, pin_memory=True)
+                self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=True)
             except RuntimeError:  # the system pins no more: then the copy is awaited at once
-                self._bytes = torch.empty(most, dtype=torch.uint8)
+                self._bytes = torch.empty(size, dtype=torch.uint8)
         return self._bytes[:size]
 
 
