@@ -83,7 +83,7 @@ class Network(Protocol):
         """
 
     def make_room(self) -> bool:
-        """Give up what the device holds for later; whether there was anything."""
+        """Once a call has failed, give up what the device holds for later; whether that was an array."""
 
     def copy(self, array: Any) -> Any:
         """A device array of its own, with the same values."""

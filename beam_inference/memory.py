@@ -30,7 +30,7 @@ WRITTEN_BYTES = 2**23
 """Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
 
 PINNED = 2
-"""Pinned memory over what it holds, which leaves a GPU: PyTorch takes powers of two."""
+"""Pinned memory over what it holds, on its way to a GPU or from it: PyTorch takes powers of two."""
 
 STORE_COPIES = 2
 """Of what the store is handed: one as blocks, one as they are encoded."""

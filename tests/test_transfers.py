@@ -17,6 +17,10 @@ from beam_inference.predictors.transfers import Downloads, Uploads
 CPU = torch.device("cpu")
 
 
+def done():
+    """In the place of a copy that was made."""
+
+
 class LateStream:
     """A stream whose copies wait until an event after them is waited for."""
 
@@ -43,7 +47,7 @@ class LateEvent:
         with self.stream.lock:
             for k in range(self.count):
                 self.stream.copies[k]()
-                self.stream.copies[k] = lambda: None
+                self.stream.copies[k] = done
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -108,23 +112,24 @@ def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
 
 
 def test_what_is_dropped_was_not_sent_and_nothing_is_any_more():
-    uploads = Uploads(CPU)
-    assert not uploads.stop()
     uploads, array = Uploads(CPU), np.ones((1, 2, 3, 4), np.uint8)
+    assert not uploads.give_up()
+    assert uploads.begin(array)() is not None
+    assert not uploads.give_up()
     take = uploads.begin(array)
-    assert uploads.stop()
+    assert uploads.give_up()
     assert take() is None
     assert uploads.begin(array)() is None
-    assert not uploads.stop()
-    assert len(uploads._stream.copies) == 1
+    assert not uploads.give_up()
+    assert len(uploads._stream.copies) == 2
 
 
 def test_an_upload_is_not_awaited_before_it_is_taken():
     uploads = Uploads(CPU)
     take = uploads.begin(np.ones((1, 2, 3, 4), np.uint8))
-    (late,) = uploads._stream.copies
+    assert uploads._stream.copies != [done]
     take()
-    assert uploads._stream.copies != [late]
+    assert uploads._stream.copies == [done]
 
 
 def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):

@@ -24,12 +24,16 @@ class Normalization:
     clip: tuple[float, float] | None = None
 
     def __call__(self, batch: Any) -> Any:
-        """Normalise a float32 batch, in place where it can be."""
+        """Normalise a float32 batch, in place."""
         if self.scale != 1.0:
             batch *= np.float32(self.scale).item()
         if self.offset != 0.0:
             batch += np.float32(self.offset).item()
-        return batch if self.clip is None else batch.clip(*self.clip)
+        if self.clip is not None and isinstance(batch, np.ndarray):
+            batch.clip(*self.clip, out=batch)
+        elif self.clip is not None:
+            batch.clip_(*self.clip)
+        return batch
 
 
 def unit(dtype: np.dtype[Any]) -> Normalization:

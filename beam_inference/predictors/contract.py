@@ -106,7 +106,7 @@ def check_contract(
                 f"{reason.splitlines()[-1][:400]}. Check model.input_channels, model.dims and inference.patch_shape."
                 f"{smaller}"
             ) from error
-        # Only here is what the failed call held free again.
+        predictor.make_room()  # only here is what the failed call held free again
         logger.warning("device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2)
         batch_size //= 2
 

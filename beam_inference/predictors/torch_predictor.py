@@ -108,8 +108,12 @@ class TorchPredictor:
         return arrived
 
     def make_room(self) -> bool:
-        """Give up what was sent ahead; nothing is any more."""
-        return self._uploads is not None and self._uploads.stop()
+        """Give up what was sent ahead, for good, and what PyTorch keeps for later: libraries need memory, too."""
+        if self._uploads is None:
+            return False
+        was_there = self._uploads.give_up()
+        torch.cuda.empty_cache()
+        return was_there
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
         """A float32 tensor of any values on the device."""

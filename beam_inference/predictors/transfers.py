@@ -47,13 +47,19 @@ class Uploads:
                 self._ahead = weakref.ref(upload)  # who never takes it holds nobody up
         return upload.take
 
-    def stop(self) -> bool:
-        """Drop what waits to be taken, and send nothing ahead any more; whether something was dropped."""
-        if not self._is_stopped:
-            logger.info("the device has no room for the next chunk's input before its turn")
+    def stop(self) -> None:
+        """Send nothing ahead any more."""
         self._is_stopped = True
-        ahead = self._ahead()
-        return ahead is not None and ahead.drop()
+        logger.info("the device has no room for the next chunk's input before its turn")
+
+    def give_up(self) -> bool:
+        """Drop what waits to be taken, and stop; False if nothing waits."""
+        with self._sending:  # what is being sent now takes memory, too
+            ahead = self._ahead()
+        if ahead is None or not ahead.drop():
+            return False
+        self.stop()
+        return True
 
     def _sent(self, array: NDArray[Any]) -> tuple[torch.Tensor, torch.cuda.Event]:
         if self._copied is not None:
