@@ -7,7 +7,7 @@ PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
+.PHONY: setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 setup: $(READY)
@@ -27,6 +27,9 @@ test: $(READY)  ## everything but what is slow; under ten minutes on two cores
 
 test-all: $(READY)  ## the slow tests too
 	$(BIN)/python -m pytest -m "not gpu"
+
+test-gpu: $(READY)  ## those that need a CUDA device
+	$(BIN)/python -m pytest -m gpu
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -35,6 +35,7 @@ from beam_inference.state import Part, Receipt, State
 from beam_inference.survey import survey
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs, work_of
+from benchmarks.page import PAGE, page
 
 PATCH, OVERLAP, SHAPE = (16, 96, 96), (4, 24, 24), (28, 168, 168)
 CORES = len(os.sched_getaffinity(0))
@@ -379,6 +380,8 @@ def main() -> None:
         results[name] = rows[name]()
         print(name, results[name], flush=True)
         path.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
+    PAGE.write_text(page())
+    print(page())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import contenders
 from benchmarks.measure import machine, ratio_of_pairs
+from benchmarks.page import PAGE, page
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 PEERS = ("MONAI", "nnU-Net", "torchio", "chunkflow")
@@ -86,7 +87,8 @@ def main() -> None:
         "residual U-Net": rounds(known.python, "unet-openvino", "unet", 2, known.network_rounds, 1),
     }
     RESULTS.write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps(figures, indent=1))
+    PAGE.write_text(page())
+    print(page())
 
 
 if __name__ == "__main__":
