@@ -349,12 +349,12 @@ def main() -> None:
     """Measure all rows and write them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", help="default: openvino,onnxruntime,torch; torch,compile on a GPU")
+    parser.add_argument("--engines", help="default: openvino,onnxruntime,torch,compile; torch,compile on a GPU")
     parser.add_argument("--rows", nargs="+", help="these anew; others stay")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json")
     known = parser.parse_args()
     repeats, device, on_cpu = known.repeats, known.device, known.device == "cpu"
-    names = (known.engines or ("openvino,onnxruntime,torch" if on_cpu else "torch,compile")).split(",")
+    names = (known.engines or ("openvino,onnxruntime,torch,compile" if on_cpu else "torch,compile")).split(",")
     engine = "openvino" if on_cpu else "torch"
     path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
     results: dict[str, Any] = json.loads(path.read_text()) if known.rows and path.exists() else {}
