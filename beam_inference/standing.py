@@ -160,7 +160,11 @@ def print_status(status: JobStatus) -> None:
     if status.summed is not None and status.missing:
         print(f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are computed")
     if not status.missing:
-        print("nothing is missing" if status.quarantined else "complete; verify reads it back")
+        print(
+            "nothing is left but what is quarantined; run --chunks does it again"
+            if status.quarantined
+            else "complete; verify reads it back"
+        )
     elif status.rate is None:
         since = f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC" if status.latest else ""
         print(f"no chunk was finished in the last five minutes{since}")

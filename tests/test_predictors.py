@@ -254,7 +254,7 @@ def test_low_precision_runs_the_network_in_it_and_returns_float32(precision):
         ({"path": "/nope/net.onnx"}, "there is no file"),
         ({"path": "gs://bucket/net.pt"}, "copy it to a local file"),
         ({"path": "no_such_module:net"}, "there is no Python module no_such_module"),
-        ({"path": f"{TOYS}:nope"}, "has no attribute 'nope'"),
+        ({"path": f"{TOYS}:nope"}, "has no function nope"),
         ({"path": f"{TOYS}:raises"}, "the factory failed: RuntimeError: the factory is broken"),
         ({"path": f"{TOYS}:not_a_module"}, "returned a int, not a torch module"),
         ({"path": f"{TOYS}:conv", "weights": "/nope/w.pt", "output_channels": 2}, "model.weights: there is no file"),

@@ -132,9 +132,12 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
             spec.loader.exec_module(python_module)
         else:
             python_module = importlib.import_module(module_name)
-        module = getattr(python_module, name)()
-    except AttributeError as error:
-        raise ModelContractError(f"model.path {path}: {error}") from None
+        factory = getattr(python_module, name, None)
+        if factory is None:
+            raise ModelContractError(f"model.path {path}: {file} has no function {name}")
+        module = factory()
+    except ModelContractError:
+        raise
     except Exception as error:
         raise ModelContractError(f"model.path {path}: the factory failed: {type(error).__name__}: {error}") from error
     if not isinstance(module, torch.nn.Module):
