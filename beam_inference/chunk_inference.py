@@ -147,7 +147,8 @@ def infer_chunk(
     uniform_patches, places = 0, [_places(work, axis) for axis in range(3)]
     with network.session():
         with _told_of_chunk(work):
-            volume, known = uploaded() if uploaded else network.upload(cutout), {} if answers is None else answers
+            known = {} if answers is None else answers
+            volume = uploaded() if uploaded else network.upload(cutout)
             patches = _Patches(cutout, volume, work, places, network, normalize, output_channels, known)
             core = _Core(work, places, network, output_channels, encoding)
         waiting = deque(product(*work.patches))
@@ -157,14 +158,13 @@ def infer_chunk(
                 unknown = [index for index, answer in window if answer is None]
                 predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
             except DeviceOutOfMemory:
-                if network.make_room():
-                    continue
-                if batch_size == 1:
-                    with _told_of_chunk(work):
-                        raise
-                logger.warning("device out of memory with %d patches a batch; going on with half of them", batch_size)
-                batch_size //= 2
-                patches.forget_answers()  # of the larger batch
+                if not network.make_room():
+                    if batch_size == 1:
+                        with _told_of_chunk(work):
+                            raise
+                    logger.warning("device out of memory with %d patches a batch; halving it", batch_size)
+                    batch_size //= 2
+                    patches.forget_answers()  # of the larger batch
                 continue
             with _told_of_chunk(work):  # a smaller batch would not help: half of this one is blended
                 for index, answer in window:

@@ -20,6 +20,7 @@ def test_a_gpus_figures_have_a_place_on_it(tmp_path, monkeypatch):
     (tmp_path / "results" / "job-cuda.json").write_text(json.dumps(found | machine))
     monkeypatch.setattr(page_module, "RESULTS", tmp_path / "results")
     assert "NVIDIA Sample" in page()
+    assert "not measured" not in page().partition("## Against the bare network")[0]
     assert page().count("a whole job, from its first chunk to its exit") == 2
 
 

@@ -133,13 +133,11 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
         else:
             python_module = importlib.import_module(module_name)
         factory = getattr(python_module, name, None)
-        if factory is None:
-            raise ModelContractError(f"model.path {path}: {file} has no function {name}")
-        module = factory()
-    except ModelContractError:
-        raise
+        module = None if factory is None else factory()
     except Exception as error:
         raise ModelContractError(f"model.path {path}: the factory failed: {type(error).__name__}: {error}") from error
+    if factory is None:
+        raise ModelContractError(f"model.path {path}: {file} has no function {name}")
     if not isinstance(module, torch.nn.Module):
         raise ModelContractError(
             f"model.path {path}: the factory returned a {type(module).__name__}, not a torch module"
