@@ -100,7 +100,7 @@ hadolint: $(READY)  ## lint the Dockerfiles
 	$(BIN)/hadolint templates/flex/Dockerfile templates/flex/Dockerfile.cpu
 
 metadata: $(READY)  ## write the template's form anew, from the flags
-	$(BIN)/python -m beam_inference.flex_template > templates/flex/metadata.json.new
+	$(BIN)/python -m beam_inference.cli.flex_template > templates/flex/metadata.json.new
 	mv templates/flex/metadata.json.new templates/flex/metadata.json
 
 image:  ## build and push the image of launcher and workers, in Cloud Build

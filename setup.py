@@ -70,7 +70,7 @@ setup(
             "zarr>=3.0",
         ],
     },
-    entry_points={"console_scripts": ["beam-inference=beam_inference.cli:main"]},
+    entry_points={"console_scripts": ["beam-inference=beam_inference.cli.main:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",

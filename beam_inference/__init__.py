@@ -9,46 +9,47 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from beam_inference.bounding_box import BoundingBox
-    from beam_inference.config import JobConfig
-    from beam_inference.elements import Launch, Record
+    from beam_inference.beam.transforms import GenerateRuns, InferChunks, InferVolume
+    from beam_inference.config.job import JobConfig
+    from beam_inference.config.job_file import parse_job
     from beam_inference.errors import BeamInferenceError, UserError
-    from beam_inference.files import load_job
-    from beam_inference.job_file import parse_job
-    from beam_inference.launch import prepare
-    from beam_inference.plan import InferencePlan, make_plan
-    from beam_inference.runner import run_job
-    from beam_inference.state import State
-    from beam_inference.survey import Place
-    from beam_inference.transforms import GenerateRuns, InferChunks, InferVolume
-    from beam_inference.verification import verify
-    from beam_inference.volumes import Volume, open_volume
-    from beam_inference.worker import Worker
+    from beam_inference.geometry.bounding_box import BoundingBox
+    from beam_inference.geometry.plan import InferencePlan, make_plan
+    from beam_inference.job.messages import Launch, Record
+    from beam_inference.job.place import Place
+    from beam_inference.job.state import State
+    from beam_inference.job.verification import verify
+    from beam_inference.launch.job_files import load_job
+    from beam_inference.launch.prepare import prepare
+    from beam_inference.launch.run_job import run_job
+    from beam_inference.volumes.opening import open_volume
+    from beam_inference.volumes.volume import Volume
+    from beam_inference.worker.worker import Worker
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BoundingBox": "bounding_box",
-    "JobConfig": "config",
-    "load_job": "files",
-    "parse_job": "job_file",
+    "BoundingBox": "geometry.bounding_box",
+    "JobConfig": "config.job",
+    "load_job": "launch.job_files",
+    "parse_job": "config.job_file",
     "BeamInferenceError": "errors",
     "UserError": "errors",
-    "Place": "survey",
-    "prepare": "launch",
-    "InferencePlan": "plan",
-    "make_plan": "plan",
-    "run_job": "runner",
-    "State": "state",
-    "GenerateRuns": "transforms",
-    "InferChunks": "transforms",
-    "InferVolume": "transforms",
-    "verify": "verification",
-    "Volume": "volumes",
-    "open_volume": "volumes",
-    "Launch": "elements",
-    "Record": "elements",
-    "Worker": "worker",
+    "Place": "job.place",
+    "prepare": "launch.prepare",
+    "InferencePlan": "geometry.plan",
+    "make_plan": "geometry.plan",
+    "run_job": "launch.run_job",
+    "State": "job.state",
+    "GenerateRuns": "beam.transforms",
+    "InferChunks": "beam.transforms",
+    "InferVolume": "beam.transforms",
+    "verify": "job.verification",
+    "Volume": "volumes.volume",
+    "open_volume": "volumes.opening",
+    "Launch": "job.messages",
+    "Record": "job.messages",
+    "Worker": "worker.worker",
 }
 
 __all__ = [

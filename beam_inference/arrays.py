@@ -13,7 +13,6 @@ import mmap
 import sys
 import threading
 import weakref
-import zlib
 from contextlib import suppress
 from typing import Any
 
@@ -81,15 +80,6 @@ def _take_back() -> None:
     while _returned:
         lent = _returned.pop()
         _idle.append(_lent.pop(id(lent)).memory)
-
-
-def crc32(array: NDArray[np.generic]) -> int:
-    """CRC-32 of the bytes, in C order and little-endian, of an array of two axes or more."""
-    found = 0
-    for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a chunk
-        plane = np.ascontiguousarray(array[index], array.dtype.newbyteorder("<"))
-        found = zlib.crc32(plane.reshape(-1).view(np.uint8).data, found)
-    return found
 
 
 def _memory(size: int) -> mmap.mmap:

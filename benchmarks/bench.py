@@ -23,16 +23,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.chunk_inference import Encoding, infer_chunk
-from beam_inference.config import JobConfig
-from beam_inference.job_file import parse_job
+from beam_inference.config.job import JobConfig
+from beam_inference.config.job_file import parse_job
+from beam_inference.engines.loading import Predictor, load_predictor
+from beam_inference.engines.protocol import Encoding
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.records import Part, Receipt
+from beam_inference.job.state import State
+from beam_inference.launch.survey import survey
 from beam_inference.operators.normalize import unit
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.predictors import Predictor, load_predictor
 from beam_inference.residual_unet import ResidualUNet
-from beam_inference.state import Part, Receipt, State
-from beam_inference.survey import survey
+from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.worker.chunk_inference import infer_chunk
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs, work_of
 from benchmarks.page import PAGE, page
@@ -231,11 +233,12 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from beam_inference.exchange import SeamExchange
-from beam_inference.job_file import parse_job
-from beam_inference.launch import prepare
-from beam_inference.survey import Place, survey
-from beam_inference.worker import Worker
+from beam_inference.worker.seam_exchange import SeamExchange
+from beam_inference.config.job_file import parse_job
+from beam_inference.launch.prepare import prepare
+from beam_inference.job.place import Place
+from beam_inference.launch.survey import survey
+from beam_inference.worker.worker import Worker
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))

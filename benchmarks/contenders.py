@@ -67,13 +67,14 @@ def network_of(name: str) -> torch.nn.Module:
 
 
 def beam_inference(name: str, threads: int, volume: Array) -> Run:
-    from beam_inference.bounding_box import BoundingBox
-    from beam_inference.chunk_inference import AS_COMPUTED, Encoding, infer_chunk
+    from beam_inference.engines.openvino import openvino_forward
+    from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+    from beam_inference.engines.torch_predictor import TorchPredictor
     from beam_inference.environment import use_one_heap
+    from beam_inference.geometry.bounding_box import BoundingBox
+    from beam_inference.geometry.plan import make_plan
     from beam_inference.operators.normalize import unit
-    from beam_inference.plan import make_plan
-    from beam_inference.predictors.engines import openvino_forward
-    from beam_inference.predictors.torch_predictor import TorchPredictor
+    from beam_inference.worker.chunk_inference import infer_chunk
 
     use_one_heap()
     box = BoundingBox((0, 0, 0), volume.shape)
@@ -187,10 +188,10 @@ def chunkflow_inferencer(name: str) -> Any:
 
 def job(seams: str, threads: int, volume: Array) -> Run:
     """Ours, from its first chunk on: ``seams`` instead of a network's name. The network is run by OpenVINO."""
-    from beam_inference.bounding_box import BoundingBox
-    from beam_inference.job_file import parse_job
-    from beam_inference.outputs import OutputSpec, create_output
-    from beam_inference.runner import run_job
+    from beam_inference.config.job_file import parse_job
+    from beam_inference.geometry.bounding_box import BoundingBox
+    from beam_inference.launch.run_job import run_job
+    from beam_inference.volumes.outputs import OutputSpec, create_output
 
     folder = Path(tempfile.mkdtemp())
     box = BoundingBox((0, 0, 0), volume.shape)

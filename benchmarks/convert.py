@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.volumes import open_volume
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.opening import open_volume
 from benchmarks.measure import machine
 
 EDGE = 2048

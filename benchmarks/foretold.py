@@ -24,16 +24,17 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.calibration import calibrate, totals
-from beam_inference.cost import chunk_seconds
-from beam_inference.job_file import parse_job
-from beam_inference.launch import tried
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.runner import run_job
-from beam_inference.simulation import Workload, simulate_many
-from beam_inference.storage import Gcs, Storage
-from beam_inference.survey import THIS_PROCESS, survey
+from beam_inference.config.job_file import parse_job
+from beam_inference.config.storage import Gcs, Storage
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.place import THIS_PROCESS
+from beam_inference.launch.calibration import calibrate
+from beam_inference.launch.cost import chunk_seconds, totals
+from beam_inference.launch.engine_trial import try_network_here
+from beam_inference.launch.run_job import run_job
+from beam_inference.launch.simulation import Workload, simulate_many
+from beam_inference.launch.survey import survey
+from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
 from benchmarks.measure import machine, work_of
@@ -96,7 +97,7 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
         for repeat in range(repeats):
             keys = {"engine": engine, "seams": seams, "chunk_shape": [64, 128, 128]}
             config = parse_job(values_of(f"file://{folder}", "whole", f"{engine}-{seams}-{repeat}", **keys), folder)
-            found, predictor = tried(survey(config), THIS_PROCESS, allow_pickle=False)
+            found, predictor = try_network_here(survey(config), THIS_PROCESS, allow_pickle=False)
             whole = totals(found)
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
             outcome = run_job(config)

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.job_file import parse_job
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.runner import run_job
-from beam_inference.state import State
-from beam_inference.storage import Gcs, Storage
+from beam_inference.config.job_file import parse_job
+from beam_inference.config.storage import Gcs, Storage
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.state import State
+from beam_inference.launch.run_job import run_job
+from beam_inference.volumes.outputs import OutputSpec, create_output
 
 LATENCY_SECONDS = 0.1
 TESTS = Path(__file__).parents[1] / "tests"
@@ -34,7 +34,7 @@ CHUNK, CHUNKS = (32, 192, 192), (2, 3, 3)
 @contextmanager
 def server(latency: float) -> Iterator[str]:
     """A store whose requests each take so long; its URL."""
-    command = [sys.executable, "-W", "ignore", "-m", "standins.gcs", "--port", "0", "--latency", str(latency), "bucket"]
+    command = [sys.executable, "-W", "ignore", "-m", "fakes.gcs", "--port", "0", "--latency", str(latency), "bucket"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:

@@ -41,7 +41,7 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 def work_of(output: str) -> tuple[float, float, list[float]]:
     """When a job's first chunk was begun, when its last was finished, and how long the network took for each, in s."""
-    from beam_inference.state import State  # which peers' environments have not
+    from beam_inference.job.state import State
 
     state = State(f"{output}/_beam_inference")
     job = state.load_job()

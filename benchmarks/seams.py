@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.job_file import parse_job
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.runner import run_job
-from beam_inference.survey import survey
-from beam_inference.volumes import open_volume
+from beam_inference.config.job_file import parse_job
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.launch.run_job import run_job
+from beam_inference.launch.survey import survey
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks import contenders
 from benchmarks.measure import machine, work_of
 

@@ -20,12 +20,12 @@ import waterz
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.segmentation.job import Layout
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.segmentation.layout import Layout
 from beam_inference.segmentation.segment_job import planned_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
-from beam_inference.stores import LOCAL
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks.measure import machine, peak_bytes, ratio
 
 LOW, HIGH, THRESHOLD = 0.1, 0.9999, 0.6

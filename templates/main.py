@@ -2,7 +2,7 @@
 
 import sys
 
-from beam_inference.cli import run_with_flags
+from beam_inference.cli.main import run_with_flags
 
 if __name__ == "__main__":
     sys.exit(run_with_flags())

@@ -9,9 +9,9 @@ import numpy as np
 import yaml
 from helpers import read_volume
 
-from beam_inference.cli import main
-from beam_inference.resolved_job import ResolvedJob
-from beam_inference.state import State
+from beam_inference.cli.main import main
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
 
 NETWORKS = Path(__file__).parent / "networks"
 

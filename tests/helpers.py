@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import yaml
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.grids import PatchLattice
-from beam_inference.level_counts import CountValues, SumCounts, chunks_to_count
-from beam_inference.outputs import OutputSpec, create_output
-from beam_inference.plan import InferencePlan, make_plan
-from beam_inference.storage import Storage
-from beam_inference.volumes import open_volume
+from beam_inference.config.storage import Storage
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.grids import PatchLattice
+from beam_inference.geometry.plan import InferencePlan, make_plan
+from beam_inference.operators.level_counts import CountValues, SumCounts, chunks_to_count
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import OutputSpec, create_output
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -1,4 +1,4 @@
-"""A file imports only from its own floor or a lower one; floors 0 and 1 know neither Beam, TensorStore nor torch."""
+"""A package imports only from the packages below it; the lowest know neither Beam, TensorStore nor torch."""
 
 import ast
 import subprocess
@@ -10,127 +10,49 @@ import pytest
 import beam_inference
 
 PACKAGE = Path(beam_inference.__file__).parent
-FLOORS = [
-    [
-        "errors",
-        "arrays",
-        "environment",
-        "bounding_box",
-        "grids",
-        "ownership",
-        "blending",
-        "fill",
-        "memory",
-        "partition",
-        "sample",
-        "sharding",
-        "simulation",
-        "pyramid_levels",
-        "downsampling",
-    ],
-    [
-        "storage",
-        "volume_config",
-        "operator_config",
-        "normalize_config",
-        "config",
-        "job_file",
-        "plan",
-        "seams",
-        "suggest",
-        "cost",
-        "chunk_inference",
-        "chunk_run",
-        "alignment",
-        "accelerators",
-    ],
-    [
-        *(
-            "stores",
-            "files",
-            "ome_zarr",
-            "detection",
-            "volumes",
-            "outputs",
-            "mask",
-            "predictors",
-            "operators",
-            "resolved_job",
-            "chunk_entries",
-            "state",
-        ),
-        *(
-            "levels",
-            "level_counts",
-            "verification",
-            "status",
-            "runs",
-            "job_parts",
-            "residual_unet",
-            "elements",
-            "seam_files",
-            "attempts",
-            "finishing",
-            "worker",
-            "exchange",
-            "survey",
-            "calibration",
-            "relaunch",
-            "launch",
-            "precomputed_scales",
-            "ome_scales",
-            "scales",
-            "segmentation",
-            "view",
-            "conversion",
-        ),
-    ],
-    ["chunk_tasks", "transforms"],
-    [
-        "pipeline",
-        "beam_flags",
-        "logs",
-        "progress",
-        "execution",
-        "task_runner",
-        "runner",
-        "printing",
-        "standing",
-        "report",
-        "flex_template",
-        "shared_arguments",
-        "volume_commands",
-        "volume_arguments",
-        "arguments",
-        "cli",
-        "commands",
-        "make_labels",
-        "mosaic",
-        "pyramid",
-        "output_pyramid",
-        "thumbnail",
-        "convert",
-        "demo",
-        "__main__",
-        "__init__",
-    ],
+PACKAGES = [  # from the ground up
+    "geometry",
+    "config",
+    "volumes",
+    "operators",
+    "models",
+    "engines",
+    "job",
+    "worker",
+    "beam",
+    "pyramid",
+    "conversion",
+    "segmentation",
+    "launch",
+    "report",
+    "view",
+    "demo",
+    "cli",
 ]
-FLOOR = {name: floor for floor, names in enumerate(FLOORS) for name in names}
+GROUND = {"arrays", "environment", "errors", "limits", "residual_unet"}  # modules that every package may import
 FORBIDDEN = {
-    0: {"apache_beam", "tensorstore", "torch", "pydantic"},
-    1: {"apache_beam", "tensorstore", "torch"},
-    2: {"apache_beam"},
+    "geometry": {"apache_beam", "tensorstore", "torch", "pydantic"},
+    "config": {"apache_beam", "tensorstore", "torch"},
+    **{package: {"apache_beam"} for package in PACKAGES[2:8]},
 }
+MOST_LOOSE_MODULES = 8
+LONGEST_CHAIN = 14
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def name_of(path):
+def package_of(path):
+    """The package that a file is in, or the file's own name if it lies loose on top."""
     relative = path.relative_to(PACKAGE)
     return relative.parts[0] if len(relative.parts) > 1 else relative.stem
 
 
-def imports(path):
+def module_of(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(("beam_inference", *parts)).removesuffix(".__init__")
+
+
+def imports_of(path):
     """Full names of the modules that a file imports, also inside functions, but not for types only."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
@@ -142,52 +64,74 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             yield node.module
-            if node.module == "beam_inference":
-                yield from (f"beam_inference.{alias.name}" for alias in node.names)
+            if node.module.startswith("beam_inference"):
+                names = (f"{node.module}.{alias.name}" for alias in node.names)
+                yield from (name for name in names if name in MODULES)
 
 
-def test_every_module_has_a_floor():
-    assert {name_of(path) for path in FILES} == set(FLOOR)
+MODULES = {module_of(path): path for path in FILES}
+
+
+def own_imports_of(path):
+    """The package's own modules that a file imports, the package itself left out."""
+    return {name for name in imports_of(path) if name.startswith("beam_inference.")} - {module_of(path)}
+
+
+def test_every_folder_is_a_package_of_the_list():
+    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert folders == set(PACKAGES)
+
+
+def test_few_modules_lie_loose():
+    loose = {path.stem for path in PACKAGE.glob("*.py")}
+    assert loose == GROUND | {"__init__", "__main__"}
+    assert len(loose) <= MOST_LOOSE_MODULES
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_go_down_or_sideways(path):
-    floor = FLOOR[name_of(path)]
-    for module in imports(path):
+    package = package_of(path)
+    for module in imports_of(path):
         top = module.split(".")[0]
-        assert top not in FORBIDDEN.get(floor, ()), f"{path.name} on floor {floor} imports {module}"
-        if top == "beam_inference" and module != "beam_inference":
-            other = FLOOR[module.split(".")[1]]
-            assert other <= floor, f"{path.name} on floor {floor} imports {module} of floor {other}"
+        assert top not in FORBIDDEN.get(package, ()), f"{path} imports {module}"
+    for module in own_imports_of(path):
+        imported = module.split(".")[1]
+        if package in GROUND:
+            assert imported in GROUND, f"{path} imports {module}"
+        elif package in PACKAGES and imported not in GROUND:
+            assert PACKAGES.index(imported) <= PACKAGES.index(package), f"{path} climbs to {module}"
 
 
 def test_there_is_no_circle_of_imports():
-    graph = {}
-    for path in FILES:
-        module = ".".join(("beam_inference", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(
-            ".__init__"
-        )
-        graph[module] = {name for name in imports(path) if name.startswith("beam_inference.") and name != module}
-    graph.pop("beam_inference")
-    done, path = set(), []
+    graph = {module: own_imports_of(path) for module, path in MODULES.items() if module != "beam_inference"}
+    finished, path = set(), []
 
     def visit(module):
         assert module not in path, f"circle: {' → '.join([*path, module])}"
-        if module in done or module not in graph:
+        if module in finished or module not in graph:
             return
         path.append(module)
-        for other in graph[module]:
-            visit(other)
+        for imported in graph[module]:
+            visit(imported)
         path.pop()
-        done.add(module)
+        finished.add(module)
 
     for module in graph:
         visit(module)
 
 
-@pytest.mark.parametrize("path", [*FILES, *Path(__file__).parent.rglob("*.py")], ids=lambda path: path.name)
-def test_no_file_outgrows_its_subject(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_chains_of_imports_between_packages_are_short():
+    below = {package: set() for package in PACKAGES}
+    for path in FILES:
+        if package_of(path) in below:
+            below[package_of(path)] |= {module.split(".")[1] for module in own_imports_of(path)}
+
+    def chain_from(package):
+        imported = (below[package] & set(PACKAGES)) - {package}
+        return [*max((chain_from(each) for each in imported), key=len, default=[]), package]
+
+    longest = max((chain_from(package) for package in PACKAGES), key=len)
+    assert len(longest) <= LONGEST_CHAIN, " → ".join(reversed(longest))
 
 
 def test_importing_the_package_imports_neither_torch_nor_beam():

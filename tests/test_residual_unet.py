@@ -6,7 +6,7 @@ import torch
 from helpers import job_values, read_volume, write_job, write_volume
 from torch import nn
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 from beam_inference.residual_unet import ResidualUNet
 
 FACTORY = """

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.conversion.protocol import Facts, Read
 from beam_inference.conversion.raw_array import RawLayout
-from beam_inference.conversion.source import Facts, Read
 from beam_inference.errors import WorkerFault
-from beam_inference.grids import ChunkGrid
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.grids import ChunkGrid
 
 WINDOW_BYTES = 64 * 2**20
 """What is held of a source at a time, by each thread; a single slice or block may be larger."""

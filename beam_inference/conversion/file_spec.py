@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.raw_array import RawLayout
-from beam_inference.volumes import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.volumes.volume import VoxelSizeNm
 
 
 @dataclass(frozen=True, slots=True)

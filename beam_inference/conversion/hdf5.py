@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.protocol import FREE, Facts, Read, as_czyx, library, number_dtype, voxel_offset
 from beam_inference.conversion.raw_array import file_identity
-from beam_inference.conversion.source import FREE, Facts, Read, as_czyx, library, number_dtype, voxel_offset
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.volumes import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.volumes.volume import VoxelSizeNm
 
 _EDGE = 64
 _DEFAULT_NAME = "main"

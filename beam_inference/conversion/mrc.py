@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox
 from beam_inference.conversion.file_spec import FileSpec, xyz
+from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, open_packed
-from beam_inference.conversion.source import FREE, Facts, library, number_dtype
 from beam_inference.errors import VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
 
 _HEADER_BYTES = 1024
 _NM_PER_ANGSTROM = 0.1

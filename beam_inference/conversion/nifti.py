@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.file_spec import FileSpec, xyz
+from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype, placed
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
-from beam_inference.conversion.source import FREE, Facts, library, number_dtype, placed
 from beam_inference.errors import VolumeError
-from beam_inference.volumes import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.volumes.volume import VoxelSizeNm
 
 _NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}  # without a unit, every reader takes millimetres
 _LONGEST_AXIS = 2**15 - 1  # of NIfTI-1

@@ -8,11 +8,11 @@ from typing import IO
 
 import numpy as np
 
-from beam_inference.bounding_box import BoundingBox
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.protocol import FREE, Facts, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
-from beam_inference.conversion.source import FREE, Facts, number_dtype
 from beam_inference.errors import VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
 
 _AXES = {2: "YX", 3: "ZYX", 4: "CZYX"}
 

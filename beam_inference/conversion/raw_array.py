@@ -23,9 +23,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.conversion.source import Facts, Read, as_czyx
+from beam_inference.conversion.protocol import Facts, Read, as_czyx
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
 
 _COPY_BYTES = 2**20
 

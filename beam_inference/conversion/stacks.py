@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.conversion.pictures import picture_header, read_picture
-from beam_inference.conversion.source import Facts, Read
+from beam_inference.conversion.png import picture_header, read_picture
+from beam_inference.conversion.protocol import Facts, Read
 from beam_inference.conversion.tiff import read_slice, slice_header
 from beam_inference.errors import VolumeError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 
 _Header = tuple[int, int, int, str, Zyx]
 _READERS: dict[str, tuple[Callable[[str], _Header], Callable[[str, BoundingBox], NDArray[Any]]]] = {

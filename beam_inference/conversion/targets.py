@@ -18,7 +18,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.copying import WINDOW_BYTES, Put, moved
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.hdf5 import Hdf5Target
@@ -26,11 +25,12 @@ from beam_inference.conversion.mrc import create_mrc
 from beam_inference.conversion.nifti import create_nifti
 from beam_inference.conversion.npy import create_npy
 from beam_inference.conversion.nrrd import create_nrrd
-from beam_inference.conversion.pictures import PNG_CHANNELS, write_png
+from beam_inference.conversion.png import PNG_CHANNELS, write_png
+from beam_inference.conversion.protocol import library
 from beam_inference.conversion.raw_array import RawLayout
-from beam_inference.conversion.source import library
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = frozenset({"float32", "float64"})

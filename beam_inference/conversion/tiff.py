@@ -18,12 +18,13 @@ from xml.etree import ElementTree
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.protocol import FREE, Facts, Read, library, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
-from beam_inference.conversion.source import FREE, Facts, Read, library, number_dtype
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.volumes import VoxelSizeNm, length_nm
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.volumes.opening import length_nm
+from beam_inference.volumes.volume import VoxelSizeNm
 
 _PALETTE = 3
 _SEPARATE = 2

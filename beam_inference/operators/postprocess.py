@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from beam_inference.config.operators import SMOOTH_RADIUS, Argmax, Operator, Own, Select, Smooth, Threshold
 from beam_inference.errors import ModelContractError
-from beam_inference.operator_config import SMOOTH_RADIUS, Argmax, Operator, Own, Select, Smooth, Threshold
 
 Values = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from beam_inference.grids import ChunkGrid
+from beam_inference.geometry.grids import ChunkGrid
 
 CELLS = 96
 """On each side of the picture, at most."""

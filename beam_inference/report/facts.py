@@ -9,10 +9,11 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.geometry.sampling import counted_and_sampled
+from beam_inference.job.records import LaunchNote, QuarantineRecord, Receipt
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
 from beam_inference.report.chunk_map import ChunkMap
-from beam_inference.resolved_job import ResolvedJob
-from beam_inference.sample import counted_and_sampled
-from beam_inference.state import LaunchNote, QuarantineRecord, Receipt, State
 
 RECEIPTS_READ = 4000
 """At most; of more, so many are drawn by lot."""

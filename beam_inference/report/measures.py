@@ -10,8 +10,8 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.grids import ChunkGrid
-from beam_inference.state import ChannelStatistics, Receipt
+from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.job.records import ChannelStatistics, Receipt
 
 STAGES = ("read", "infer", "merge", "write")
 _BINS = 80

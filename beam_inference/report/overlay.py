@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.config import JobConfig
+from beam_inference.config.fields import INTEGER_DTYPES
+from beam_inference.config.job import JobConfig
+from beam_inference.job.records import ChannelStatistics
 from beam_inference.report.slices import Plane
-from beam_inference.state import ChannelStatistics
-from beam_inference.volume_config import INTEGER_DTYPES
 
 PALETTE = ("#ff8c32", "#3aa0ff", "#35c46a", "#e0559b", "#f2d13c", "#8a6cff", "#2fc6c6", "#c98a5a")
 """Of coloured channels, in order."""

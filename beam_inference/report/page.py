@@ -13,13 +13,14 @@ import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from beam_inference.bounding_box import AXES, Zyx
 from beam_inference.errors import BeamInferenceError, UserError
-from beam_inference.job_parts import open_input, output_spec
-from beam_inference.output_pyramid import PyramidStatus, pyramid_of, status_of
-from beam_inference.outputs import open_output
+from beam_inference.geometry.bounding_box import AXES, Zyx
+from beam_inference.job.parts import open_input, output_spec
+from beam_inference.job.records import ChannelStatistics
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
+from beam_inference.launch.output_pyramid import PyramidStatus, pyramid_of, pyramid_told, status_of
 from beam_inference.report.canvas import WIDTH
-from beam_inference.report.charts import draw_stages, draw_timeline, time_text
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.facts import Facts
 from beam_inference.report.measures import (
@@ -32,12 +33,11 @@ from beam_inference.report.measures import (
     worker_hours,
 )
 from beam_inference.report.overlay import PALETTE, colour_ranges, coloured_channels
-from beam_inference.report.pictures import draw_histograms, draw_maps, draw_planes, draw_seams
 from beam_inference.report.seam_profile import SeamProfile, seam_profiles
 from beam_inference.report.slices import Plane, centre_of, histograms, missing_share, place_to_show, read_planes
-from beam_inference.resolved_job import ResolvedJob
-from beam_inference.standing import pyramid_told
-from beam_inference.state import ChannelStatistics, State
+from beam_inference.report.time_figures import draw_stages, draw_timeline, time_text
+from beam_inference.report.volume_figures import draw_histograms, draw_maps, draw_planes, draw_seams
+from beam_inference.volumes.outputs import open_output
 
 Value = TypeVar("Value")
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox
 from beam_inference.errors import PermanentReadError, TransientReadError
-from beam_inference.grids import ChunkGrid
-from beam_inference.mosaic import spread
-from beam_inference.state import Receipt, State
-from beam_inference.volumes import Volume
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.sampling import spread
+from beam_inference.job.records import Receipt
+from beam_inference.job.state import State
+from beam_inference.volumes.volume import Volume
 
 REACH = 24
 """Voxels on either side of a border, at most."""

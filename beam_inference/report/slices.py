@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.grids import ChunkGrid, blocks_touched
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.grids import ChunkGrid, blocks_touched
+from beam_inference.job.records import Receipt
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
 from beam_inference.report.seam_profile import varied
-from beam_inference.resolved_job import ResolvedJob
-from beam_inference.state import Receipt, State
-from beam_inference.stores import TRANSFER_SECONDS
-from beam_inference.volumes import Volume
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS
+from beam_inference.volumes.volume import Volume
 
 PIXELS = 300
 """Of a plane on each of its axes, at most."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 from beam_inference.segmentation.watershed import Links, no_link
-from beam_inference.volumes import Volume
+from beam_inference.volumes.volume import Volume
 
 FRACTION_BITS = 20
 """Sums of affinities that are no integers are of multiples of 2^-20, so that they are exact, whatever their order."""
@@ -26,7 +26,7 @@ def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
         to_next: whether a voxel's affinities are those with the next voxels; else with the ones before.
 
     Raises:
-        What :meth:`beam_inference.volumes.Volume.read` does.
+        What :meth:`beam_inference.volumes.volume.Volume.read` does.
     """
     bounds, grown = volume.bounds, []
     for a, b, first, last in zip(core.start, core.stop, bounds.start, bounds.stop, strict=True):

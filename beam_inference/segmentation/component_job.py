@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
-from beam_inference.segmentation.job import (
-    Layout,
-    checked_input,
-    comparable,
-    described,
-    output_and_grid,
-)
-from beam_inference.segmentation.work import Components
-from beam_inference.storage import Storage
+from beam_inference.segmentation.layout import Layout, checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.plans import Components
 
 _SIDE = 256
 

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.outputs import create_output
 from beam_inference.segmentation.labelling import Faces, equivalences, label_chunk
 from beam_inference.segmentation.numbering import (
     DoChunk,
@@ -33,10 +32,11 @@ from beam_inference.segmentation.numbering import (
     leave_pairs,
     numbering,
 )
+from beam_inference.segmentation.plans import Components, Labelling
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.table import tabulate
-from beam_inference.segmentation.work import Components, Labelling
-from beam_inference.volumes import open_volume
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import create_output
 
 
 def component_stages(work: Components) -> tuple[Stage, ...]:

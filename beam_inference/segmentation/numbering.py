@@ -30,19 +30,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
+from beam_inference.segmentation.plans import Labelling
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.union import number_components, unite
-from beam_inference.segmentation.work import Labelling
 
 DoChunk = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, opened by a picklable function: see :class:`beam_inference.chunk_tasks.ChunkTask`."""
+    """One stage, opened by a picklable function: see :class:`beam_inference.beam.stages.ChunkTask`."""
 
     name: str
     count: int

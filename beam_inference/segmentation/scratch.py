@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.chunk_entries import CHUNKS_PER_FOLDER
+from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
-from beam_inference.storage import Storage
-from beam_inference.stores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
 
 Arrays = Mapping[str, NDArray[Any]]
 Value = TypeVar("Value")

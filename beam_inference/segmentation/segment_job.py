@@ -5,18 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from beam_inference.bounding_box import Zyx
+from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
+from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.segmentation.affinities import MOST
-from beam_inference.segmentation.job import (
-    Layout,
-    checked_input,
-    comparable,
-    described,
-    output_and_grid,
-)
-from beam_inference.segmentation.work import Segmentation
-from beam_inference.storage import Storage
+from beam_inference.segmentation.layout import Layout, checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.plans import Segmentation
 
 _SIDE = 128
 _DTYPES = ("uint8", "uint16", "float16", "float32", "float64")

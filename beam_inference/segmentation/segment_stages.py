@@ -29,8 +29,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.bounding_box import Zyx
-from beam_inference.outputs import create_output
+from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
 from beam_inference.segmentation.labelling import STEPS, arranged, planes_at_seams, seams_of
@@ -43,6 +42,7 @@ from beam_inference.segmentation.numbering import (
     leave_pairs,
     numbering,
 )
+from beam_inference.segmentation.plans import Segmentation
 from beam_inference.segmentation.regions import (
     Names,
     Part,
@@ -55,8 +55,9 @@ from beam_inference.segmentation.regions import (
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.table import tabulate_segments
 from beam_inference.segmentation.watershed import fragments, joined_pairs
-from beam_inference.segmentation.work import Segmentation
-from beam_inference.volumes import Volume, open_volume
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.volume import Volume
 
 
 def segment_stages(work: Segmentation) -> tuple[Stage, ...]:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.segmentation.plans import Labelling
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Arrays, Scratch
-from beam_inference.segmentation.work import Labelling
-from beam_inference.stores import TRANSFER_SECONDS, open_kvstore, persistently, read_file
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, persistently, read_file
 
 _SUMMARY = "summary.json"
 LINES_PER_PART = 1_000_000

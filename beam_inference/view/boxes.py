@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from beam_inference.bounding_box import BoundingBox, Zyx
-from beam_inference.plan import InferencePlan
-from beam_inference.view.state import Boxes
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.plan import InferencePlan
+from beam_inference.view.viewer_state import Boxes
 
 
 def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:

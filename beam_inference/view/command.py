@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from beam_inference.config.fields import refuse_credentials
 from beam_inference.errors import COMPLETE, ConfigError
-from beam_inference.files import load_job
-from beam_inference.storage import refuse_credentials
-from beam_inference.view.shown import View, view_of
-from beam_inference.view.state import hosted_link
+from beam_inference.launch.job_files import load_job
+from beam_inference.view.layers import View, view_of
+from beam_inference.view.viewer_state import hosted_link
 
 MOST_BOXES = 1000
 """Of each kind, in a viewer that is served from here."""

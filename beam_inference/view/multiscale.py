@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.detection import json_object, volume_at
-from beam_inference.storage import Storage
-from beam_inference.stores import open_kvstore
+from beam_inference.config.storage import Storage
+from beam_inference.volumes.detection import json_object, volume_at
+from beam_inference.volumes.kvstores import open_kvstore
 
 _METRES = {
     **{"meter": 1.0, "millimeter": 1e-3, "micrometer": 1e-6, "nanometer": 1e-9, "angstrom": 1e-10, "picometer": 1e-12},

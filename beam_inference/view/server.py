@@ -19,7 +19,7 @@ import tornado.web
 from tornado.httpserver import HTTPServer
 
 from beam_inference.errors import ConfigError
-from beam_inference.survey import STATE_FOLDER
+from beam_inference.job.state import STATE_FOLDER
 from beam_inference.view.multiscale import told_to_older_clients
 
 StateAt = Callable[[str], dict[str, Any]]

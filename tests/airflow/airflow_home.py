@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from standins.gcs import GcsStandIn
+from fakes.gcs import GcsStandIn
 
 PYTHON = os.environ.get("AIRFLOW_PYTHON")
 TEMPLATES = Path(__file__).parents[2] / "templates"

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from fakes.dataflow import DONE, FAILED, DataflowStandIn, Job
+from fakes.gcs import GcsStandIn
 from helpers import job_values, write_volume
-from standins.dataflow import DONE, FAILED, DataflowStandIn, Job
-from standins.gcs import GcsStandIn
 
 sys.path.append(str(Path(__file__).parent))  # so that the tests import their helper by name
 

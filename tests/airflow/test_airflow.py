@@ -8,10 +8,10 @@ import time
 import numpy as np
 import pytest
 from airflow_home import DATAFLOW_FIELDS, pipeline_of, put_folder, receipts_in, wait_until
+from fakes.dataflow import CANCELLED, DONE, FAILED, LOST
 from helpers import job_values, read_volume, toy, write_job, write_volume
-from standins.dataflow import CANCELLED, DONE, FAILED, LOST
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 COMPLETE = {**DATAFLOW_FIELDS, "output": "gs://bucket/complete"}
 

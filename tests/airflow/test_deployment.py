@@ -12,8 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from airflow_home import DATAFLOW_FIELDS, Airflow, free_port, google, pipeline_of, receipts_in
+from fakes.dataflow import CANCELLED, DONE, DataflowStandIn
 from helpers import job_values, toy, write_job, write_volume
-from standins.dataflow import CANCELLED, DONE, DataflowStandIn
 
 DATAFLOW, LOCAL = "beam_inference_dataflow", "beam_inference_local"
 

@@ -5,7 +5,7 @@ import torch
 import toy_networks
 from helpers import TOYS, job_values, read_volume, write_job
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 
 def job_and_result(volume_in, tmp_path, network, state, seams="recompute", postprocess=()):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import files_of, killed_in_each, read_volume, truncated, write_volume
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 CHUNK_SHAPES = ["64x64x64", "128x64x192", "64x256x128"]
 CROP = (slice(20, 110), slice(60, 150), slice(100, 200))

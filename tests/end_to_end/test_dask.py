@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from distributed import Client
-from downsampling_oracle import level_above
 from helpers import TOYS, read_volume, truncated
+from oracles.downsampling import level_above
 
-from beam_inference.cli import main
-from beam_inference.state import State
-from beam_inference.volumes import open_volume
+from beam_inference.cli.main import main
+from beam_inference.job.state import State
+from beam_inference.volumes.opening import open_volume
 
 DASK = Path(sys.executable).with_name("dask")
 

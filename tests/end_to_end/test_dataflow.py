@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from downsampling_oracle import level_above
+from fakes.dataflow import DONE, FAILED, DataflowStandIn, Job
+from fakes.gcs import GcsStandIn, error_response
 from fib25_job import NETWORKS, affinity_job, run_affinities
-from standins.dataflow import DONE, FAILED, DataflowStandIn, Job
-from standins.gcs import GcsStandIn, error_response
+from oracles.downsampling import level_above
 
-from beam_inference.detection import volume_at
-from beam_inference.storage import Storage
-from beam_inference.volumes import open_volume
+from beam_inference.config.storage import Storage
+from beam_inference.volumes.detection import volume_at
+from beam_inference.volumes.opening import open_volume
 
 ROOT = Path(__file__).parents[2]
 IMAGE = "region-docker.pkg.dev/p/r/beam-inference:1"
@@ -88,7 +88,7 @@ class Google:
         bucket, _, name = options["pipelineUrl"].removeprefix("gs://").partition("/")
         (self.folder / "pipeline.pb").write_bytes(self.gcs.get(bucket, name))
         worker = self.folder / "dataflow_worker.py"
-        worker.write_text((ROOT / "tests" / "standins" / "dataflow_worker.py").read_text())
+        worker.write_text((ROOT / "tests" / "fakes" / "dataflow_worker.py").read_text())
         done = subprocess.run(
             [sys.executable, str(worker), str(self.folder / "pipeline.pb")],
             capture_output=True,
@@ -240,7 +240,7 @@ def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
     ],
 )
 def test_what_could_not_work_there_is_refused_before_anything_is_created(monkeypatch, tmp_path, flags, message, capsys):
-    from beam_inference.cli import run_with_flags
+    from beam_inference.cli.main import run_with_flags
 
     with GcsStandIn(["bucket"]) as gcs:
         upload_job(gcs, tmp_path)

@@ -4,9 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 from beam_inference.demo import mni
-from beam_inference.volumes import open_volume
+from beam_inference.volumes.opening import open_volume
 
 
 def dice(found, expected):

@@ -22,8 +22,8 @@ import torch
 from helpers import write_volume
 
 import beam_inference
-from beam_inference.cli import main
-from beam_inference.config import JobConfig
+from beam_inference.cli.main import main
+from beam_inference.config.job import JobConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

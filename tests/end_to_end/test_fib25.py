@@ -12,8 +12,8 @@ from helpers import oracle
 from networks.fib25 import fib25_network
 from safetensors.torch import load_file
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.volumes import open_volume
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.opening import open_volume
 
 SMALL = {"start": [37, 20, 101], "stop": [68, 99, 170]}  # 31 × 79 × 69 voxels: nothing divides it
 CHUNK_SHAPES = [(32, 80, 96), (21, 37, 49), (16, 48, 48), (31, 29, 64)]

@@ -16,7 +16,7 @@ import pytest
 from fib25_job import affinity_job
 from helpers import read_volume, truncated, write_job
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 ROI = {"start": [0, 0, 0], "stop": [64, 128, 128]}
 CHUNK_SHAPE = (16, 32, 64)  # 32 chunks
@@ -174,7 +174,7 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     with truncated(block):
         assert main(["run", str(job)]) == 3
 
-        from beam_inference.state import State
+        from beam_inference.job.state import State
 
         plan = State(f"file://{output}/_beam_inference").load_job().plan
         boxes = {index: plan.work(index).input_box for index in range(CHUNKS)}

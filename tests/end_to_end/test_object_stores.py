@@ -12,13 +12,13 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 import yaml
+from fakes.gcs import GcsStandIn
+from fakes.s3 import KEYS, S3StandIn
 from helpers import TOYS, job_values, read_volume
-from standins.gcs import GcsStandIn
-from standins.s3 import KEYS, S3StandIn
 
-from beam_inference.cli import main
-from beam_inference.storage import Storage
-from beam_inference.volumes import open_volume
+from beam_inference.cli.main import main
+from beam_inference.config.storage import Storage
+from beam_inference.volumes.opening import open_volume
 
 
 @pytest.fixture
@@ -173,10 +173,10 @@ def test_a_store_that_is_not_there_is_told_of_soon(job, capsys):
 
 
 def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(trained, served, tmp_path, monkeypatch):
-    from beam_inference.config import Network
+    from beam_inference.config.job import Network
     from beam_inference.errors import ModelContractError
-    from beam_inference.files import local_model
-    from beam_inference.predictors import model_sha256
+    from beam_inference.models.fetch import local_model
+    from beam_inference.models.files import model_sha256
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
@@ -199,10 +199,10 @@ def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(trained, ser
 
 
 def test_a_worker_refuses_a_network_that_was_changed_since_launch(volume_in, trained, tmp_path):
+    from beam_inference.config.job_file import parse_job
     from beam_inference.errors import WorkerFault
-    from beam_inference.job_file import parse_job
-    from beam_inference.launch import prepare
-    from beam_inference.worker import Worker
+    from beam_inference.launch.prepare import prepare
+    from beam_inference.worker.worker import Worker
 
     launch = prepare(parse_job(values_of(volume_in, tmp_path / "out", trained), tmp_path))
     trained.write_bytes(trained.read_bytes() + b" ")
@@ -215,7 +215,7 @@ def test_factories_come_from_object_stores_too(volume_in, served, tmp_path):
     shutil.copy(TOYS, tmp_path / "toys.py")
     values = job_values(volume_in, tmp_path / "out", model={"path": f"{served}/toys.py:same"})
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
-    code = "import sys; from beam_inference.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from beam_inference.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
         [sys.executable, "-c", code, "run", str(tmp_path / "job.yaml")], capture_output=True, text=True
     )
@@ -234,7 +234,7 @@ def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(volume_in,
             return gcs.requests["GET media"]
 
     kept = requests("kept")
-    monkeypatch.setattr("beam_inference.resolved_job.cached_cutouts", lambda threads: 0)
+    monkeypatch.setattr("beam_inference.job.resolved_job.cached_cutouts", lambda threads: 0)
     without = requests("not-kept")
     print(kept, without)
     assert kept < 0.6 * without

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from helpers import job_values, read_volume, write_job, write_volume
 
-from beam_inference.calibration import totals
-from beam_inference.cli import main
-from beam_inference.files import load_job
-from beam_inference.survey import survey
+from beam_inference.cli.main import main
+from beam_inference.launch.cost import totals
+from beam_inference.launch.job_files import load_job
+from beam_inference.launch.survey import survey
 
 
 @pytest.fixture(params=["uint8", "float32"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import job_values, read_volume, write_job, write_volume
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 NETWORKS = Path(__file__).parents[1] / "networks"
 CLEFT_WEIGHTS = "mip1_d2_1175k.chkpt"

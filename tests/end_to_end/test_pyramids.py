@@ -9,18 +9,18 @@ import warnings
 
 import numpy as np
 import pytest
-from downsampling_oracle import level_above
+from fakes.gcs import GcsStandIn
+from fakes.s3 import KEYS, S3StandIn
 from helpers import write_volume
-from standins.gcs import GcsStandIn
-from standins.s3 import KEYS, S3StandIn
+from oracles.downsampling import level_above
 
-from beam_inference.cli import main
-from beam_inference.detection import volume_at
-from beam_inference.pyramid import plan_pyramid
-from beam_inference.scales import multiscale_volume
-from beam_inference.storage import Storage
-from beam_inference.stores import LOCAL, storage_of_environment
-from beam_inference.volumes import open_volume
+from beam_inference.cli.main import main
+from beam_inference.config.storage import Storage
+from beam_inference.pyramid.pyramid import plan_pyramid
+from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.volumes.detection import volume_at
+from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+from beam_inference.volumes.opening import open_volume
 
 
 def image(shape, start=(0, 0, 0)):
@@ -112,8 +112,9 @@ def test_killed_in_the_middle_then_finished(tmp_path):
     array = image((1, 88, 88, 88))
     urls = [write_volume(tmp_path / name, array, (1, 2, 3), block_shape=(8, 8, 8)) for name in ("v", "undisturbed")]
     script = (
-        "import sys; from beam_inference.pyramid import *; from beam_inference.scales import multiscale_volume;"
-        "from beam_inference.stores import LOCAL\n"
+        "import sys; from beam_inference.pyramid.pyramid import *\n"
+        "from beam_inference.pyramid.scales import multiscale_volume\n"
+        "from beam_inference.volumes.kvstores import LOCAL\n"
         "pyramid = plan_pyramid(multiscale_volume(sys.argv[1], LOCAL), chunk_bytes=1)\n"
         "sys.exit(make_pyramid(pyramid).exit_code)"
     )

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")

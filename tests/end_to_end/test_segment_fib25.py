@@ -12,7 +12,7 @@ import pytest
 from fib25_job import affinity_job, run_affinities
 from helpers import files_of, killed_in_each, read_volume, write_volume
 
-from beam_inference.cli import main
+from beam_inference.cli.main import main
 
 CHUNK_SHAPES = ["64x64x64", "128x64x192", "256x256x256"]
 LIMITS = ["--threshold=0.6", "--low=0.1", "--high=0.9999"]

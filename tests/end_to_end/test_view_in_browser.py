@@ -10,18 +10,19 @@ from browser import chromium, microscope, served
 from helpers import TOYS, job_values, read_volume, write_job, write_volume
 from neuroglancer.segment_colors import hex_string_from_segment_id
 
-from beam_inference.bounding_box import BoundingBox
-from beam_inference.files import load_job
-from beam_inference.outputs import create_output
-from beam_inference.pyramid import plan_pyramid
-from beam_inference.resolved_job import Box
-from beam_inference.scales import multiscale_volume
-from beam_inference.state import QuarantineRecord, State
-from beam_inference.stores import LOCAL
-from beam_inference.survey import default_state_url, survey
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.records import QuarantineRecord
+from beam_inference.job.resolved_job import Box
+from beam_inference.job.state import State, default_state_url
+from beam_inference.launch.job_files import load_job
+from beam_inference.launch.survey import survey
+from beam_inference.pyramid.pyramid import plan_pyramid
+from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.view.layers import view_of
 from beam_inference.view.shaders import CLASS_COLORS
-from beam_inference.view.shown import view_of
-from beam_inference.volumes import open_volume
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import create_output
 
 SHAPE = (20, 40, 50)
 SIZE_NM = (40.0, 8.0, 4.0)

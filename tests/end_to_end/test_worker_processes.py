@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from helpers import read_volume
 
-from beam_inference.cli import main
-from beam_inference.state import State
+from beam_inference.cli.main import main
+from beam_inference.job.state import State
 
 
 def free_port():

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers import write_volume
 
-from beam_inference.pyramid import plan_pyramid
-from beam_inference.scales import multiscale_volume
-from beam_inference.stores import LOCAL
+from beam_inference.pyramid.pyramid import plan_pyramid
+from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.volumes.kvstores import LOCAL
 
 PYTHON = os.environ.get("IGNEOUS_PYTHON")
 pytestmark = [

@@ -1,0 +1,1 @@
+"""Apache Beam: transforms, stages of volume tools, flags of runners, and what runs a pipeline."""

@@ -1,0 +1,234 @@
+"""Beam's command-line flags: which are known, which runner they mean, and where its workers are."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    SetupOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
+from apache_beam.runners.runner import create_runner
+
+from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_named
+from beam_inference.errors import ConfigError
+from beam_inference.job.place import Place
+
+logger = logging.getLogger(__name__)
+
+_LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
+_LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
+_SCHEDULER_SECONDS, _FIRST_WORKER_SECONDS = 10, 60
+_OWN_FLAGS = (  # those that may have been meant
+    *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
+    *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
+    *("--gpu", "--gpu_count", "--gpu_driver", "--gpu_sharing"),
+)
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
+
+
+def beam_options(flags: Sequence[str]) -> PipelineOptions:
+    """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
+
+    Raises:
+        ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner cannot be had.
+    """
+    if runner_named(flags) == "daskrunner":
+        _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
+    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
+        kind._add_argparse_args(parser)  # type: ignore[arg-type]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}") from None
+    if unknown and any(flag.startswith("--template_location") for flag in flags):
+        # Dataflow's own launcher passes what this version of Beam need not know.
+        logger.warning("flags that Apache Beam does not know: %s", " ".join(unknown))
+        flags = [flag for flag in flags if flag not in unknown]
+    elif unknown:
+        name = unknown[0].split("=")[0]
+        close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
+        hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
+        raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
+    options = PipelineOptions(list(flags))
+    if options.view_as(DirectOptions).direct_num_workers < 0:
+        raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
+    standard = options.view_as(StandardOptions)
+    runner = runner_name(standard.runner)
+    if options.view_as(GoogleCloudOptions).template_location and not is_dataflow(runner):
+        raise ConfigError(
+            f"--template_location stages a job for Dataflow, but the runner is {standard.runner or 'the local one'}: "
+            "add --runner=DataflowRunner, or remove it"
+        )
+    if runner in ("directrunner", "fnapirunner"):
+        # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
+        given = {flag.split("=")[0] for flag in flags}
+        extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
+        options = PipelineOptions([*flags, *extra])
+        options.view_as(StandardOptions).runner = "FnApiRunner"
+        return options
+    if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
+        raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
+    if is_dataflow(runner):
+        options = _with_image(flags)
+    if runner == "daskrunner":
+        standard.runner = _DASK  # Beam has no short name for it
+    try:
+        create_runner(str(standard.runner))
+    except (ImportError, AttributeError, ValueError):
+        raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
+    return options
+
+
+def check_options(options: PipelineOptions) -> None:
+    """What Beam itself would check only as it submits, when output and state have been created.
+
+    Raises:
+        ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named are looked at.)
+    """
+    runner = create_runner(str(options.view_as(StandardOptions).runner))
+    faults = PipelineOptionsValidator(options, runner).validate()
+    if faults:
+        raise ConfigError("\n".join(map(str, faults)))
+
+
+def place_of(options: PipelineOptions) -> Place:
+    """Where the workers of a runner are."""
+    name = _name(options)
+    if name in _LOCAL:
+        direct = options.view_as(DirectOptions)
+        workers = direct.direct_num_workers or os.cpu_count() or 1
+        mode = direct.direct_running_mode if name == "fnapirunner" else "in_memory"
+        return Place(
+            processes_per_host=workers if mode == "multi_processing" else 1,
+            threads_per_process=workers if mode == "multi_threading" else 1,
+        )
+    if name == "daskrunner" and _dask_scheduler(options) == (None, None):
+        from distributed.deploy.utils import nprocesses_nthreads
+
+        processes, threads = nprocesses_nthreads()  # what a cluster on this machine will be started with
+        return Place(processes_per_host=processes, threads_per_process=threads)
+    if name == "portablerunner":
+        endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
+        return Place(is_this_machine=endpoint.startswith("localhost"))
+    place = Place(is_this_machine=False, shares_files=not is_dataflow(name))
+    threads = options.view_as(DebugOptions).number_of_worker_harness_threads
+    return place if threads is None else replace(place, threads_per_process=threads)
+
+
+def workers_of(options: PipelineOptions) -> int:
+    """Workers that will share the job, as far as the flags say; of a Dask cluster, as its scheduler says.
+
+    Raises:
+        ConfigError: the Dask cluster does not answer, or has no workers.
+    """
+    place, scale = place_of(options), options.view_as(WorkerOptions)
+    if place.is_this_machine:
+        return place.processes_per_host * place.threads_per_process
+    if _name(options) == "daskrunner":
+        return _dask_workers(options)
+    return int(scale.max_num_workers or scale.num_workers or 1)
+
+
+def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
+    """The options, with Dask told to make ``count`` partitions of what the pipeline begins with, if it is to run there.
+
+    A partition is Dask's unit of work and of retry; left to itself it makes one of 128 elements, so that most workers
+    would have nothing to do.
+    """
+    if _name(options) == "daskrunner":
+        from apache_beam.runners.dask.dask_runner import DaskOptions
+
+        dask = options.view_as(DaskOptions)
+        if dask.npartitions is None and dask.partition_size is None:
+            dask.npartitions = count
+    return options
+
+
+def _name(options: PipelineOptions) -> str:
+    return runner_name(options.view_as(StandardOptions).runner)
+
+
+def _with_image(flags: Sequence[str]) -> PipelineOptions:
+    """Options for Dataflow, whose workers have what their image has.
+
+    Raises:
+        ConfigError: Beam's own image is meant, which has neither this package nor PyTorch.
+    """
+    options = PipelineOptions(list(flags))
+    if not options.view_as(WorkerOptions).sdk_container_image:
+        raise ConfigError(
+            "--runner=DataflowRunner needs --sdk_container_image=IMAGE: Beam's own image has neither beam-inference "
+            "nor PyTorch. docs/dataflow.md says how to build one."
+        )
+    setup = options.view_as(SetupOptions)
+    given = {flag.split("=")[0] for flag in flags}
+    if "--sdk_location" not in given:
+        setup.sdk_location = "container"  # it is in the image; Beam would fetch it from PyPI to upload it
+    if not given & {"--save_main_session", "--no_save_main_session"}:
+        setup.save_main_session = False  # everything is importable there
+    return options
+
+
+def _need_dask() -> None:
+    try:
+        import apache_beam.runners.dask.dask_runner  # noqa: F401
+        import distributed  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--runner=DaskRunner needs Dask, which is not installed: pip install 'beam-inference[dask]', here and on "
+            "the cluster's workers"
+        ) from None
+    if logging.getLogger().level > logging.DEBUG:  # it sets a level of its own, and tells of every connection
+        for name in ("distributed", *(n for n in logging.root.manager.loggerDict if n.startswith("distributed."))):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # some have levels of their own
+
+
+def has_no_workers(result: object) -> bool:
+    """Whether a pipeline runs on a Dask cluster that has lost all its workers, and would wait for others for ever."""
+    client = getattr(result, "client", None)
+    try:
+        return client is not None and not client.scheduler_info(n_workers=-1)["workers"]
+    except (OSError, ValueError, RuntimeError):
+        return True
+
+
+def _dask_scheduler(options: PipelineOptions) -> tuple[str | None, str | None]:
+    """Address and file of the scheduler, as far as they are given."""
+    from apache_beam.runners.dask.dask_runner import DaskOptions
+
+    dask = options.view_as(DaskOptions)
+    return dask.address, dask.scheduler_file
+
+
+def _dask_workers(options: PipelineOptions) -> int:
+    from apache_beam.runners.dask.dask_runner import DaskOptions
+    from distributed import Client
+
+    address, scheduler_file = _dask_scheduler(options)
+    where, patience = address or scheduler_file, options.view_as(DaskOptions).timeout or _SCHEDULER_SECONDS
+    try:
+        with Client(address=address, scheduler_file=scheduler_file, timeout=patience, set_as_default=False) as client:
+            client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
+            workers = client.scheduler_info(n_workers=-1)["workers"]
+    except TimeoutError:
+        raise ConfigError(
+            f"the Dask cluster at {where} has no workers, after {_FIRST_WORKER_SECONDS} s. Start some: dask worker …"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the Dask scheduler at {where} does not answer: {error}. Is the cluster running?") from None
+    return sum(int(worker["nthreads"]) for worker in workers.values())

@@ -1,0 +1,114 @@
+"""Types of fields that several sections of the job file share: numbers, URLs, axes in threes."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+from urllib.parse import unquote
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PositiveFloat, Strict
+
+_FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
+
+
+Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
+
+
+Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
+
+
+Natural = Annotated[int, Strict(), Field(ge=0, le=_FARTHEST)]
+
+
+def _as_path(value: object) -> object:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("an empty path")
+    if isinstance(value, str):
+        refuse_credentials(value)
+    return value
+
+
+def holds_credentials(text: str) -> bool:
+    """Whether a URL, as it is or percent-decoded, carries a password, a signature or a token."""
+    return any(_CREDENTIALS_IN_URL.search(each) is not None for each in (text, unquote(text)))
+
+
+def refuse_credentials(url: str) -> None:
+    """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
+    if holds_credentials(url):
+        raise ValueError(
+            "this URL holds credentials (user:password@, or a signature or token after ?). What a job names is "
+            "recorded beside its output and told in messages, where others can read it. Let the store find its "
+            "credentials, see docs/object-stores.md"
+        )
+
+
+def _as_writable(value: object) -> object:
+    if isinstance(value, str) and re.match("https?://", value):
+        raise ValueError("http(s):// can only be read from; write to a local folder, gs:// or s3://")
+    return _as_path(value)
+
+
+_CREDENTIALS_IN_URL = re.compile(
+    r"://[^/@]*@|://[^/]*:(?!\d+(/|$))[^@]*@"  # a secret may hold a slash, and a port is none
+    r"|[?&][^=&]*(signature|token|credential|secret|password|passwd|pwd|key|sig|auth|jwt|code)[^=&]*=",
+    re.IGNORECASE,
+)
+
+
+Url = Annotated[str, BeforeValidator(_as_path)]
+
+
+WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
+
+
+class Model(BaseModel):
+    """Frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+
+class Frozen(BaseModel):
+    """A record as it stands in JSON: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
+"""Integer dtypes that values of the network are scaled to; float32 holds each of their values exactly."""
+
+
+LABEL_DTYPES = ("uint32", "uint64")
+"""Integer dtypes for labels alone."""
+
+
+def _three(value: object) -> object:
+    """Accept ``64x64x64`` for a shape, which needs no quoting where flags are passed on by other tools."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d+x-?\d+x-?\d+", value):
+        return [int(n) for n in value.split("x")]
+    return value
+
+
+def as_list(value: object) -> object:
+    """A single integer as a list of one; anything else as it is."""
+    return [value] if isinstance(value, int) else value
+
+
+_InThree = BeforeValidator(
+    _three, json_schema_input_type=tuple[int, int, int] | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")]
+)
+
+
+Point = Annotated[tuple[Integer, Integer, Integer], _InThree]
+
+
+Shape = Annotated[tuple[Count, Count, Count], _InThree]
+
+
+Margin = Annotated[tuple[Natural, Natural, Natural], _InThree]
+
+
+VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
+
+
+Range = tuple[FiniteFloat, FiniteFloat]

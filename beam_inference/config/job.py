@@ -1,0 +1,282 @@
+"""The job as frozen, strict models: what may stand in a job file, and what contradicts itself.
+
+How a file becomes such a model is in :mod:`beam_inference.config.job_file`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self, get_args
+
+import numpy as np
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from beam_inference.config.fields import (
+    INTEGER_DTYPES,
+    LABEL_DTYPES,
+    Count,
+    Margin,
+    Model,
+    Natural,
+    Point,
+    Shape,
+    Url,
+    VoxelSize,
+    WritableUrl,
+)
+from beam_inference.config.normalize import Normalize
+from beam_inference.config.operators import Operator, channels_after, gives_labels, largest_label, total_halo
+from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import Input, Mask, Output, Roi
+
+
+class Channel(Model):
+    """What an output channel says."""
+
+    affinity: Point | None = Field(
+        None, description="offset, ZYX: whether a voxel and the one at this offset belong together; else of the voxel"
+    )
+
+
+class Network(Model):
+    """The trained network."""
+
+    path: Url = Field(
+        description="identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file (.onnx), an "
+        "OpenVINO file (.xml), package.module:factory or file.py:factory"
+    )
+    weights: Url | None = Field(
+        None, description="state dict or safetensors, for a factory; the .bin of an .xml, by default beside it"
+    )
+    sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
+    input_channels: Count = 1
+    output_channels: Count = 1
+    channels: list[Channel] | None = Field(
+        None, description="what each output channel says; inference.augment needs it"
+    )
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    normalize: Normalize = Field("none", description="unit: the stored dtype's maximum becomes 1")
+    batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
+    crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
+    dims: Literal[2, 3] = 3
+    voxel_size_nm: VoxelSize | None = Field(None, description="voxel size the network was trained at, ZYX, nanometres")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _beside(cls, values: Any) -> Any:
+        if isinstance(values, dict) and str(values.get("path")).endswith(".xml") and not values.get("weights"):
+            return {**values, "weights": values["path"].removesuffix(".xml") + ".bin"}
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
+            raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
+        is_factory = self.path != "identity" and _FACTORY.fullmatch(self.path) is not None
+        if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
+            raise ValueError(f"weights go with a factory (package.module:factory), not with path: {self.path}")
+        if self.path == "identity":
+            if self.sha256 is not None or self.activation == "softmax":
+                raise ValueError("identity takes no sha256 and no softmax")
+            if self.input_channels != self.output_channels:
+                raise ValueError("identity needs as many output_channels as input_channels")
+        if self.channels is not None and len(self.channels) != self.output_channels:
+            raise ValueError(f"channels describes {len(self.channels)}, output_channels says {self.output_channels}")
+        offsets = [channel.affinity for channel in self.channels or [] if channel.affinity is not None]
+        if len(set(offsets)) < len(offsets) or (0, 0, 0) in offsets:
+            raise ValueError("channels: each affinity needs an offset of its own, other than [0, 0, 0]")
+        if self.dims == 2 and self.crop_margin[0]:
+            raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
+        return self
+
+
+_FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
+
+
+def factory_parts(path: str) -> tuple[str, str] | None:
+    """Module (dotted, or a .py file) and name of a factory path such as ``package.module:factory``, else None."""
+    match = _FACTORY.fullmatch(path)
+    return (match["module"], match["name"]) if match else None
+
+
+_ChunkShape = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Shape, Tag("shape")],
+    Discriminator(lambda value: "auto" if value == "auto" else "shape"),
+]
+_BatchSize = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[Count, Tag("number")],
+    Discriminator(lambda value: "auto" if value == "auto" else "number"),
+]
+
+
+SeamMode = Literal["exchange", "recompute", "crop"]
+
+
+class Inference(Model):
+    """How the network is applied."""
+
+    patch_shape: Shape
+    patch_overlap: Margin = (0, 0, 0)
+    chunk_shape: _ChunkShape = Field(
+        description="the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per worker process, "
+        "found at first launch, kept ever after"
+    )
+    seams: SeamMode = "recompute"
+    chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
+    batch_size: _BatchSize = Field(
+        1, description="patches per network call. auto: tried at first launch, kept ever after"
+    )
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    engine: Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"] = Field(
+        "auto",
+        description="what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is installed "
+        "and gives what PyTorch gives, else torch. fastest: whichever is, with its memory_format, tried where the "
+        "network will run. Both are decided at first launch, kept ever after",
+    )
+    memory_format: Literal["contiguous", "channels_last"] = Field(
+        "contiguous",
+        description="how PyTorch lays out the network's arrays; which is faster depends on network and GPU",
+    )
+    augment: Literal["none", "xy", "xyz"] = Field(
+        "none", description="mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
+    )
+    threads: Count | None = Field(
+        None,
+        description="CPU threads of the network per worker process; they change its last bits. Default: the cores "
+        "shared by the worker processes at first launch, kept ever after; 1 on remote runners",
+    )
+
+    @property
+    def patches_per_call(self) -> int:
+        """``batch_size``; 1 as long as ``auto`` is not decided."""
+        return 1 if self.batch_size == "auto" else self.batch_size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(o >= p for o, p in zip(self.patch_overlap, self.patch_shape, strict=True)):
+            raise ValueError(
+                f"patch_overlap {list(self.patch_overlap)} must be smaller than patch_shape {list(self.patch_shape)} "
+                "on every axis (z, y, x)"
+            )
+        if self.chunk_crop_margin is not None and self.seams != "crop":
+            raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
+        if self.device == "cpu" and self.precision == "tf32":
+            raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
+        if self.engine in ("openvino", "onnxruntime") and (self.device == "cuda" or self.precision != "float32"):
+            raise ValueError(f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto")
+        if self.memory_format != "contiguous" and self.engine not in ("torch", "compile"):
+            raise ValueError(
+                f"memory_format: {self.memory_format} is PyTorch's; write engine: torch or compile, or remove it "
+                f"(engine: fastest tries both)"
+            )
+        return self
+
+
+class Job(Model):
+    """How the job is run; nothing here changes the output's bytes."""
+
+    max_failed_chunks: Natural | None = Field(
+        None, description="above this many quarantined chunks the job fails; default no bound"
+    )
+    attempts: Count = Field(3, description="attempts per chunk and stage, inside the worker")
+    resume: bool = Field(True, description="skip chunks that have a receipt")
+    state_path: WritableUrl | None = Field(None, description="default <output>/_beam_inference")
+    run_length: Count | None = Field(None, description="chunks per Beam element; default from their number")
+
+
+class JobConfig(Model):
+    """A job file.
+
+    Example:
+        >>> job = JobConfig.model_validate({
+        ...     "input": {"path": "file:///data/em"},
+        ...     "output": {"path": "file:///data/affinities"},
+        ...     "model": {"path": "affinity.pt", "output_channels": 3},
+        ...     "inference": {"patch_shape": "20x256x256", "patch_overlap": "4x64x64", "chunk_shape": "64x512x512"},
+        ... })
+        >>> job.inference.patch_shape
+        (20, 256, 256)
+    """
+
+    input: Input
+    output: Output
+    model: Network
+    inference: Inference
+    postprocess: list[Operator] = Field([], description="what is done to the network's values, in this order")
+    mask: Mask | None = Field(None, description="where the output is wanted; default: in the whole ROI")
+    roi: Roi | None = Field(None, description="default: the whole input")
+    job: Job = Job()
+    storage: Storage = Storage()
+
+    @property
+    def output_channels(self) -> int:
+        """Channels of the output, which operators may have made of the network's."""
+        return channels_after(self.postprocess, self.model.output_channels)
+
+    @property
+    def gives_labels(self) -> bool:
+        """Whether the output is whole numbers that name something, written as they are."""
+        return gives_labels(self.postprocess)
+
+    @property
+    def seam_modes(self) -> list[str]:
+        """What ``inference.seams`` may be; operators that look beyond a chunk leave no exchange."""
+        return [mode for mode in get_args(SeamMode) if mode != "exchange" or not any(total_halo(self.postprocess))]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        inference, model = self.inference, self.model
+        if inference.seams not in self.seam_modes:
+            raise ValueError(
+                "inference.seams: exchange gives a chunk the sums of its own voxels only, but postprocess looks "
+                f"{list(total_halo(self.postprocess))} voxels (z, y, x) further: write seams: recompute"
+            )
+        if self.gives_labels and (self.output.dtype == "float32" or self.output.value_range is not None):
+            raise ValueError(
+                "the last operator of postprocess gives whole numbers, which are written as they are: write an integer "
+                "output.dtype, and no output.value_range"
+            )
+        if self.gives_labels:
+            largest = largest_label(self.postprocess, model.output_channels)
+            if largest > np.iinfo(self.output.dtype).max:
+                raise ValueError(f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold")
+        if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
+            raise ValueError(f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make")
+        if model.dims == 2 and inference.patch_shape[0] != 1:
+            raise ValueError(
+                f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
+                f"{list(inference.patch_shape)}: its first number must be 1"
+            )
+        if inference.augment != "none" and model.channels is None:
+            raise ValueError(
+                f"inference.augment: {inference.augment} needs to know what each output channel says: write "
+                f"model.channels: [{', '.join(['{}'] * min(3, model.output_channels))}] for values of voxels, "
+                "{affinity: [z, y, x]} for affinities"
+            )
+        plane = [list(shape[1:]) for shape in (inference.patch_shape, model.crop_margin)]
+        if inference.augment != "none" and any(y != x for y, x in plane):
+            raise ValueError(
+                f"inference.augment: {inference.augment} swaps y and x, but patches are {plane[0]} and crop margins "
+                f"{plane[1]} there (y, x): they must be equal"
+            )
+        if model.dims == 2 and inference.augment == "xyz":
+            raise ValueError("a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy")
+        if model.batch_norm == "batch" and inference.batch_size != 1:
+            raise ValueError(
+                "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "
+                f"statistics; found {inference.batch_size}"
+            )
+        channels = self.output_channels  # raises what the operators cannot do
+        if self.output.encoding != "raw" and channels != 1:
+            raise ValueError(
+                f"output.encoding: {self.output.encoding} is for one channel (readers disagree about the order of "
+                f"more), and there are {channels}"
+            )
+        scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
+        if scaled and self.output.value_range is None and model.activation == "none":
+            raise ValueError(
+                f"output.value_range is needed to write {self.output.dtype} without an activation: "
+                "[low, high] of the network's values"
+            )
+        return self

@@ -1,0 +1,172 @@
+"""Understanding a job file: YAML, overrides, and errors that name the key and what was meant.
+
+Unknown keys are refused with the nearest known one; paths are taken relative to the job file's folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import posixpath
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from beam_inference.config.fields import holds_credentials
+from beam_inference.config.job import JobConfig, factory_parts
+from beam_inference.config.normalize import FromLevels
+from beam_inference.config.volumes import Mask
+from beam_inference.errors import ConfigError
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Safe YAML that refuses a key given twice, where YAML libraries keep the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if str(key) in seen:
+                raise ConfigError(f"the key '{key}' is given twice (line {key_node.start_mark.line + 1})")
+            seen.add(str(key))
+        return super().construct_mapping(node, deep)
+
+
+def parse_job_text(text: str, folder: str | Path, source: str, overrides: Sequence[str] = ()) -> JobConfig:
+    """Validate a job file's text, after ``key.key=value`` overrides (values are YAML); see :func:`parse_job`.
+
+    Raises:
+        ConfigError: it is no YAML, or the job is not valid; the message names every fault.
+    """
+    try:
+        values = yaml.load(text, _UniqueKeyLoader)
+        for override in overrides:
+            _override(values, override)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+    return parse_job(values, folder, source)
+
+
+def parse_job(values: object, folder: str | Path, source: str = "the job") -> JobConfig:
+    """Validate a job given as nested dicts; relative paths are relative to ``folder``, a path or a URL.
+
+    Raises:
+        ConfigError: the job is not valid.
+    """
+    if not isinstance(values, dict):
+        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(JobConfig.model_fields)}")
+    try:
+        job = JobConfig.model_validate(values)
+        # Once more: what a relative path leads to may be what cannot be written to.
+        return JobConfig.model_validate(_with_absolute_paths(job, folder).model_dump())
+    except ValidationError as error:
+        faults = "\n".join(f"  {_explain(e)}" for e in error.errors())
+        raise ConfigError(f"{source} is not a valid job:\n{faults}") from None
+
+
+def _override(values: Any, override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"--set takes key.key=value, such as inference.device=cpu; found '{override}'")
+    *parents, last = key.split(".")
+    for parent in parents:
+        if isinstance(values, dict) and values.get(parent) is None:
+            values[parent] = {}
+        values = values.get(parent) if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        raise ConfigError(f"--set {override}: '{key}' does not lead to a key of the job")
+    values[last] = yaml.safe_load(text)
+
+
+def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
+    """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
+    parts = list(map(str, location))
+    if ".".join(parts[:2]) in _BRANCHED or parts[:1] == ["postprocess"]:
+        del parts[2:3]
+    return tuple(parts)
+
+
+_BRANCHED = ("model.normalize", "inference.batch_size", "inference.chunk_shape", "input.scale")
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The pydantic models in an annotation such as ``Roi | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in _models_in(each)]
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model whose key a pydantic location is; a union's branch has the name of its model."""
+    models: list[type[BaseModel]] = [JobConfig]
+    for part in location[:-1]:
+        named = [model for model in models if model.__name__.lower() == part]
+        fields = [model.model_fields[part] for model in models if isinstance(part, str) and part in model.model_fields]
+        models = named or [each for field in fields for each in _models_in(field.annotation)] or models
+    return models[0]
+
+
+def _explain(error: Any) -> str:
+    key = _key(error["loc"])
+    name = ".".join(key)
+    if error["type"] == "extra_forbidden":
+        fields = _model_at(error["loc"]).model_fields
+        close = difflib.get_close_matches(key[-1], fields, n=1, cutoff=0.5)
+        hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
+        return f"{name}: unknown key; {hint}"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{name}: {message}" if name else message
+    if error["type"] == "missing":
+        return f"{name}: missing"
+    found = repr(error["input"])
+    if key[:1] == ("storage",) or holds_credentials(found):
+        found = f"something of type {type(error['input']).__name__}, which may be secret"
+    return f"{name}: {message[0].lower()}{message[1:]}; found {found}"
+
+
+def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
+    def absolute(path: str | None) -> str | None:
+        if path is None or "://" in path:
+            return path
+        if isinstance(folder, str) and not path.startswith(("/", "~")):
+            scheme, _, place = folder.partition("://")
+            bucket, _, inside = place.partition("/")
+            joined = posixpath.normpath(posixpath.join(inside, path))
+            if joined.startswith(".."):
+                raise ConfigError(f"the path {path} leads out of {scheme}://{bucket}, where the job file is")
+            return f"{scheme}://{bucket}/{joined}"
+        return str((Path(folder) / Path(path).expanduser()).absolute())
+
+    def url(path: str | None) -> str | None:
+        path = absolute(path)
+        return path if path is None or "://" in path else Path(path).as_uri()  # % # ? are quoted
+
+    def model(path: str) -> str:
+        factory = factory_parts(path)
+        if path == "identity" or (factory and not factory[0].endswith(".py")):
+            return path
+        return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
+
+    def mask(given: Mask | None) -> Mask | None:
+        return given and given.model_copy(update={"path": url(given.path)})
+
+    normalize = job.model.normalize
+    if isinstance(normalize, FromLevels):
+        normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
+    network = job.model.model_copy(
+        update={"path": model(job.model.path), "weights": absolute(job.model.weights), "normalize": normalize}
+    )
+    return job.model_copy(
+        update={
+            "input": job.input.model_copy(update={"path": url(job.input.path), "mask": mask(job.input.mask)}),
+            "output": job.output.model_copy(update={"path": url(job.output.path)}),
+            "model": network,
+            "mask": mask(job.mask),
+            "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
+        }
+    )

@@ -1,0 +1,85 @@
+"""From stored values to what the network expects, as a job file describes it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, FiniteFloat, Tag
+
+from beam_inference.config.fields import Integer, Model, Range, Url
+
+
+def _ascending(clip: tuple[float, float]) -> tuple[float, float]:
+    if clip[0] >= clip[1]:
+        raise ValueError(f"clip {list(clip)} must be [low, high] with low < high")
+    return clip
+
+
+Clip = Annotated[Range, AfterValidator(_ascending)]
+
+
+class Affine(Model):
+    """The network's input is ``clip(value * scale + offset)``."""
+
+    scale: FiniteFloat
+    offset: FiniteFloat = 0.0
+    clip: Clip | None = Field(None, description="lowest and highest value, after scale and offset")
+
+
+class FromLevels(Model):
+    """What is made of a volume's own values, once its levels file is read."""
+
+    levels: Url = Field(description="a file that beam-inference levels has made of the input")
+    by: Literal["volume", "section"] = Field("volume", description="values of the whole, or of each section along z")
+
+
+class Contrast(FromLevels):
+    """The values at two quantiles become 0 and 1; what lies beyond is clipped."""
+
+    low: float = Field(0.01, description="quantile that becomes 0")
+    high: float = Field(0.99, description="quantile that becomes 1")
+
+
+class Standard(FromLevels):
+    """The mean becomes 0, the standard deviation 1: ``clip((value - mean) / std)``."""
+
+    to: Literal["standard"]
+    clip: Clip | None = Field(None, description="lowest and highest value, in standard deviations")
+
+
+class Sections(Model):
+    """What levels by section come to: for each section from ``start`` on, the values that become 0 and 1.
+
+    A section where both are one value is 0 throughout.
+    """
+
+    start: Integer
+    levels: list[Range]
+    clip: Clip | None = (0.0, 1.0)
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, dict):
+        made = "standard" if "to" in value else "contrast" if "levels" in value else "affine"
+        return "sections" if "start" in value else made
+    return type(value).__name__.lower() if isinstance(value, (Affine, FromLevels, Sections)) else "name"
+
+
+def _known(value: object) -> object:
+    if _kind(value) == "name" and value not in ("none", "unit"):
+        raise ValueError(
+            f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, {{levels: FILE, "
+            "low: …, high: …, by: volume or section} or {levels: FILE, to: standard, by: …, clip: [low, high]}"
+        )
+    return value
+
+
+Normalize = Annotated[
+    Annotated[Literal["none", "unit"], Tag("name")]
+    | Annotated[Affine, Tag("affine")]
+    | Annotated[Contrast, Tag("contrast")]
+    | Annotated[Standard, Tag("standard")]
+    | Annotated[Sections, Tag("sections")],
+    Discriminator(_kind),
+    BeforeValidator(_known),
+]

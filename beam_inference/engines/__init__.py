@@ -1,0 +1,1 @@
+"""Engines: what runs a network, on which device."""

@@ -1,0 +1,109 @@
+"""BatchNorm with stored statistics, folded into the convolution before it: for PyTorch's eager mode.
+
+Other engines do so themselves. With y = (w * x + b) the layer gives γ (y - μ) / √(σ² + ε) + β, which is a convolution,
+too: of the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
+Integer-Arithmetic-Only Inference", eq. 14). And in such a network activations that are the only ones to want an array
+overwrite it; others say so themselves (``inplace=True``).
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from beam_inference.engines.choice import TOLERANCES
+from beam_inference.engines.onednn import by_onednn
+
+logger = logging.getLogger(__name__)
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
+
+
+def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
+    """A network in eval mode with its BatchNorms folded, or as it is where that cannot be done.
+
+    torch.fx follows its code, and says where what it does depends on its input; what it may not notice, such as a
+    question of types, shows as another answer to a batch of ``shape``, on the network's ``device``.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory to try it; what is computed must not depend on that.
+    """
+    if not any(isinstance(layer, _NORMS) for layer in network.modules()):
+        return network
+    try:
+        simpler = _followed(network)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        logger.info("BatchNorm is not folded: the network's code cannot be followed: %s", error)
+        return network
+    if simpler is None:
+        return network
+    batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    exactly = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with torch.inference_mode(), exactly:
+        try:
+            theirs = by_onednn(network)(batch)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # the contract's check, which comes next, has the words for it
+            logger.info("BatchNorm is not folded: the network fails: %s", error)
+            return network
+        ours = by_onednn(simpler)(batch)
+        difference = float((ours - theirs).square().mean().sqrt()) / max(1.0, float(theirs.abs().max()))
+    if not difference <= TOLERANCES["float32"]:
+        logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
+        return network
+    return simpler
+
+
+def _followed(network: nn.Module) -> nn.Module | None:
+    """The network with its BatchNorms folded, as its code is followed; None if none can be."""
+    traced = fx.symbolic_trace(copy.deepcopy(network))
+    modules: dict[str, Any] = dict(traced.named_modules())
+    calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
+
+    def called(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:
+        """The module that a node calls, of such a kind, and which no other calls."""
+        is_call = isinstance(node, fx.Node) and node.op == "call_module" and calls[node.target] == 1
+        return modules[node.target] if is_call and type(modules[node.target]) in kinds else None
+
+    count = 0
+    for node in list(traced.graph.nodes):
+        norm, before = called(node, _NORMS), _first_argument(node)
+        convolution = called(before, _CONVOLUTIONS)
+        if norm is None or convolution is None or len(before.users) > 1 or norm.running_mean is None:
+            continue
+        transposed = isinstance(convolution, _TRANSPOSED)
+        if transposed and convolution.groups > 1:  # whose weights are (inputs, outputs / groups, …)
+            continue
+        fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
+        modules[before.target] = fused
+        traced.set_submodule(before.target, fused)
+        node.replace_all_uses_with(before)
+        traced.graph.erase_node(node)
+        count += 1
+    if not count:
+        return None
+    for node in traced.graph.nodes:
+        activation, before = called(node, _ACTIVATIONS), _first_argument(node)
+        if activation is not None and called(before, _CONVOLUTIONS) is not None and len(before.users) == 1:
+            activation.inplace = True
+    traced.delete_all_unused_submodules()
+    traced.graph.lint()
+    traced.recompile()
+    logger.info("BatchNorm is folded into %d convolutions", count)
+    return traced
+
+
+def _first_argument(node: fx.Node) -> Any:
+    return node.args[0] if node.args else None

@@ -1,0 +1,55 @@
+"""How fast a network is, tried where it will run, and how many patches it is best given at a time."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from numpy.typing import NDArray
+
+from beam_inference.engines.protocol import Predictor
+from beam_inference.errors import BeamInferenceError
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BATCH = 32
+WORTH_IT = 0.95
+"""Twice the patches a call are worth their memory if a patch takes at most this share of the time."""
+
+
+def fastest_batch_size(
+    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], fits: Callable[[int], bool]
+) -> int:
+    """The batch size, of 1, 2, 4 …, beyond which a patch takes hardly less time; what does not fit is not tried.
+
+    ``patch`` is (channels, Z, Y, X), stored values, the crop margin included. A size that the device has too little
+    memory for, or that the network refuses, ends the search.
+    """
+    best, best_seconds = 1, seconds_per_patch(predictor, patch, normalize, 1)
+    while 2 * best <= LARGEST_BATCH and fits(2 * best):
+        try:
+            seconds = seconds_per_patch(predictor, patch, normalize, 2 * best)
+        except (BeamInferenceError, RuntimeError, ValueError) as error:
+            logger.info("inference.batch_size: auto does not go beyond %d: %s", best, error)
+            break
+        if seconds > WORTH_IT * best_seconds:
+            break
+        best, best_seconds = 2 * best, seconds
+    logger.info("inference.batch_size: auto is %d here: %.3g s a patch", best, best_seconds)
+    return best
+
+
+def seconds_per_patch(predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int) -> float:
+    """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
+    with predictor.session():
+        batch = predictor.empty((size, *patch.shape))
+        batch[:] = predictor.upload(patch)
+        batch, times = normalize(batch), []
+        for _ in range(4):
+            start = time.perf_counter()
+            answer = predictor.copy(predictor.predict(batch)[:1, :1, :1, :1, :1])
+            predictor.download(answer)()  # a GPU is done only when its answer is here
+            times.append(time.perf_counter() - start)
+    return min(times[1:]) / size

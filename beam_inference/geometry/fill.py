@@ -1,0 +1,68 @@
+"""What the network sees outside the volume: reflection or a constant, in volume coordinates.
+
+The rule depends on the volume only, never on the cutout, so two chunks that share a voxel outside the volume see the
+same value there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference import arrays
+from beam_inference.geometry.bounding_box import BoundingBox
+
+
+def source_box(box: BoundingBox, volume: BoundingBox, fill: str) -> BoundingBox:
+    """The part of the volume that must be read to know every voxel of ``box``.
+
+    ``fill`` is "reflect" or "constant". With reflection it can reach beyond ``box``: a thin box at the
+    volume's border is mirrored from voxels that it does not hold itself. Empty where ``box`` misses the volume
+    and the fill is constant.
+    """
+    if fill == "constant":
+        inside = box.intersection(volume)
+        return inside if inside.size else BoundingBox(volume.start, volume.start)
+    ranges = [_reflected(box, volume, axis) for axis in range(3)]
+    z, y, x = ((int(r.min()), int(r.max()) + 1) for r in ranges)
+    return BoundingBox((z[0], y[0], x[0]), (z[1], y[1], x[1]))
+
+
+def fill_outside(
+    array: NDArray[Any], source: BoundingBox, box: BoundingBox, volume: BoundingBox, fill: str, fill_value: float
+) -> NDArray[Any]:
+    """The voxels of ``box``, shape (channels, *box.shape), from those of ``source_box(box, volume, fill)``.
+
+    ``array`` has shape (channels, *source.shape) in the volume's stored dtype, which the result keeps; it is returned
+    itself where ``box`` lies inside the volume.
+    """
+    if source == box:
+        return array
+    if fill == "constant":
+        filled = arrays.empty((array.shape[0], *box.shape), array.dtype)
+        filled.fill(fill_value)
+        if source.size:
+            filled[(slice(None), *source.slices_in(box))] = array
+        return filled
+    for axis in range(3):
+        mirrored = _reflected(box, volume, axis) - source.start[axis]
+        shape = (*array.shape[: axis + 1], len(mirrored), *array.shape[axis + 2 :])
+        array = np.take(array, mirrored, axis + 1, arrays.empty(shape, array.dtype), mode="clip")
+    return array
+
+
+def source_sections(box: BoundingBox, volume: BoundingBox, fill: str) -> NDArray[np.int64]:
+    """The sections along z that the voxels of ``box`` come from; with a constant, beyond the volume the nearest."""
+    if fill == "constant":
+        return np.clip(np.arange(box.start[0], box.stop[0]), volume.start[0], volume.stop[0] - 1)
+    return _reflected(box, volume, 0)
+
+
+def _reflected(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
+    """Volume coordinates, on one axis, that the voxels of ``box`` mirror; the outermost voxel is not repeated."""
+    first, length = volume.start[axis], volume.shape[axis]
+    period = max(1, 2 * (length - 1))
+    position = (np.arange(box.start[axis], box.stop[axis]) - first) % period
+    return first + np.minimum(position, period - position) if length > 1 else first + 0 * position

@@ -1,0 +1,90 @@
+"""Small records of chunks, one file each, in a folder of a key-value store: ``FOLDER/000000000/000000000012.json``.
+
+Folders hold 4096 of them, and keys sort as their chunks do, so that a range of chunks is one range of keys.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any
+
+import tensorstore as ts
+
+from beam_inference.volumes.kvstores import PATIENCE_SECONDS, again_if_failed, persistently
+
+CHUNKS_PER_FOLDER = 4096
+_LISTINGS_AT_A_TIME = 32
+_CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
+
+
+def absent(start: int, stop: int, present: Callable[[int, int], Iterable[int]]) -> Iterator[int]:
+    """Those of the chunks ``start … stop`` that ``present`` does not tell of; it is asked a folder at a time."""
+    for first in range(start, stop, CHUNKS_PER_FOLDER):
+        last = min(stop, first + CHUNKS_PER_FOLDER)
+        there = set(present(first, last))
+        yield from (index for index in range(first, last) if index not in there)
+
+
+class ChunkEntries:
+    """The records in one folder.
+
+    Requests that fail in a way that may pass are tried again, with backoff; then every method raises WorkerFault.
+
+    Args:
+        store: the key-value store.
+        url: where that lies, for messages.
+        folder: where in it.
+    """
+
+    def __init__(self, store: Any, url: str, folder: str) -> None:
+        self._store, self._url, self._folder = store, url, folder
+
+    def write(self, chunk: int, text: str) -> None:
+        """Write a chunk's record, durably; replaces an earlier one."""
+        key = self._key(chunk)
+        persistently(
+            "write", f"{self._url}/{key}", lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS)
+        )
+
+    def read(self, chunks: Iterable[int]) -> Iterator[tuple[str, bytes]]:
+        """The records of some chunks, as far as there are any, each with its key; read at once, given in order."""
+        keys = [self._key(chunk) for chunk in chunks]
+        for key, reading in [(key, self._store.read(key)) for key in keys]:
+            result = persistently(
+                "read", f"{self._url}/{key}", again_if_failed(reading, partial(self._store.read, key))
+            )
+            if result.state == "value":
+                yield key, bytes(result.value)
+
+    def indices(self, start: int, stop: int) -> Iterator[int]:
+        """Which of the chunks ``start … stop`` have a record, in order. Lists folders, some at a time."""
+        ranges = [(a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)]
+        for first in range(0, len(ranges), _LISTINGS_AT_A_TIME):
+            under_way = [self._listing(*each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
+            for listing in under_way:
+                yield from listing()
+
+    def count(self, start: int, stop: int) -> int:
+        """How many of the chunks ``start … stop`` have a record. Lists; reads nothing."""
+        return sum(1 for _ in self.indices(start, stop))
+
+    def few_indices(self, start: int, stop: int) -> list[int]:
+        """As :meth:`indices`, in one listing: where there are few."""
+        return self._listing(start, stop)()
+
+    def _key(self, chunk: int) -> str:
+        return f"{self._folder}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
+
+    def _listing(self, start: int, stop: int) -> Callable[[], list[int]]:
+        """Lists a range of chunks, at once; what is there is told when it is called."""
+        keys = ts.KvStore.KeyRange(inclusive_min=self._key(start), exclusive_max=self._key(stop))
+        request = again_if_failed(self._store.list(keys), partial(self._store.list, keys))
+
+        def indices() -> list[int]:
+            names = persistently("list", f"{self._url}/{self._folder}", request)
+            # A killed writer leaves lock files beside the keys of a local store, and people leave copies.
+            return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
+
+        return indices

@@ -1,0 +1,105 @@
+"""How far a job is, told from its state folder alone: on any machine, for any runner, also while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from beam_inference.geometry.sampling import counted_and_sampled
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
+
+_SAMPLE = 400
+"""Receipts that are read to estimate the rate; the others are only counted."""
+_RECENT = 40
+"""Of those, how many of the latest the rate is taken from: its error is then about a sixth."""
+_LATELY = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How far a job is.
+
+    Attributes:
+        planned: chunks of the job. done: those with a receipt. quarantined: those that could not be done.
+        summed: with ``seams: exchange``, those whose patches are computed, of ``owners`` that have any; else None.
+        in_first_stage: whether the first of its two stages is what goes on; the rest of the figures is then of that.
+        rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
+        workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
+        left: chunks that the stage which goes on has still to do.
+        latest: when the latest of the chunks that were looked at was finished.
+        voxels_per_chunk: on average.
+    """
+
+    planned: int
+    done: int
+    quarantined: int
+    summed: int | None
+    owners: int | None
+    in_first_stage: bool
+    rate: float | None
+    workers: int
+    left: int
+    latest: datetime | None
+    voxels_per_chunk: float
+
+    @property
+    def missing(self) -> int:
+        """Chunks with neither receipt nor quarantine record."""
+        return self.planned - self.done - self.quarantined
+
+    @property
+    def voxels_per_second(self) -> float | None:
+        """At the rate of late; None where there is none."""
+        return None if self.rate is None else self.rate * self.voxels_per_chunk
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the rate of late; None where there is none."""
+        return max(0, self.left) / self.rate if self.rate else None
+
+
+def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
+    """Count a job's receipts and quarantine records, and read a few hundred of the receipts.
+
+    Raises:
+        WorkerFault: the state folder cannot be read.
+    """
+    state = state.of(job)
+    count = job.plan.chunks.count
+    done, sample = counted_and_sampled(state.receipt_indices(0, count), _SAMPLE)
+    counted, of_stage, summed, owners, in_first_stage = done, count, None, None, False
+    quarantined = sum(1 for _ in state.quarantined(0, count))
+    receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
+    finished = sorted(receipt.finished_at for receipt in receipts)
+    if job.plan.seams == "exchange":
+        summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
+        sums = state.read_sums(sample)
+        summed_at, owners = sorted(receipt.finished_at for receipt in sums), job.plan.owners
+        # Of chunks done without their neighbours, and of those that need them, the patches may never be computed.
+        in_first_stage = summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
+        if in_first_stage:
+            counted, of_stage, receipts, finished = summed, owners, sums, summed_at
+    return JobStatus(
+        planned=count,
+        done=done,
+        quarantined=quarantined,
+        summed=summed,
+        owners=owners,
+        in_first_stage=in_first_stage,
+        rate=_rate(finished, counted, now),
+        workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
+        left=of_stage - counted - quarantined,
+        latest=finished[-1] if finished else None,
+        voxels_per_chunk=job.plan.chunks.roi.size / of_stage,
+    )
+
+
+def _rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:
+    """Chunks a second, from when a sample of ``done`` chunks was finished (ascending)."""
+    if len(finished) < 2 or now - finished[-1] > _LATELY:
+        return None
+    recent = finished[-_RECENT:]
+    seconds = (now - recent[0]).total_seconds()
+    return (len(recent) - 1) / seconds * done / len(finished) if seconds > 0 else None

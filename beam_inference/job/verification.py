@@ -1,0 +1,96 @@
+"""Is the job complete, and is it still there? Receipts held against the plan, and blocks against receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from beam_inference.errors import BeamInferenceError
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.records import Part, QuarantineRecord, Receipt, crc32
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
+from beam_inference.volumes.volume import Volume
+
+_NAMED = 20
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What verification found.
+
+    Attributes:
+        chunks: planned. receipts: found.
+        missing: chunks with neither receipt nor quarantine record (the first few of ``missing_count``).
+        quarantined: chunks that could not be done.
+        wrong: what is wrong with receipts, or with the blocks they speak of, one line each.
+    """
+
+    chunks: int
+    receipts: int = 0
+    missing_count: int = 0
+    missing: list[int] = field(default_factory=list)
+    quarantined: list[QuarantineRecord] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk has a receipt and all that was checked is right."""
+        return self.receipts == self.chunks and not self.wrong
+
+
+def verify(
+    job: ResolvedJob, state: State, output: Volume | None = None, progress: Callable[[int], None] | None = None
+) -> VerifyReport:
+    """Hold the receipts against the plan; with ``output``, re-read every chunk and compare its CRC (deep).
+
+    ``progress`` is called with the number of chunks looked at so far.
+    """
+    grid, state = job.plan.chunks, state.of(job)
+    report = VerifyReport(grid.count)
+    for start in range(0, grid.count, CHUNKS_PER_FOLDER):
+        stop = min(start + CHUNKS_PER_FOLDER, grid.count)
+        present = set()
+        for receipt in state.receipts(start, stop, report.wrong):
+            present.add(receipt.chunk)
+            if progress and len(present) % 64 == 0:
+                progress(start + len(present))
+            report.receipts += 1
+            wrong = receipt_fault(receipt, job, output)
+            if wrong:
+                report.wrong.append(f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}")
+        quarantined = [record for record in state.quarantined(start, stop) if record.chunk not in present]
+        report.quarantined += quarantined
+        absent = sorted(set(range(start, stop)) - present - {record.chunk for record in quarantined})
+        report.missing_count += len(absent)
+        report.missing += absent[: _NAMED - len(report.missing)]
+        if progress:
+            progress(stop)
+    return report
+
+
+def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
+    """What is wrong with a receipt, or with ``output``'s blocks it speaks of, as the end of a sentence; else None."""
+    box = job.plan.chunks.core_box(receipt.chunk)
+    if receipt.fingerprint != job.fingerprint:
+        return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
+    parts = [part.box.box() for part in receipt.parts]
+    inside = all(box.contains(part) for part in parts)
+    disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
+    if not inside or not disjoint or sum(part.size for part in parts) != box.size:
+        return f"its receipt speaks of {', '.join(map(str, parts)) or 'nothing'}"
+    return None if output is None else parts_fault(receipt.parts, output)
+
+
+def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
+    """What is wrong with ``output``'s blocks that parts speak of, as the end of a sentence; else None."""
+    for part in parts:
+        box = part.box.box()
+        try:
+            found = crc32(output.read(box))
+        except BeamInferenceError as error:
+            return str(error)
+        if found != part.crc32:
+            return f"its blocks at {box} have CRC {found:08x}, the receipt says {part.crc32:08x}"
+    return None

@@ -1,0 +1,148 @@
+"""Checks of a job before its first chunk."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+
+from beam_inference.config.fields import refuse_credentials
+from beam_inference.config.job import Inference, JobConfig, factory_parts
+from beam_inference.config.normalize import Sections
+from beam_inference.engines.devices import device_memory
+from beam_inference.environment import usable_memory
+from beam_inference.errors import ConfigError
+from beam_inference.job.parts import voxel_size_nm
+from beam_inference.job.place import Place
+from beam_inference.launch.memory import MemoryProjection
+from beam_inference.volumes.detection import volume_at
+from beam_inference.volumes.mask import Mask, MaskedVolume, open_mask
+from beam_inference.volumes.volume import Volume
+
+logger = logging.getLogger(__name__)
+
+
+def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
+    """Refuse chunks that cannot fit this machine; of other machines nothing is known here."""
+    if not place.is_this_machine:
+        return
+    needed, total = memory.host_bytes * place.processes_per_host, usable_memory()
+    if needed > total:
+        raise ConfigError(
+            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB for their chunks, this "
+            f"machine has {total / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
+            "model.crop_margin) smaller."
+        )
+    on_device = device_memory() if device == "cuda" else None
+    if on_device is not None and memory.device_bytes > on_device:
+        raise ConfigError(
+            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has {on_device / 2**30:.1f} "
+            "GiB. Make inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
+        )
+
+
+def check_no_auto(inference: Inference) -> None:
+    """Refuse what a launcher cannot find out about remote workers."""
+    unknown = "is not known before the launch on a remote runner"
+    if inference.device == "auto":
+        raise ConfigError(
+            f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: cuda or device: cpu."
+        )
+    if inference.engine == "fastest" or (inference.device == "cpu" and inference.engine == "auto"):
+        raise ConfigError(
+            f"inference.engine: {inference.engine} {unknown} (it depends on what the workers have). Write engine: "
+            "torch, or openvino if it is installed there."
+        )
+    if inference.batch_size == "auto":
+        raise ConfigError(
+            f"inference.batch_size: auto {unknown}: it is found by trying. Write a number: 1 does for large patches."
+        )
+
+
+def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None) -> None:
+    """Check what can be said of a job's paths without opening anything.
+
+    Raises:
+        ConfigError: workers could not reach one of them, or it carries credentials.
+    """
+    if chunks_file is not None:
+        try:
+            refuse_credentials(chunks_file)
+        except ValueError as error:
+            raise ConfigError(f"--chunks: {error}") from None
+    if place.shares_files:
+        return
+    factory = factory_parts(config.model.path)
+    in_package = config.model.path == "identity" or (factory is not None and not factory[0].endswith(".py"))
+    paths = {
+        "input.path": config.input.path,
+        "output.path": config.output.path,
+        "job.state_path": config.job.state_path,
+        "input.mask.path": config.input.mask.path if config.input.mask else None,
+        "mask.path": config.mask.path if config.mask else None,
+        "model.path": None if in_package else config.model.path,
+        "model.weights": config.model.weights,
+        "--chunks": chunks_file,
+    }
+    for key, path in paths.items():
+        if path is not None and (path.startswith("file://") or "://" not in path):
+            raise ConfigError(
+                f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or s3://."
+            )
+
+
+def masks_of(config: JobConfig, volume: Volume) -> dict[str, Mask]:
+    """Those of a job, by key, opened."""
+    masks = {"input.mask": volume.mask} if isinstance(volume, MaskedVolume) else {}
+    if config.mask is not None:
+        masks["mask"] = open_mask("mask", config.mask, voxel_size_nm(config, volume), config.storage)
+    return masks
+
+
+def check_sections(normalize: object, volume: Volume) -> None:
+    """Refuse levels by section that do not cover the input's sections."""
+    if not isinstance(normalize, Sections):
+        return
+    first, last = normalize.start, normalize.start + len(normalize.levels)
+    if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
+        raise ConfigError(
+            f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
+            f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+        )
+
+
+def check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
+    """Refuse a fill value that the volume's dtype cannot hold."""
+    whole = dtype.kind in "iu"
+    info = np.iinfo(dtype) if whole else np.finfo(dtype)
+    low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
+    if not low <= value <= high or (whole and value != int(value)):
+        raise ConfigError(
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is in stored units"
+        )
+
+
+def check_voxel_size(config: JobConfig, volume: Volume) -> None:
+    """Refuse an input of another voxel size than the network was trained for."""
+    wanted, found = config.model.voxel_size_nm, volume.voxel_size_nm
+    if wanted is None:
+        return
+    if found is None:
+        logger.warning("the input does not say its voxel size; taking model.voxel_size_nm %s for it", list(wanted))
+        return
+    if _same_size(wanted, found):
+        return
+    hint = "No scale of the input fits."
+    there = volume_at(config.input.path, config.storage) if config.input.path else None
+    for index, scale in enumerate(there.scales if there else []):
+        if scale.voxel_size_nm and None not in scale.voxel_size_nm and _same_size(wanted, scale.voxel_size_nm):
+            hint = f"Scale {index} fits: write input.scale: {index}."
+    raise ConfigError(
+        f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
+        f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
+    )
+
+
+def _same_size(a: object, b: object) -> bool:
+    return bool(np.allclose(np.asarray(a, float), np.asarray(b, float), rtol=0.01, atol=0))

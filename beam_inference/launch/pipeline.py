@@ -1,0 +1,109 @@
+"""The job's pipeline: one linear chain from runs to records to a summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import apache_beam as beam
+
+from beam_inference.beam.stage_runner import begin, counting, failures
+from beam_inference.beam.stages import DoStages, TaskJob
+from beam_inference.beam.transforms import InferVolume
+from beam_inference.errors import WorkerFault
+from beam_inference.job.messages import Launch, Record
+from beam_inference.job.records import LaunchSummary
+from beam_inference.pyramid.pyramid import list_complete, remove
+
+
+def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None) -> None:
+    """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
+
+    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all chunks are through;
+    where one of the job's has no receipt they do nothing.
+    """
+    summarized = (
+        pipeline
+        | "InferVolume" >> InferVolume(launch, workers)
+        | "Outcomes" >> beam.Map(_outcome).with_output_types(str)
+        | "Summarize" >> beam.CombineGlobally(CountOutcomes())
+        | "WriteSummary" >> beam.Map(_write_summary, launch)
+    )
+    if pyramid is not None:
+        _ = (
+            summarized
+            | "WithoutReceipt" >> beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
+            | "Pyramid" >> DoStages(pyramid, workers)
+            | "ListLevels" >> beam.Map(_list_levels, pyramid)
+        )
+
+
+class CountOutcomes(beam.CombineFn):
+    """Records' outcomes, counted: elements strings, output a dict."""
+
+    def create_accumulator(self) -> Counter[str]:
+        """Nothing counted."""
+        return Counter()
+
+    def add_input(self, accumulator: Counter[str], outcome: str) -> Counter[str]:
+        """One more of an outcome."""
+        accumulator[outcome] += 1
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
+        """The sum of counts."""
+        return sum(accumulators, Counter())
+
+    def extract_output(self, accumulator: Counter[str]) -> dict[str, int]:
+        """Counts by outcome."""
+        return dict(accumulator)
+
+
+def _outcome(record: Record) -> str:
+    return record.outcome
+
+
+def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
+    """The last step of the chunks, on a worker: there may be no launcher left that could judge (a template has none).
+
+    Raises:
+        WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the runner says failed.
+    """
+    summary = LaunchSummary(
+        done=counts.get("done", 0), skipped=counts.get("skipped", 0), quarantined=counts.get("quarantined", 0)
+    )
+    job, state = launch.resolved(), launch.state()
+    state.write_summary(launch.id, summary)
+    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))  # none: an earlier one goes
+    bound = job.config.job.max_failed_chunks
+    if bound is not None and summary.quarantined > bound:
+        raise WorkerFault(
+            f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
+            f"{state.url}/quarantine.jsonl"
+        )
+    return summary
+
+
+def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -> int:
+    """How many chunks of the whole job are not done, also of those that this launch was not to do.
+
+    Levels that somebody has made meanwhile, with the command, are of what was there then: if none is missing, they go.
+    """
+    count = launch.resolved().plan.chunks.count
+    left = count - launch.state().count_receipts(0, count)
+    if not left and summary.done and counting(pyramid)():
+        remove(pyramid)
+        begin(pyramid)
+    return left
+
+
+def _list_levels(_: int, pyramid: TaskJob) -> None:
+    """The last step: readers are told of what is complete.
+
+    Raises:
+        WorkerFault: some of it cannot be made, so that the runner says failed.
+    """
+    list_complete(pyramid)
+    causes = failures(pyramid)
+    if causes and not pyramid.state().stop_requested(pyramid.launch):
+        raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

@@ -1,0 +1,1 @@
+"""What users bring: files and packages of networks, fetched, read and checked."""

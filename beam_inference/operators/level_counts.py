@@ -1,0 +1,227 @@
+"""Counting a volume's values, of the whole and of each section along z, chunk by chunk: exact, in one pass."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.config.storage import Storage
+from beam_inference.errors import ConfigError, PermanentReadError, TransientReadError, VolumeError, WorkerFault
+from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.operators.levels import Levels
+from beam_inference.volumes.kvstores import PATIENCE_SECONDS, again_if_failed, open_kvstore, persistently
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.volume import Volume
+
+QUANTILES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+CHUNK_VOXELS = 2**25
+"""About so many are read at a time."""
+SOME_BLOCKS, SOME_VOXELS = 8, 2**27
+"""So many at most, but at least one block, are looked at to notice that a volume was changed."""
+
+
+@dataclass(frozen=True)
+class CountValues:
+    """First stage: how often each value occurs in each section of a chunk.
+
+    Attributes:
+        path, scale, channel, storage: the volume, as :func:`beam_inference.volumes.opening.open_volume` takes it.
+        counts_url: a folder for the counts; they may be removed once all is done.
+        chunks: of the volume.
+    """
+
+    path: str
+    scale: int
+    channel: tuple[int, ...] | None
+    storage: Storage
+    counts_url: str
+    chunks: ChunkGrid
+    name: str = "count"
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return self.chunks.count
+
+    def volume(self) -> Volume:
+        """The volume, opened."""
+        channel = None if self.channel is None else list(self.channel)
+        return open_volume(self.path, scale=self.scale, channel=channel, storage=self.storage)
+
+    def opened(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.beam.stages.ChunkTask`."""
+        volume, store = self.volume(), open_kvstore(self.counts_url, self.storage)
+
+        def do(index: int) -> None:
+            counts = counted(volume.read(self.chunks.core_box(index)))
+            content = io.BytesIO()
+            np.savez_compressed(content, counts=counts)
+            key = _key(index)
+            persistently(
+                "write",
+                f"{self.counts_url}/{key}",
+                lambda: store.write(key, content.getvalue()).result(timeout=PATIENCE_SECONDS),
+            )
+
+        return do
+
+
+@dataclass(frozen=True)
+class SumCounts:
+    """Second stage, one chunk of work: quantiles, means and standard deviations, written to a file.
+
+    Attributes:
+        counting: the first stage.
+        to: a folder's URL, and the file's name in it.
+    """
+
+    counting: CountValues
+    to: tuple[str, str]
+    name: str = "sum"
+    count: int = 1
+
+    def opened(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.beam.stages.ChunkTask`."""
+        counting = self.counting
+        volume, store = counting.volume(), open_kvstore(counting.counts_url, counting.storage)
+
+        def do(_: int) -> None:
+            sections: list[list[int]] = []
+            moments: list[tuple[float, float]] = []
+            whole: NDArray[np.int64] | int = 0
+            for counts in _layers(counting.chunks, store, counting.counts_url):
+                sections += [values_at(QUANTILES, section, volume.dtype) for section in counts]
+                moments += [mean_and_std(section, volume.dtype) for section in counts]
+                whole = whole + counts.sum(axis=0)
+            assert not isinstance(whole, int)
+            mean, std = mean_and_std(whole, volume.dtype)
+            levels = Levels(
+                input=counting.path,
+                dtype=volume.dtype.name,
+                start=volume.bounds.start[0],
+                quantiles=list(QUANTILES),
+                volume=values_at(QUANTILES, whole, volume.dtype),
+                sections=sections,
+                mean=mean,
+                std=std,
+                section_moments=moments,
+            )
+            folder, name = self.to
+            target = open_kvstore(folder, counting.storage)
+            persistently(
+                "write",
+                f"{folder}/{name}",
+                lambda: target.write(name, levels.model_dump_json()).result(timeout=PATIENCE_SECONDS),
+            )
+
+        return do
+
+
+def chunks_to_count(volume: Volume) -> ChunkGrid:
+    """Whole blocks, as many along x and then y as are read at a time.
+
+    Raises:
+        ConfigError: values of this dtype cannot be counted one by one.
+    """
+    if volume.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
+        raise ConfigError(
+            f"levels are counted of 8-bit and 16-bit integers; {volume.url} holds {volume.dtype.name}: write "
+            "model.normalize: {scale: …, offset: …, clip: …} by hand"
+        )
+    z, y, x = (min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True))
+    x *= max(1, min(-(-volume.bounds.shape[2] // x), CHUNK_VOXELS // (volume.channels * z * y * x)))
+    y *= max(1, min(-(-volume.bounds.shape[1] // y), CHUNK_VOXELS // (volume.channels * z * y * x)))
+    return ChunkGrid(volume.bounds, (z, y, x))
+
+
+def counted(array: NDArray[Any]) -> NDArray[np.int64]:
+    """How often each value of an 8-bit or 16-bit dtype occurs in each section of (C, Z, Y, X): (Z, values)."""
+    size = 2 ** (8 * array.dtype.itemsize)
+    lowest = _lowest(array.dtype)
+    sections = array.swapaxes(0, 1)  # one at a time: numbers to count by take eight bytes each
+    return np.stack([np.bincount(section.ravel().astype(np.int64) - lowest, minlength=size) for section in sections])
+
+
+def values_at(quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]) -> list[int]:
+    """The smallest values that at least such shares do not exceed (NumPy's ``inverted_cdf``)."""
+    upto = np.cumsum(counts)
+    # Of the decimals as they are written: products in float64 are off by a rank for some numbers of voxels.
+    ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
+    return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
+
+
+def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Mean and standard deviation (of all, not estimated from a sample) of values, of their exact sums."""
+    values = np.arange(len(counts)) + _lowest(dtype)
+    number = int(counts.sum())
+    total, of_squares = _sum_of_products(values, counts), _sum_of_products(values**2, counts)
+    # Python divides integers of any size with one rounding; the difference is 0 for one value throughout.
+    return total / number, math.sqrt((number * of_squares - total**2) / number**2)
+
+
+def _sum_of_products(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
+    """Exact, where 64 bits would not hold it: it is added up by 15 bits of the counts at a time.
+
+    A sum of 2^16 products, each of a square of 32 bits and of 15 bits, stays below 2^63.
+    """
+    parts = range(0, int(counts.max()).bit_length(), 15)
+    return sum(int((values * (counts >> bits & 0x7FFF)).sum()) << bits for bits in parts)
+
+
+def _lowest(dtype: np.dtype[Any]) -> int:
+    return int(np.iinfo(dtype).min)
+
+
+def _layers(chunks: ChunkGrid, store: Any, url: str) -> Iterator[NDArray[np.int64]]:
+    """The counts of all sections, some at a time, in order."""
+    per_layer = chunks.shape[1] * chunks.shape[2]
+    for layer in range(chunks.shape[0]):
+        total: Any = 0
+        for index in range(layer * per_layer, (layer + 1) * per_layer):
+            key = _key(index)
+            found = persistently("read", f"{url}/{key}", again_if_failed(store.read(key), partial(store.read, key)))
+            total = total + np.load(io.BytesIO(bytes(found.value)))["counts"]
+        yield total
+
+
+def _key(index: int) -> str:
+    return f"{index:012d}.npz"
+
+
+def described(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> dict[str, Any]:
+    """What determines the levels, as JSON values: the volume, and what can be noticed of its values at little cost."""
+    start, stop = volume.bounds.start, volume.bounds.stop
+    values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
+    return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
+
+
+def hash_of_some_blocks(volume: Volume) -> str:
+    """Hash of the values in a few blocks, spread over a volume: another one where any of them was changed.
+
+    Not of when they were written, which copying a volume changes, nor of its metadata, which most changes do not touch.
+    The places are the first points of Roberts' R3 sequence (2018), which lie evenly, and within.
+
+    Raises:
+        VolumeError: one of them cannot be read.
+    """
+    shape = [min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True)]
+    blocks = ChunkGrid(volume.bounds, (shape[0], shape[1], shape[2]))
+    some = max(1, min(SOME_BLOCKS, SOME_VOXELS // (volume.channels * math.prod(shape))))
+    points = (0.5 + np.outer(np.arange(some), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
+    found = hashlib.sha256(volume.dtype.name.encode())
+    for index in sorted({blocks.index(position) for position in (points * blocks.shape).astype(int).tolist()}):
+        try:
+            found.update(np.ascontiguousarray(volume.read(blocks.core_box(index))).data)
+        except (TransientReadError, PermanentReadError, WorkerFault) as error:
+            raise VolumeError(str(error)) from None
+    return found.hexdigest()

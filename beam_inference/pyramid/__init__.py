@@ -1,0 +1,1 @@
+"""Multiscale pyramids: coarser scales of a volume, and thumbnails."""

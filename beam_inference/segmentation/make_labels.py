@@ -1,0 +1,104 @@
+"""Run the stages of a job of labels, components or a segmentation, from start to exit code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from beam_inference.beam.stage_runner import begin, print_task_outcome, recorded, run_tasks, task_job
+from beam_inference.beam.stages import TaskJob
+from beam_inference.errors import COMPLETE, ConfigError, StateError
+from beam_inference.pyramid.pyramid import NoLevelNeeded, Pyramid, make_pyramid, plan_pyramid, remove
+from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.segmentation.layout import memory_gib
+from beam_inference.segmentation.numbering import Stage
+from beam_inference.segmentation.plans import Components, Labelling, Segmentation
+from beam_inference.segmentation.table import count_of
+from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.outputs import create_output
+
+Work = TypeVar("Work", bound=Labelling)
+
+_MULTISCALE = ("precomputed", "ome_zarr")
+
+
+def make_labels(
+    work: Work,
+    description: dict[str, Any],
+    stages: Callable[[Work], tuple[Stage, ...]],
+    flags: Sequence[str],
+    again: str,
+    *,
+    overwrite: bool,
+    pyramid: bool,
+) -> int:
+    """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
+
+    ``flags`` are Beam's, ``again`` is the command that goes on, ``pyramid`` whether coarser levels are made as well.
+    The scratch folder is in the output's state folder, but not among the records of what is done, which are listed.
+
+    Raises:
+        UserError: it cannot be done as asked.
+    """
+    if pyramid and work.output.format not in _MULTISCALE:
+        raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
+    job = task_job(work.kind, description, work.output.url, work.storage, ())
+    work = replace(work, scratch_url=f"{job.state_url}/{work.kind}_scratch/{job.fingerprint[:16]}")
+    job = replace(job, tasks=stages(work))
+    if not overwrite:
+        _refuse_another_kind(job)
+    begin(job, overwrite=overwrite)
+    create_output(work.output)
+    if overwrite:
+        _forget(job, work)
+    grid = work.grid
+    print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way{work.more_memory}", flush=True)
+    outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
+    done = outcome.exit_code == COMPLETE
+    made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""
+    print_task_outcome(outcome, made, again)
+    return _coarser(work, flags, again) if done and pyramid else outcome.exit_code
+
+
+_KINDS: tuple[type[Labelling], ...] = (Components, Segmentation)
+
+
+def _refuse_another_kind(job: TaskJob) -> None:
+    for other in _KINDS:
+        if other.kind != job.kind and recorded(replace(job, kind=other.kind)) is not None:
+            raise StateError(
+                f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made there would be mixed "
+                "with this. Use another target, or pass --overwrite to make everything anew."
+            )
+
+
+def _forget(job: TaskJob, work: Labelling) -> None:
+    """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
+    state, output = (open_kvstore(url, work.storage) for url in (job.state_url, work.output.url))
+    for each in _KINDS:
+        if each.kind != job.kind:
+            delete_folder(state, job.state_url, f"{each.kind}/")
+        delete_folder(state, job.state_url, f"{each.kind}_scratch/")
+        delete_folder(output, work.output.url, f"{each.table_folder}/")
+    if (levels := _levels(work)) is not None:
+        remove(levels.job())
+
+
+def _levels(work: Labelling) -> Pyramid | None:
+    """The pyramid of the output, which is there; None if it has no place for one, or is one block."""
+    if work.output.format not in _MULTISCALE:
+        return None
+    try:
+        return plan_pyramid(multiscale_volume(work.output.url, work.storage), "mode")
+    except NoLevelNeeded:
+        return None
+
+
+def _coarser(work: Labelling, flags: Sequence[str], again: str) -> int:
+    planned = _levels(work)
+    if planned is None:
+        return COMPLETE
+    outcome = make_pyramid(planned, flags)
+    print_task_outcome(outcome, f"{len(planned.levels)} coarser levels", again)
+    return outcome.exit_code

@@ -1,0 +1,322 @@
+"""What is to be looked at: a job, and volumes, opened as far as a viewer's state needs it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import tensorstore as ts
+
+from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.storage import Storage
+from beam_inference.errors import BeamInferenceError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.parts import output_spec
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State, default_state_url
+from beam_inference.launch.resume import as_launched
+from beam_inference.launch.survey import survey
+from beam_inference.view import shaders
+from beam_inference.view.boxes import chunk_boxes, patch_boxes
+from beam_inference.view.multiscale import Scales, scales_at
+from beam_inference.view.viewer_state import Axis, Boxes, VolumeLayer, VoxelSizeNm, view_state
+from beam_inference.volumes.detection import json_object
+from beam_inference.volumes.kvstores import LOCAL, local_folder, storage_of_environment
+from beam_inference.volumes.opening import open_unread
+from beam_inference.volumes.outputs import open_output
+from beam_inference.volumes.volume import Volume
+
+logger = logging.getLogger(__name__)
+
+_FORMATS = {"neuroglancer_precomputed": "precomputed", "zarr": "zarr2", "zarr3": "zarr3", "n5": "n5"}
+_DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
+_LABEL_DTYPES = ("uint32", "uint64")
+_SAMPLE = (1, 256, 256)
+"""Voxels that are looked at to find a brightness range, ZYX."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A volume, and how it is shown.
+
+    Attributes:
+        name: of its layer.
+        volume: opened; with all its channels.
+        storage: how it is reached.
+        shader: None for labels.
+        opacity: over what was named before it.
+        channel: which one is shown at first where each has blocks of its own, which a shader cannot bring together.
+    """
+
+    name: str
+    volume: Volume
+    storage: Storage
+    shader: str | None
+    opacity: float
+    channel: int = 0
+
+    def __post_init__(self) -> None:
+        stored = self.volume.store.spec().to_json().get("base", {}).get("dtype", self.volume.dtype.name)
+        if stored not in _DTYPES:  # what is read as another dtype, too
+            raise VolumeError(
+                f"{self.volume.url} holds {stored}, which Neuroglancer does not show; it shows "
+                f"{', '.join(_DTYPES)}. Convert it."
+            )
+        if self._driver not in _FORMATS:
+            raise VolumeError(
+                f"{self.volume.url} is of the kind {self._driver}, which Neuroglancer does not show here; it shows "
+                f"{', '.join(_FORMATS.values())}"
+            )
+
+    @cached_property
+    def _driver(self) -> str:
+        return str(self.volume.store.spec().to_json()["driver"])
+
+    @cached_property
+    def _array_url(self) -> str:
+        kvstore = self.volume.store.kvstore
+        spec, endpoint = kvstore.spec().to_json(), self.storage.s3.endpoint
+        if spec["driver"] == "s3" and endpoint is not None:
+            return f"{endpoint.rstrip('/')}/{spec['bucket']}/{spec.get('path', '')}".rstrip("/")
+        return str(kvstore.url).rstrip("/")
+
+    @cached_property
+    def _scales(self) -> Scales | None:
+        """Of the OME-Zarr group that it is an array of, if a viewer reads that."""
+        return scales_at(self.volume.url, self._array_url, self.storage)
+
+    @cached_property
+    def url(self) -> str:
+        """Where it lies, with all its scales, as a viewer may read it: without a slash at the end."""
+        return self._array_url.removesuffix(f"/{self._scales.path}") if self._scales else self._array_url
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it lies on this machine, if it does."""
+        return local_folder(self.url)
+
+    @cached_property
+    def _axes(self) -> tuple[Axis, ...]:
+        """Its own axes, in their own order, as a viewer would place them."""
+        methods, axes = ts.OutputIndexMethod, []
+        for each in self.volume.store.spec().transform.output:
+            if each.method == methods.constant:
+                axes.append(Axis("", each.offset))
+            elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
+                name = "czyx"[each.input_dimension]
+                axes.append(Axis("", self.channel) if name == "c" and _channels_apart(self.volume) else Axis(name))
+            else:
+                raise VolumeError(
+                    f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a viewer reads stores as "
+                    "they are. Look at the volume itself, by its path."
+                )
+        return tuple(axes)
+
+    @cached_property
+    def _assumed_m(self) -> float | None:
+        """What Neuroglancer takes a voxel's sides for, in metres, if the array says nothing of them; else None."""
+        if self._driver == "n5":
+            return None if self.volume.voxel_size_nm is not None else 1e-9
+        # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
+        key = "zarr.json" if self._driver == "zarr3" else ".zattrs"
+        found = json_object(self.volume.store.kvstore, key, self.volume.url)
+        units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get("dimension_units")
+        return 1.0 if units is None else None
+
+    @property
+    def _taken(self) -> Iterable[tuple[float | None, float]]:
+        """What Neuroglancer takes a voxel for along each axis, None where that is right; and how far it lies off."""
+        if self._scales is not None:
+            return zip(self._scales.voxels, self._scales.shifts, strict=True)
+        return [(self._assumed_m, 0.0)] * len(self._axes)
+
+    def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
+        """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
+        source, size = f"{_FORMATS[self._driver]}://{address}", self.volume.voxel_size_nm or voxel_size_nm
+        if self._driver == "neuroglancer_precomputed":  # says itself where it lies, and its voxel size at every scale
+            return VolumeLayer(self.name, source, (), size, self.shader, self.opacity)
+        metres = {name: nm * 1e-9 for name, nm in zip("zyx", size, strict=True)}
+        axes = [
+            axis if taken is None else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
+            for axis, (taken, shift) in zip(self._axes, self._taken, strict=True)
+        ]
+        return VolumeLayer(self.name, source, axes, size, self.shader, self.opacity)
+
+
+@dataclass(frozen=True)
+class View:
+    """What is to be looked at, together.
+
+    Attributes:
+        title: of the browser's tab.
+        shown: volumes, from bottom to top.
+        job: whose chunks are shown.
+        launched: whether it has been; then what is quarantined is marked, as it is whenever the viewer is opened.
+        patches: whether the job's patches are shown.
+        roi: what is to be in the middle, in voxels of ``voxel_size_nm``, ZYX.
+    """
+
+    title: str
+    shown: Sequence[Shown]
+    job: ResolvedJob | None
+    launched: bool
+    patches: bool
+    roi: BoundingBox
+    voxel_size_nm: VoxelSizeNm
+
+    @property
+    def folders(self) -> dict[str, Path]:
+        """What is to be served, by names for URLs."""
+        return {str(number): shown.folder for number, shown in enumerate(self.shown) if shown.folder is not None}
+
+    def state(self, base: str | None, most_boxes: int) -> dict[str, Any]:
+        """What Neuroglancer is to show, with :attr:`folders` served at ``base/NAME``; None: with ``file://`` URLs.
+
+        Of each kind of boxes there are at most so many.
+
+        Raises:
+            WorkerFault: the state folder cannot be read.
+        """
+        names = self.folders if base is not None else {}
+        layers = [
+            shown.layer(f"{base}/{number}" if str(number) in names else shown.url, self.voxel_size_nm)
+            for number, shown in enumerate(self.shown)
+        ]
+        return view_state(self.title, layers, self._boxes(most_boxes), self.roi, self.voxel_size_nm)
+
+    def _boxes(self, most: int) -> list[Boxes]:
+        if self.job is None:
+            return []
+        boxes = [chunk_boxes(self.job.plan, most)]
+        if self.patches:
+            boxes.append(patch_boxes(self.job.plan, most))
+        return [*boxes, *_quarantine(self.job, most)] if self.launched else boxes
+
+
+def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> View:
+    """Open a job and further volumes, URLs, to be looked at together; the job, or the first volume, is in the middle.
+
+    A job is what was launched; before its first launch, its input and its chunks. The patch lattice is shown if
+    ``patches``.
+
+    Raises:
+        UserError: one of them cannot be opened, or not be shown; or the job is another one than was launched.
+    """
+    view = None if job is None else _view_of_job(job, patches=patches)
+    shown = [] if view is None else [*view.shown]
+    for url in volumes:
+        shown.append(_shown_volume(url, {each.name for each in shown}))
+    if view is not None:
+        return replace(view, shown=shown)
+    first = shown[0].volume
+    size = first.voxel_size_nm or (1.0, 1.0, 1.0)
+    return View(shown[0].name, shown, None, False, False, first.bounds, size)
+
+
+def _view_of_job(config: JobConfig, *, patches: bool) -> View:
+    state = State(default_state_url(config), config.storage)
+    before = state.load_job()
+    job = survey(config).job if before is None else as_launched(config, before, state.url)
+    given, roi = config.input, job.plan.chunks.roi
+    source = open_unread(given.path, given.spec, given.scale, None, given.select, config.storage)
+    channels = given.channel or list(range(source.channels))
+    shown = [_shown_image("input", source, config.storage, roi, channels)]
+    output = None if before is None else open_output(output_spec(job))
+    if output is not None:
+        shader = None if config.gives_labels else output_shader(output, config.model, roi)
+        shown.append(Shown("output", output, config.storage, shader, 0.5))
+    shown += _shown_masks(config)
+    name = config.output.path.rstrip("/").rpartition("/")[2]
+    return View(name, shown, job, before is not None, patches, roi, job.voxel_size_nm)
+
+
+def _shown_masks(config: JobConfig) -> list[Shown]:
+    """What the masks of a job keep; without those that a viewer cannot show, which are told."""
+    shown = []
+    for name, mask, color in (("input.mask", config.input.mask, "#009e73"), ("mask", config.mask, "#cc79a7")):
+        if mask is not None:
+            volume = open_unread(mask.path, scale=mask.scale, storage=config.storage, booleans=True)
+            shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
+            try:
+                shown.append(Shown(name, volume, config.storage, shader, 0.3))
+            except VolumeError as error:
+                logger.warning("%s is not shown: %s", name, error)
+    return shown
+
+
+def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
+    """The quarantined chunks of a job as it is now, with what went wrong; none if there are none."""
+    records = State(default_state_url(job.config), job.config.storage).of(job).quarantined(0, job.plan.chunks.count)
+    first = list(islice(records, most_boxes + 1))
+    boxes = [(f"chunk {each.chunk}, {each.stage}: {each.cause}", each.box.box()) for each in first[:most_boxes]]
+    some = f" (the first {most_boxes:,})" if len(first) > most_boxes else ""
+    return [Boxes(f"quarantined{some}", "#ff0000", boxes, filled=True)] if boxes else []
+
+
+def _shown_volume(url: str, taken: Collection[str]) -> Shown:
+    storage = storage_of_environment(LOCAL)
+    volume = open_unread(url, storage=storage)
+    stem = unquote(url.partition("|")[0].rstrip("/").rpartition("/")[2])
+    name = next(name for name in chain([stem], (f"{stem} {n}" for n in count(2))) if name not in taken)
+    if volume.channels == 1 and _holds_labels(volume):
+        return Shown(name, volume, storage, None, 0.4)
+    return _shown_image(name, volume, storage, volume.bounds, range(volume.channels))
+
+
+def _holds_labels(volume: Volume) -> bool:
+    kind = volume.store.spec().to_json().get("multiscale_metadata", {}).get("type")
+    return bool(kind == "segmentation" if kind is not None else volume.dtype.name in _LABEL_DTYPES)
+
+
+def _shown_image(name: str, volume: Volume, storage: Storage, roi: BoundingBox, channels: Sequence[int]) -> Shown:
+    visible = (0.0, 255.0) if volume.dtype == np.uint8 else _brightness(volume, roi)
+    if _channels_apart(volume):
+        return Shown(name, volume, storage, shaders.grey(visible), 1.0, channels[0])
+    shader = shaders.rgb(visible, channels) if len(channels) == 3 else shaders.grey(visible, channels[0])
+    return Shown(name, volume, storage, shader, 1.0)
+
+
+def _channels_apart(volume: Volume) -> bool:
+    """Whether not all channels of a voxel are in one block."""
+    together = volume.store.chunk_layout.read_chunk.shape[0]  # None where there is no such axis
+    return together is not None and together < volume.channels
+
+
+def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
+    """By what the channels say: affinities as red, green and blue; probabilities, to lie over the image."""
+    probable = model.activation != "none"
+    if volume.dtype.kind in "iu":
+        limits = np.iinfo(volume.dtype)
+        visible = (float(limits.min), float(limits.max))  # what output.value_range was mapped onto
+    else:
+        visible = (0.0, 1.0) if probable else _brightness(volume, roi)
+    channels = volume.channels
+    same = channels == model.output_channels  # else operators have chosen among them
+    affinities = same and model.channels is not None and all(each.affinity is not None for each in model.channels)
+    if channels == 1:
+        return shaders.heat(visible) if probable else shaders.grey(visible)
+    if (channels >= 3 and affinities) or (channels == 3 and model.activation != "softmax"):
+        return shaders.rgb(visible)
+    # Of classes that exclude each other the first is, by convention, what is none of the others.
+    return shaders.classes(visible, range(same and model.activation == "softmax", channels))
+
+
+def _brightness(volume: Volume, roi: BoundingBox) -> shaders.Range:
+    """From dark to bright, of a few voxels in the middle of the ROI; 0 to 1 where that cannot be told."""
+    roi = roi.intersection(volume.bounds)
+    sides = [min(n, most) for n, most in zip(roi.shape, _SAMPLE, strict=True)]
+    z, y, x = ((a + b - n) // 2 for a, b, n in zip(roi.start, roi.stop, sides, strict=True))
+    try:
+        sample = volume.read(BoundingBox((z, y, x), (z + sides[0], y + sides[1], x + sides[2])))
+    except BeamInferenceError:  # not written yet, or not to be read by this machine: the viewer will tell
+        return (0.0, 1.0)
+    finite = sample[np.isfinite(sample)]
+    low, high = np.percentile(finite, (1, 99)) if finite.size else (0, 0)
+    return (float(f"{low:.4g}"), float(f"{high:.4g}")) if low < high else (0.0, 1.0)

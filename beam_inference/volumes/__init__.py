@@ -1,0 +1,1 @@
+"""Volumes: voxels in stores, as they are found, opened, read and written."""

@@ -1,0 +1,300 @@
+"""Where bytes lie: TensorStore's key-value stores by URL, how they are reached, and what their errors mean.
+
+Local folders, ``gs://``, ``s3://`` and, read-only, ``http(s)://``. No key or token passes through here: TensorStore
+takes credentials from where its drivers look for them (``storage.s3.credentials`` says which place).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import tenacity
+import tensorstore as ts
+
+from beam_inference.config.fields import holds_credentials, refuse_credentials
+from beam_inference.config.storage import Storage
+from beam_inference.environment import variable_set
+from beam_inference.errors import ConfigError, VolumeError, WorkerFault
+
+Value = TypeVar("Value")
+
+LOCAL = Storage()
+"""No settings: local files, and object stores as their own defaults reach them."""
+
+PATIENCE_SECONDS = 90
+"""How long a store may take to answer a small request."""
+TRANSFER_SECONDS = 3600
+"""How long it may take to read or write a chunk's voxels, or a network's file."""
+
+# TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
+_RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
+
+_CHANGES = 100
+"""How often a change that others were faster than is tried again."""
+
+_TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
+
+
+def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os.environ) -> Storage:
+    """Settings completed by the variables that the stores' own tools know.
+
+    ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION`` and ``AWS_DEFAULT_REGION`` for S3,
+    ``STORAGE_EMULATOR_HOST`` for Google Cloud Storage. What the job file says comes first.
+
+    Raises:
+        ConfigError: one of them carries credentials.
+    """
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
+        if holds_credentials(environment.get(name, "")):
+            raise ConfigError(f"${name} holds credentials, and would be recorded with the job: take them out of it")
+    endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
+    s3 = {"endpoint": storage.s3.endpoint or endpoint, "region": storage.s3.region or region}
+    gcs = {"endpoint": storage.gcs.endpoint or environment.get("STORAGE_EMULATOR_HOST")}
+    return storage.model_copy(
+        update={"s3": storage.s3.model_copy(update=s3), "gcs": storage.gcs.model_copy(update=gcs)}
+    )
+
+
+@functools.cache
+def _context(storage: Storage, cache_bytes: int) -> ts.Context:
+    """One TensorStore context per settings and process, so that its limits hold for all that is opened with them."""
+    resources: dict[str, Any] = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
+    for kind in ("gcs", "s3", "http"):
+        limit = getattr(storage, kind).concurrency
+        if limit is not None:
+            resources[f"{kind}_request_concurrency"] = {"limit": limit}
+    if storage.gcs.user_project is not None:
+        resources["gcs_user_project"] = {"project_id": storage.gcs.user_project}
+    if storage.s3.credentials is not None:
+        resources["aws_credentials"] = {"type": storage.s3.credentials}
+        if storage.s3.profile is not None:
+            resources["aws_credentials"]["profile"] = storage.s3.profile
+    if cache_bytes:
+        resources["cache_pool"] = {"total_bytes_limit": cache_bytes}
+    return ts.Context(resources)
+
+
+def kvstore_spec(url: str, storage: Storage) -> Any:
+    """What TensorStore opens to reach the folder at a URL: the URL, or a spec where an endpoint or region is set."""
+    return with_settings(url if url.endswith("/") else url + "/", storage)
+
+
+def with_settings(spec: Any, storage: Storage) -> Any:
+    """A TensorStore spec, with endpoint and region in every ``s3`` store of it that does not name its own."""
+    if isinstance(spec, dict):
+        spec = {key: with_settings(value, storage) for key, value in spec.items()}
+        if spec.get("driver") == "s3" and "endpoint" not in spec and "aws_region" not in spec:
+            spec |= _s3_members(storage)
+        return spec
+    if isinstance(spec, list):
+        return [with_settings(value, storage) for value in spec]
+    if isinstance(spec, str) and spec.startswith("s3://") and _s3_members(storage):
+        return with_settings(ts.KvStore.Spec(spec).to_json(), storage)
+    return spec
+
+
+def _s3_members(storage: Storage) -> dict[str, str]:
+    if storage.s3.endpoint is None and storage.s3.region is None:
+        return {}
+    endpoint = {} if storage.s3.endpoint is None else {"endpoint": storage.s3.endpoint}
+    return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
+
+
+def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0) -> Value:
+    """What ``opening`` gives, called with the TensorStore context of ``storage``; it keeps so much of decoded blocks.
+
+    Raises:
+        ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
+    """
+    endpoint = storage.gcs.endpoint
+    # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened.
+    with nullcontext() if endpoint is None else variable_set("TENSORSTORE_GCS_HTTP_URL", endpoint):
+        return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
+
+
+def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
+    """The key-value store under a URL.
+
+    Raises:
+        VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
+    """
+    try:
+        return opened(lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
+
+
+def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
+    """A request's result; one that fails in a way that may pass is made again, with backoff.
+
+    Raises:
+        WorkerFault: it failed for good.
+    """
+    retrying = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(5),
+        wait=tenacity.wait_exponential_jitter(initial=0.1, max=5, jitter=0.2),
+        retry=tenacity.retry_if_exception(is_transient),
+        reraise=True,
+    )
+    try:
+        return retrying(action)
+    except (ValueError, OSError) as error:
+        raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
+
+
+def delete_folder(store: Any, url: str, folder: str = "") -> None:
+    """Delete what lies under a folder, such as ``receipts/``, of the store at ``url``; by default everything.
+
+    Raises:
+        WorkerFault: it cannot be done.
+    """
+    keys = ts.KvStore.KeyRange(folder, folder[:-1] + "0" if folder else "")  # "0" comes after "/"
+
+    def delete() -> None:
+        store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
+
+    persistently("delete", f"{url}/{folder}", delete)
+
+
+def again_if_failed(under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS) -> Callable[[], Any]:
+    """The result of a request under way; once that has failed, of a new one."""
+    first = [under_way]
+
+    def result() -> Any:
+        return (first.pop() if first else again()).result(timeout=patience)
+
+    return result
+
+
+def read_key(store: Any, key: str, url: str) -> bytes | None:
+    """The value of a key, or None if it is absent.
+
+    Raises:
+        VolumeError: the store does not answer.
+    """
+    try:
+        result = store.read(key).result(timeout=PATIENCE_SECONDS)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
+    return bytes(result.value) if result.state == "value" else None
+
+
+def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
+
+    Raises:
+        WorkerFault: it cannot be done, or others write to it all the time.
+        VolumeError: the key is absent or holds no JSON object.
+    """
+    for _ in range(_CHANGES):
+        found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
+        try:
+            before = json.loads(found.value) if found.state == "value" else None
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
+        after = change(json.loads(found.value))  # a copy: it may be changed in place
+        if after == before:
+            return
+        text, generation = json.dumps(after), found.stamp.generation
+
+        def write(text: str = text, generation: bytes = generation) -> Any:
+            return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
+
+        if persistently("write", f"{url}/{key}", write).generation:  # empty if another was faster
+            return
+        time.sleep(random.uniform(0, 0.2))
+    raise WorkerFault(f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again later.")
+
+
+def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
+    """The bytes of one file at a URL, if it is there and comes within ``patience`` seconds.
+
+    Raises:
+        VolumeError: it is absent, or its store does not answer.
+    """
+    try:
+        # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its folder only.
+        store = opened(lambda context: ts.KvStore.open(with_settings(url, storage), context=context), storage)
+        result = store.read("").result(timeout=patience)
+    except (ValueError, OSError) as error:
+        raise VolumeError(f"cannot read {url}: {one_line(error)}") from None
+    if result.state != "value":
+        raise VolumeError(f"the file {url} does not exist")
+    return bytes(result.value)
+
+
+def place_of_url(url: str, storage: Storage = LOCAL) -> str:
+    """Where a URL leads, made canonical: equal for two ways to name one place."""
+    return place_of_store(open_kvstore(url, storage))
+
+
+def place_of_store(store: Any) -> str:
+    """Where a key-value store lies, as :func:`place_of_url` says it."""
+    spec = store.spec().to_json()
+    if spec["driver"] == "file":
+        return os.path.realpath(str(spec["path"]))
+    named = ("driver", "bucket", "path", "base_url", "endpoint")
+    return json.dumps({key: value for key, value in spec.items() if key in named})
+
+
+def is_within(place: str, other: str) -> bool:
+    """Whether a place is another, or lies inside it, both as :func:`place_of_store` says them."""
+    if not (place.startswith("{") and other.startswith("{")):
+        return f"{place}/".startswith(f"{other.rstrip('/')}/")
+    a, b = json.loads(place), json.loads(other)
+    paths = [f"{str(each.pop('path', '')).strip('/')}/".lstrip("/") for each in (a, b)]
+    return bool(a == b and paths[0].startswith(paths[1]))
+
+
+def url_of(path: str) -> str:
+    """A path, made absolute, as a URL; a URL as it is. Without a slash at its end.
+
+    Raises:
+        ConfigError: the URL carries credentials.
+    """
+    try:
+        refuse_credentials(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
+
+
+def local_folder(url: str) -> Path | None:
+    """The local folder of a file:// URL, else None."""
+    parts = urlsplit(url)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def status(error: BaseException) -> str:
+    """The status prefix of a TensorStore error's text, such as FAILED_PRECONDITION."""
+    match = re.match(r"([A-Z_]{4,})\b", str(error))
+    return match[1] if match else ""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether a TensorStore error, by the status its text begins with, may pass; a full disk does not."""
+    return status(error) in _TRANSIENT and status(error) != "RESOURCE_EXHAUSTED"
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a failed read may succeed later; here RESOURCE_EXHAUSTED is a busy store."""
+    return status(error) in _TRANSIENT or isinstance(error, TimeoutError)
+
+
+def one_line(error: Exception) -> str:
+    """The error's text without TensorStore's source locations."""
+    text = " ".join(str(error).split()) or "no answer in time"
+    return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)

@@ -1,0 +1,103 @@
+"""Which blocks a shard of a precomputed volume holds: pure.
+
+Neuroglancer numbers the blocks of a scale by the compressed Morton code of their position: bit 0 of x, of y, of z, then
+bit 1 of x and so on, leaving out an axis once its bits are used up. Blocks whose codes differ in the low bits alone
+share a shard. (Specification: "Neuroglancer Precomputed volume format", sharded format, chunk identifiers.)
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.errors import AlignmentError
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.grids import ChunkGrid
+
+_PRESHIFT_BITS = 9
+"""Blocks that one entry of a shard's index lists, at most 2 to this power: reading a block takes two small requests."""
+
+
+def shard_shapes(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
+    """Voxels of a shard for 0, 1, 2 … low bits, ZYX, until one shard holds a volume of ``shape``."""
+    blocks = ChunkGrid(BoundingBox((0, 0, 0), shape), block_shape).shape
+    all_bits = [(count - 1).bit_length() for count in blocks]
+    bits = [0, 0, 0]
+    shapes = [block_shape]
+    for bit in range(max(all_bits)):
+        for axis in (2, 1, 0):  # x first
+            if bit < all_bits[axis]:
+                bits[axis] += 1
+                z, y, x = (block << count for block, count in zip(block_shape, bits, strict=True))
+                shapes.append((z, y, x))
+    return shapes
+
+
+def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict[str, Any]:
+    """The ``sharding`` member of a scale whose shards are boxes of ``shard_shape``, all ZYX in voxels.
+
+    Raises:
+        AlignmentError: no number of bits gives that box; the message names some that can be had.
+    """
+    possible = shard_shapes(shape, block_shape)
+    if shard_shape not in possible:
+        wanted = _volume(shard_shape)
+        near = sorted(possible, key=lambda each: max(_volume(each) / wanted, wanted / _volume(each)))[:3]
+        fits = " or ".join(str(list(each)) for each in sorted(near))
+        raise AlignmentError(
+            f"output.shard_shape {list(shard_shape)} is no shard of a precomputed volume of {list(shape)} voxels in "
+            f"blocks of {list(block_shape)}: a shard holds 2^k blocks, and its axes grow in turn. Nearest: {fits}."
+        )
+    bits, all_bits = possible.index(shard_shape), len(possible) - 1
+    preshift = min(bits, _PRESHIFT_BITS)
+    return {
+        "@type": "neuroglancer_uint64_sharded_v1",
+        "preshift_bits": preshift,
+        "minishard_bits": bits - preshift,
+        "shard_bits": all_bits - bits,
+        "hash": "identity",
+        "minishard_index_encoding": "gzip",
+        "data_encoding": "gzip",
+    }
+
+
+def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -> list[str]:
+    """Keys of the shards of a scale, given its metadata, of which ``array`` (C, Z, Y, X), all of ``box``, is zero."""
+    z, y, x = scale["chunk_size"][::-1]
+    size, origin = scale["size"][::-1], scale["voxel_offset"][::-1]
+    bounds = BoundingBox(tuple(origin), tuple(a + n for a, n in zip(origin, size, strict=True)))
+    sharding = scale["sharding"]
+    low = sharding["preshift_bits"] + sharding["minishard_bits"]
+    shapes = shard_shapes(bounds.shape, (z, y, x))
+    shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])  # there may be more bits than blocks
+    blocks = ChunkGrid(bounds, (z, y, x)).shape
+    first, last = (
+        [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]
+        for corner in (box.start, tuple(stop - 1 for stop in box.stop))
+    )
+    keys = []
+    for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
+        here = shards.core_box(shards.index(position)).intersection(box)
+        if not np.any(array[(slice(None), *here.slices_in(box))]):
+            steps = [p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)]
+            number = _morton(steps, blocks) >> low
+            keys.append(f"{scale['key']}/{number:0{-(-sharding['shard_bits'] // 4)}x}.shard")
+    return keys
+
+
+def _morton(position: list[int], blocks: Zyx) -> int:
+    """The compressed Morton code of a block, ZYX."""
+    code = bit = 0
+    for level in range(max(blocks).bit_length()):
+        for axis in (2, 1, 0):
+            if 2**level < blocks[axis]:
+                code |= (position[axis] >> level & 1) << bit
+                bit += 1
+    return code
+
+
+def _volume(shape: Zyx) -> int:
+    return shape[0] * shape[1] * shape[2]

@@ -1,0 +1,133 @@
+"""Volumes on disk or in object stores, through TensorStore: open, cutout, aligned write, and what their errors mean.
+
+Whatever a store's own axis order is, a :class:`Volume` is (channel, z, y, x): the transpose is a TensorStore index
+transform, made once, here. Creating outputs is in :mod:`beam_inference.volumes.outputs`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from beam_inference import arrays
+from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.limits import layers_at_once
+from beam_inference.volumes.kvstores import (
+    TRANSFER_SECONDS,
+    is_transient,
+    may_pass,
+    one_line,
+    status,
+)
+from beam_inference.volumes.sharding import blank_shards
+
+logger = logging.getLogger(__name__)
+
+VoxelSizeNm = tuple[float, float, float]
+
+
+_NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
+
+
+@dataclass(frozen=True)
+class Volume:
+    """An open volume, axes (channel, z, y, x).
+
+    Attributes:
+        url: where it lies, for messages.
+        place: where it lies, made canonical: equal for two ways to name one place.
+        store: the TensorStore, transposed.
+        bounds: its extent, in voxels, ZYX.
+        channels: number of channels.
+        dtype: of the stored values.
+        block_shape: the storage's write unit, ZYX; blocks start at ``bounds.start``.
+        voxel_size_nm: ZYX, or None where the volume does not say.
+    """
+
+    url: str
+    place: str
+    store: Any
+    bounds: BoundingBox
+    channels: int
+    dtype: np.dtype[Any]
+    block_shape: Zyx
+    voxel_size_nm: VoxelSizeNm | None
+
+    @property
+    def read_shape(self) -> Zyx:
+        """What is read at once, ZYX: of a shard one of its blocks, else ``block_shape``."""
+        return _last_three(self.store.chunk_layout.read_chunk.shape)
+
+    def read(self, box: BoundingBox) -> NDArray[Any]:
+        """The voxels of a box inside the bounds: shape (channels, *box.shape), in the stored dtype.
+
+        Raises:
+            TransientReadError: another attempt may succeed.
+            PermanentReadError: a block is corrupt or cannot be decoded.
+            WorkerFault: this process may not read the volume at all.
+        """
+        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        array = arrays.empty((self.channels, *box.shape), self.dtype)
+        try:
+            voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
+            ts.array(array, copy=False).write(voxels).result(timeout=TRANSFER_SECONDS)
+        except (ValueError, OSError) as error:
+            message = f"cannot read {box} of {self.url}: {one_line(error)}"
+            if status(error) in _NOT_THE_CHUNKS_FAULT:
+                raise WorkerFault(message) from error
+            raise (TransientReadError if may_pass(error) else PermanentReadError)(message) from error
+        return array
+
+    def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
+        """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""
+        source = source_box(box, self.bounds, fill)
+        return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)
+
+    def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
+        """Write the voxels of a box of whole blocks, shape (channels, *box.shape); durable when this returns.
+
+        Raises:
+            TransientWriteError: another attempt may succeed.
+            WorkerFault: the destination cannot be written (disk full, no permission, …).
+        """
+        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        try:
+            for key in self._blank_shards(box, array):  # TensorStore leaves such a shard as it was
+                self.store.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
+            depth = self.block_shape[0]
+            step = depth * int(layers_at_once(array[:, :depth].nbytes))
+            for z in range(z0, z1, step):  # the store makes a copy of what it is given
+                piece = array[:, z - z0 : z - z0 + step]
+                self.store[:, z : min(z + step, z1), y0:y1, x0:x1].write(piece).result(timeout=TRANSFER_SECONDS)
+        except (ValueError, OSError) as error:
+            message = f"cannot write {box} of {self.url}: {one_line(error)}"
+            if is_transient(error):
+                raise TransientWriteError(message) from error
+            raise WorkerFault(message) from error
+
+    def _blank_shards(self, box: BoundingBox, array: NDArray[Any]) -> list[str]:
+        scale = self._sharded_scale
+        return [] if scale is None else blank_shards(scale, box, array)
+
+    @cached_property
+    def _sharded_scale(self) -> dict[str, Any] | None:
+        """The scale's metadata, of a sharded precomputed volume."""
+        scale = self.store.spec().to_json().get("scale_metadata", {})
+        return scale if scale.get("sharding") else None
+
+
+class TransientWriteError(WorkerFault):
+    """A write failed in a way that may pass; when attempts are used up it is a fault of the worker."""
+
+
+def _last_three(values: Any) -> Zyx:
+    z, y, x = values[-3:]
+    return (int(z), int(y), int(x))

@@ -1,0 +1,61 @@
+"""Tries a network on one patch of a job's own input."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.config.job import JobConfig
+from beam_inference.engines.loading import Predictor
+from beam_inference.engines.trial import ContractReport, check_contract, check_difference
+from beam_inference.errors import DeviceOutOfMemory, ModelContractError, PermanentReadError, TransientReadError
+from beam_inference.geometry.plan import InferencePlan
+from beam_inference.job.parts import cutout, normalization
+from beam_inference.volumes.volume import Volume
+
+logger = logging.getLogger(__name__)
+
+
+def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
+    """The network's input, stored values, for the patch in the middle of the ROI; zeros where it cannot be read."""
+    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
+    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
+    try:
+        return cutout(config, volume, box)
+    except (TransientReadError, PermanentReadError) as error:
+        logger.warning("trying the network on zeros, because %s", error)
+        return np.zeros((volume.channels, *box.shape), volume.dtype)
+
+
+def try_network(
+    predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan, reference: Predictor | None = None
+) -> ContractReport:
+    """Run the network once, on the patch in the middle of the ROI, and hold it against ``reference`` if there is one.
+
+    Raises:
+        ModelContractError: it does not answer as the job says.
+        EngineError: it does not answer as ``reference`` does.
+    """
+    patch = patch_to_try(config, volume, plan)
+    normalize = normalization(config, volume.dtype)
+    report = check_contract(
+        predictor,
+        patch,
+        normalize,
+        batch_size=config.inference.patches_per_call,
+        patch_shape=plan.lattice.patch_shape,
+        crop_margin=plan.crop_margin,
+        output_channels=config.model.output_channels,
+    )
+    if reference is not None:
+        try:
+            check_difference(predictor, reference, patch, normalize, report.batch_size)
+        except DeviceOutOfMemory as error:
+            raise ModelContractError(
+                f"the device is out of memory for {report.batch_size} patches a batch in PyTorch in float32, which the "
+                f"network is held against. Make inference.batch_size smaller, or inference.patch_shape. ({error})"
+            ) from None
+    return report

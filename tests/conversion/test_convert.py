@@ -1,0 +1,267 @@
+"""Conversion as a user asks for it, on the command line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from conversion.test_find_source import holds, random_array, source_of
+from conversion.test_stacks import save_slices
+from foreign_files import tiff_bytes, written
+from helpers import read_volume, truncated, write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.job.place import Place
+from beam_inference.volumes.opening import open_volume
+
+SIZE = ["--voxel-size", "40,4,4"]
+
+
+def convert(*words):
+    return main(["convert", *map(str, words)])
+
+
+@pytest.fixture
+def slices(tmp_path):
+    """Twenty slices of 70 × 90 voxels, and their array."""
+    array = random_array("uint8", (20, 70, 90))
+    return save_slices(tmp_path / "slices", array), array
+
+
+def check(path, array, size=(40.0, 4.0, 4.0), start=(0, 0, 0)):
+    volume = open_volume(f"file://{path}")
+    box = volume.bounds
+    stop = tuple(a + n for a, n in zip(start, array.shape[-3:], strict=True))
+    assert box.stop == stop
+    assert volume.voxel_size_nm == pytest.approx(size)
+    found = volume.read(box)[(slice(None), *(slice(a - b, None) for a, b in zip(start, box.start, strict=True)))]
+    np.testing.assert_array_equal(found, array if array.ndim == 4 else array[None])
+    assert found.dtype == array.dtype
+
+
+def test_slices_into_blocks_with_gaps_told(slices, tmp_path, capsys):
+    folder, array = slices
+    (folder / "s7.png").unlink()
+    assert convert(f"{folder}/*.png", tmp_path / "em", *SIZE) == 0
+    told = capsys.readouterr()
+    assert "slices are missing, and those behind them move up: 7;" in told.err
+    assert "19 × 70 × 90 voxels (z, y, x)" in told.out
+    assert f"complete: {tmp_path}/em" in told.out
+    check(tmp_path / "em", np.delete(array, 7, axis=0))
+    info = json.loads((tmp_path / "em" / "info").read_text())
+    assert info["scales"][0]["chunk_sizes"] == [[128, 128, 16]]
+
+
+BLOCKS = [
+    *product(["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"], [("float32", 3), ("uint64", 1)]),
+    ("precomputed", ("uint16", 1)),
+]
+
+
+@pytest.mark.parametrize(
+    ("format", "volume"), [BLOCKS[0], *(pytest.param(*b, marks=pytest.mark.slow) for b in BLOCKS[1:])]
+)
+def test_round_trips_through_blocks(tmp_path, format, volume):
+    dtype, channels = volume
+    array = random_array(dtype, (channels, 21, 70, 90))
+    start = (3, 5, 70) if format != "precomputed" else (3, -5, 70_001)
+    np.save(tmp_path / "a.npy", array)
+    shift = f"--offset={','.join(map(str, start))}"
+    assert convert(tmp_path / "a.npy", tmp_path / "v", *SIZE, shift, "--format", format, "--block_shape=8,32,64") == 0
+    check(tmp_path / "v", array, start=start)
+    assert convert(tmp_path / "v", tmp_path / "b.h5:volumes/raw") == 0
+    source = source_of(tmp_path / "b.h5")
+    assert source.dataset == "volumes/raw"
+    padded = array if format == "precomputed" else np.pad(array, ((0, 0), (3, 0), (5, 0), (70, 0)))
+    holds(source, padded, (40.0, 4.0, 4.0), start if format == "precomputed" else (0, 0, 0))
+
+
+@pytest.mark.slow
+def test_volumes_that_other_libraries_wrote(tmp_path):
+    import zarr
+    from cloudvolume import CloudVolume
+
+    array = random_array("uint16", (20, 30, 40))
+    for version in (2, 3):
+        stored = zarr.create_array(tmp_path / f"z{version}", data=array, zarr_format=version, chunks=(8, 8, 8))
+        assert stored.shape == array.shape
+        assert convert(tmp_path / f"z{version}", tmp_path / f"z{version}.nrrd", *SIZE) == 0
+        holds(source_of(tmp_path / f"z{version}.nrrd"), array, (40.0, 4.0, 4.0))
+    CloudVolume.from_numpy(
+        np.asfortranarray(array.T),
+        f"file://{tmp_path}/cv",
+        (4, 4, 40),
+        (1, -5, 3),
+        (32, 32, 32),
+        max_mip=0,
+        compress=False,
+    )
+    assert convert(tmp_path / "cv", tmp_path / "cv.nii.gz") == 0
+    holds(source_of(tmp_path / "cv.nii.gz"), array, (40.0, 4.0, 4.0), (3, -5, 1))
+
+
+@pytest.mark.slow
+def test_shards_labels_and_encodings(tmp_path):
+    array = random_array("uint64", (64, 64, 64)) // 2**60
+    np.save(tmp_path / "a.npy", array)
+    words = ["--labels", "--encoding=compressed_segmentation", "--block_shape=32,32,32", "--shard_shape=64,64,64"]
+    assert convert(tmp_path / "a.npy", tmp_path / "seg", *SIZE, *words) == 0
+    check(tmp_path / "seg", array)
+    info = json.loads((tmp_path / "seg" / "info").read_text())
+    assert (info["type"], info["scales"][0]["encoding"]) == ("segmentation", "compressed_segmentation")
+    assert info["scales"][0]["sharding"]["shard_bits"] == 0
+
+
+def test_a_big_endian_tiff_on_another_grid(tmp_path):
+    array = random_array("uint16", (20, 70, 90))
+    path = written(tmp_path / "a.tif", tiff_bytes(array, tile=32))
+    assert convert(path, tmp_path / "z", *SIZE, "--offset=9,17,33", "--format=zarr3", "--block_shape=8,16,32") == 0
+    check(tmp_path / "z", array, start=(9, 17, 33))
+
+
+def test_a_slice_that_cannot_be_read_is_told_and_done_later(slices, tmp_path, capsys):
+    folder, array = slices
+    words = (folder, tmp_path / "em", *SIZE, "--block_shape=4,32,32", "--direct_num_workers=2")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 10_000)  # every slab by way of the disk
+        times = [(path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in [folder / "s9.png"]]
+        whole = (folder / "s9.png").read_bytes()
+        (folder / "s9.png").write_bytes(whole[:1000] + bytes(len(whole) - 1000))
+        os.utime(folder / "s9.png", ns=times[0])
+        assert convert(*words) == 1
+        told = capsys.readouterr().out
+        assert "4 of 5 chunks done" in told
+        assert "failed: copy, chunk 2: cannot read" in told
+        assert "s9.png" in told
+        assert f"to do what is missing: beam-inference convert {folder}" in told
+        (folder / "s9.png").write_bytes(whole)
+        os.utime(folder / "s9.png", ns=times[0])
+        assert convert(*words) == 0
+    assert "5 of 5 chunks done" in capsys.readouterr().out
+    check(tmp_path / "em", array)
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_goes_on(slices, tmp_path, monkeypatch):
+    folder, array = slices
+    words = ["convert", str(folder), str(tmp_path / "em"), *SIZE, "--block_shape=1,16,16"]
+    script = [
+        "import time, beam_inference.conversion.copying as copying, beam_inference.conversion.stacks as stacks",
+        "from beam_inference.cli.main import main",
+        "copying.WINDOW_BYTES, (header, read) = 1, stacks._READERS['.png']",
+        "stacks._READERS['.png'] = header, lambda *arguments: (time.sleep(0.2), read(*arguments))[1]",
+        f"main({words})",
+    ]
+    slow = "\n".join(script)
+    process = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+    records = tmp_path / "em" / "_beam_inference"
+    deadline = time.monotonic() + 90
+    while len(done := list(records.rglob("done/*/*.json"))) < 3:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < len(done) < 20
+    seen = {path: path.stat().st_mtime_ns for path in done}
+    monkeypatch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 1)  # as it was: a chunk a slice
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in done} == seen, "what was done is not done again"
+    check(tmp_path / "em", array)
+
+
+def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
+    folder, array = slices
+    write_volume(tmp_path / "em", array, block_shape=(16, 128, 128), voxel_size_nm=(40.0, 4.0, 4.0))
+    assert convert(folder, tmp_path / "em", *SIZE) == 2
+    assert "this conversion did not begin" in capsys.readouterr().err
+    assert convert(folder, tmp_path / "em", *SIZE, "--overwrite") == 0
+    assert convert(folder, tmp_path / "em", "--voxel_size=40,8,8") == 2
+    assert "exists and differs" in capsys.readouterr().err
+    (tmp_path / "a.npy").write_text("mine")
+    assert convert(folder, tmp_path / "a.npy") == 2
+    assert (tmp_path / "a.npy").read_text() == "mine"
+    assert convert(folder, tmp_path / "a.npy", "--overwrite") == 0
+    holds(source_of(tmp_path / "a.npy"), array)
+    assert convert(tmp_path / "a.npy", tmp_path / "a.npy", "--overwrite") == 2
+    assert convert(tmp_path / "em", tmp_path / "em", "--overwrite") == 2
+    assert capsys.readouterr().err.count("is the source") == 2
+    assert convert(tmp_path / "a.npy", tmp_path / "em", "--format=png", "--overwrite") == 2
+    assert "is a folder that holds" in capsys.readouterr().err
+    assert convert(tmp_path / "a.npy", folder, "--format=png", "--overwrite") == 0
+    assert not (folder / "s0.png").exists()
+    holds(source_of(folder), array)
+
+
+def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, capsys):
+    folder, _ = slices
+    out = tmp_path / "out"
+    np.save(tmp_path / "f.npy", random_array("float32", (3, 4, 5, 6)))
+    np.save(tmp_path / "d.npy", random_array("float64", (4, 5, 6)))
+    refused = [
+        ([folder, out], "does not state its voxel size: give --voxel-size Z,Y,X"),
+        ([folder, out / "a.nii"], "does not state its voxel size"),
+        ([folder, f"{out}.nii"], "or --drop voxel-size to write it without"),
+        ([folder, f"{out}/deep/a.npy"], "there is no folder"),
+        ([folder, out, *SIZE, "--format=tif"], "expected one of precomputed, zarr3"),
+        ([folder, out, *SIZE, "--format=zarr3", "--offset=-1,0,0"], "Move them with --offset 0,0,0"),
+        ([folder, out, *SIZE, "--format=zarr2", "--shard_shape=32,128,128"], "zarr2 has no shards"),
+        ([folder, out, *SIZE, "--block_shape=8,8,8", "--shard_shape=12,16,16"], "must be a multiple"),
+        ([folder, out, *SIZE, "--format=n5", "--encoding=raw"], "is for --format precomputed"),
+        ([tmp_path / "f.npy", out, *SIZE, "--encoding=png"], "is for one channel"),
+        ([tmp_path / "f.npy", out, *SIZE, "--labels"], "names of objects are integers"),
+        ([folder, out, *SIZE, "--drop=offset"], "holds all there is"),
+        ([folder, f"{out}.npy", "--drop=colour"], "--drop colour: expected offset, voxel-size"),
+        ([folder, f"{out}.npy", "--block_shape=8,8,8"], "has no blocks"),
+        ([folder, f"{out}.npy", "--runner=DirectRunner"], "by this process alone"),
+        ([folder, out, *SIZE, "--unheard_of=1"], "--unheard_of"),
+        ([folder, "gs://bucket/a.npy"], "to this machine's disks only"),
+        ([folder, "https://user:secret@host/x", *SIZE], "holds credentials"),
+        ([tmp_path / "d.npy", out, *SIZE], "float64 data type is not one of the supported"),
+        ([folder, out, *SIZE, "--encoding=nope"], 'Expected one of "raw", "png"'),
+        ([folder, "https://host/x", *SIZE], "can only be read from"),
+        ([f"{folder}/nothing*", out, *SIZE], "gives no slices"),
+    ]
+    for words, message in refused:
+        assert convert(*words) == 2, words
+        told = capsys.readouterr().err
+        assert message in told, (words, told)
+        assert "secret" not in told
+    assert not out.exists()
+    with pytest.raises(SystemExit):
+        convert(folder, out, "--voxel-size", "4,4")
+    assert "is not three numbers" in capsys.readouterr().err
+
+
+def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, capsys):
+    folder, _ = slices
+    monkeypatch.setattr("beam_inference.beam.stage_runner.place_of", lambda _: Place(shares_files=False))
+    assert convert(folder, "memory://em", *SIZE) == 2
+    assert "lies on this machine, which remote workers do not see" in capsys.readouterr().err
+
+
+def test_a_source_that_breaks_on_the_way_to_a_file_leaves_none(volume_in, tmp_path, capsys):
+    block = next(path for path in volume_in.glob("10*/*") if path.stat().st_size > 20)
+    with truncated(block):
+        assert convert(volume_in, tmp_path / "a.h5") == 1
+    assert "cannot read" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*a.h5*"))
+    assert convert(volume_in, tmp_path / "a.h5") == 0
+    holds(source_of(tmp_path / "a.h5"), read_volume(volume_in)[0], (10.0, 10.0, 10.0), (3, -5, 2))
+
+
+def test_a_scale_of_a_pyramid(tmp_path):
+    array = random_array("uint8", (8, 16, 16))
+    url = write_volume(tmp_path / "em", array)
+    coarse = {"driver": "neuroglancer_precomputed", "kvstore": url, "open": False, "create": True}
+    coarse["scale_metadata"] = {"size": [8, 8, 8], "resolution": [20, 20, 10], "chunk_size": [8] * 3, "encoding": "raw"}
+    ts.open(coarse).result()[...] = array[:, ::2, ::2].T[..., None]
+    assert convert(tmp_path / "em", tmp_path / "a.tif", "--scale=1") == 0
+    holds(source_of(tmp_path / "a.tif"), array[:, ::2, ::2], (10.0, 20.0, 20.0))

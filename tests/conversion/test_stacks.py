@@ -1,0 +1,216 @@
+"""TIFF files and stacks of slices: order, gaps, what differs, and that windows are what the whole is."""
+
+import numpy as np
+import pytest
+from conversion.test_find_source import holds, random_array, source_of
+from foreign_files import tiff_bytes, written
+from PIL import Image
+
+from beam_inference.conversion.stacks import natural_key, numbering_notes
+from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+
+
+def save_slices(folder, array, pattern="s{}.png", numbers=None, **options):
+    """Slices (z, y, x) or (z, y, x, c), written by Pillow."""
+    folder.mkdir(exist_ok=True)
+    for z, plane in zip(numbers or range(len(array)), array, strict=True):
+        Image.fromarray(plane).save(folder / pattern.format(z), **options)
+    return folder
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int16"])
+@pytest.mark.parametrize("layout", [{}, {"rows": 7}, {"tile": 16}], ids=["whole", "strips", "tiles"])
+def test_tiff_of_many_pages(tmp_path, order, dtype, layout):
+    array = random_array(dtype, (4, 37, 41))
+    source = source_of(written(tmp_path / "a.tif", tiff_bytes(array, order=order, **layout)))
+    holds(source, array)
+    if "tile" in layout:
+        assert source.facts.grain == (1, 16, 16)
+
+
+@pytest.mark.parametrize("compression", ["tiff_deflate", "packbits", "tiff_lzw"])
+def test_tiff_that_pillow_compressed(tmp_path, compression):
+    array = random_array("uint8", (5, 40, 30))
+    pages = [Image.fromarray(plane) for plane in array]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression=compression)
+    if compression == "tiff_lzw":
+        pytest.importorskip("imagecodecs", reason="LZW needs imagecodecs, which is not installed")
+    holds(source_of(tmp_path / "a.tif"), array)
+
+
+def test_a_codec_that_is_not_there_is_named(tmp_path):
+    Image.fromarray(random_array("uint8", (40, 30))).save(tmp_path / "a.tif", compression="tiff_lzw")
+    try:
+        import imagecodecs  # noqa: F401
+    except ImportError:
+        with pytest.raises(VolumeError, match="LZW compression.*pip install imagecodecs"):
+            source_of(tmp_path / "a.tif")
+
+
+def test_tiff_with_interleaved_channels(tmp_path):
+    array = random_array("uint8", (5, 20, 30, 3))
+    pages = [Image.fromarray(plane) for plane in array]
+    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression="tiff_deflate")
+    holds(source_of(tmp_path / "a.tif"), np.moveaxis(array, -1, 0))
+
+
+@pytest.mark.parametrize("compression", [None, "zlib"])
+@pytest.mark.parametrize("axes", ["ZYX", "CZYX", "ZCYX"])
+def test_tiff_as_imagej_and_microscopes_write_it(tmp_path, compression, axes):
+    import tifffile
+
+    array = random_array("uint16", (3, 4, 20, 30)[-len(axes) :])
+    metadata = {"axes": axes, "PhysicalSizeX": 4, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.004}
+    metadata |= {"PhysicalSizeZ": 0.04, "PhysicalSizeZUnit": "µm"}
+    tifffile.imwrite(tmp_path / "a.ome.tif", array, metadata=metadata, compression=compression)
+    czyx = array.swapaxes(0, 1) if axes == "ZCYX" else array
+    holds(source_of(tmp_path / "a.ome.tif"), czyx, (40.0, 4.0, 4.0))
+    imagej = array.swapaxes(0, 1) if axes == "CZYX" else array
+    tifffile.imwrite(
+        tmp_path / "j.tif",
+        imagej,
+        imagej=True,
+        resolution=(125, 250),
+        compression=compression,
+        metadata={"axes": axes.replace("CZ", "ZC"), "spacing": 0.04, "unit": "um"},
+    )
+    holds(source_of(tmp_path / "j.tif"), czyx, (40.0, 4.0, 8.0))
+
+
+def test_tiff_with_several_images(tmp_path):
+    import tifffile
+
+    array = random_array("uint8", (4, 20, 30))
+    with tifffile.TiffWriter(tmp_path / "a.tif") as tiff:
+        tiff.write(array[0, :5, :5], photometric="minisblack")
+        tiff.write(array, photometric="minisblack")
+    with pytest.raises(VolumeError, match="holds 2 images.*--dataset 0 … 1"):
+        source_of(tmp_path / "a.tif")
+    holds(source_of(tmp_path / "a.tif", "1"), array)
+
+
+def test_broken_tiffs(tmp_path):
+    content = tiff_bytes(random_array("uint16", (4, 20, 30)))
+    with pytest.raises(VolumeError, match="cannot be read as TIFF"):
+        source_of(written(tmp_path / "a.tif", b"II nonsense"))
+    with pytest.raises(VolumeError):
+        source_of(written(tmp_path / "a.tif", content[:500]))
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+def test_a_folder_of_slices(tmp_path, suffix, dtype):
+    array = random_array(dtype, (12, 20, 30))
+    folder = save_slices(tmp_path / "s", array, f"s{{}}.{suffix}")
+    (folder / "notes.txt").write_text("no slice")
+    source = source_of(folder)
+    holds(source, array)
+    assert source.facts.notes == ()
+    assert source.facts.grain == ((1, 20, 30) if suffix == "png" else (1, 1, 1))
+    holds(source_of(f"{folder}/s1?.{suffix}"), array[10:])
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_slices_with_channels(tmp_path, channels):
+    array = random_array("uint8", (3, 20, 30, channels))
+    holds(source_of(save_slices(tmp_path / "s", array)), np.moveaxis(array, -1, 0))
+
+
+def test_jpeg_slices_are_what_pillow_decodes(tmp_path):
+    ramp = np.add.outer(np.arange(20), np.arange(30)).astype(np.uint8)
+    folder = save_slices(tmp_path / "s", [ramp, ramp + 9], "s{}.jpg")
+    expected = np.stack([np.asarray(Image.open(folder / f"s{z}.jpg")) for z in range(2)])
+    holds(source_of(folder), expected)
+
+
+def test_big_endian_tiff_slices(tmp_path):
+    array = random_array("uint16", (3, 20, 30))
+    for z in range(3):
+        written(tmp_path / f"{z}.tif", tiff_bytes(array[z : z + 1], rows=6))
+    holds(source_of(tmp_path), array)
+
+
+def test_names_are_sorted_as_people_do():
+    names = ["s10", "s9", "s1b2", "s1b10", "a2", "s01", "s1"]
+    assert sorted(names, key=natural_key) == ["a2", "s01", "s1", "s1b2", "s1b10", "s9", "s10"]
+
+
+def test_gaps_are_told_of():
+    assert numbering_notes(["s1.png", "s2.png", "s3.png"]) == ()
+    assert numbering_notes(["s10_4nm.png", "s20_4nm.png", "s30_4nm.png"]) == ()
+    assert numbering_notes(["one.png"]) == ()
+    (told,) = numbering_notes(["s1.png", "s2.png", "s4.png", "s5.png", "s9.png"])
+    assert told.startswith("slices are missing, and those behind them move up: 3, 6 … 8;")
+    (told,) = numbering_notes(["a1.png", "b1.png"])
+    assert "no single numbering" in told
+    assert "no single numbering" in numbering_notes(["s1_1.png", "s2_2.png"])[0]
+    with pytest.raises(VolumeError, match="two slices have one number: s01.png and s1.png"):
+        numbering_notes(["s01.png", "s1.png", "s2.png"])
+    with pytest.raises(VolumeError, match="two slices have one number"):
+        numbering_notes(["s01.png", "s1.png"])
+
+
+def test_slices_that_differ_are_refused_with_names(tmp_path):
+    array = random_array("uint8", (5, 20, 30))
+    folder = save_slices(tmp_path / "s", array)
+    Image.fromarray(array[0, :, :29]).save(folder / "s2.png")
+    with pytest.raises(VolumeError, match=r"4 such as s0.png: 20 × 30 .*; 1 such as s2.png: 20 × 29"):
+        source_of(folder)
+    Image.fromarray(array[0].astype(np.uint16)).save(folder / "s2.png")
+    with pytest.raises(VolumeError, match="1 such as s2.png.*uint16"):
+        source_of(folder)
+    (folder / "s2.tif").write_bytes(b"")
+    with pytest.raises(VolumeError, match="several kinds"):
+        source_of(folder)
+
+
+def test_what_pillow_would_change_is_refused(tmp_path):
+    Image.fromarray(np.zeros((4, 4), bool)).save(tmp_path / "bits.png")
+    with pytest.raises(VolumeError, match="has 1 bits"):
+        source_of(tmp_path / "bits.png")
+    Image.fromarray(np.zeros((4, 4, 4), np.uint8), "CMYK").save(tmp_path / "c.jpg")
+    with pytest.raises(VolumeError, match="mode CMYK"):
+        source_of(tmp_path / "c.jpg")
+    header = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4, "big") + b"IHDR"
+    header += (4).to_bytes(4, "big") * 2 + bytes([16, 2, 0, 0, 0])  # sixteen bits, three colours
+    import zlib
+
+    chunk = header + zlib.crc32(header[12:]).to_bytes(4, "big")
+    for kind, data in ((b"IDAT", zlib.compress(bytes(4 * 25))), (b"IEND", b"")):
+        chunk += len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+    with pytest.raises(VolumeError, match="16 bits a channel in PNG's colour type 2"):
+        source_of(written(tmp_path / "deep.png", chunk))
+
+
+def test_tables_of_colours_are_dropped_and_values_kept(tmp_path):
+    values = random_array("uint8", (3, 20, 30))
+    for z, plane in enumerate(values):
+        image = Image.fromarray(plane, "L").convert("P")
+        image.putdata(plane.ravel().tolist())
+        image.save(tmp_path / f"{z}.png")
+    source = source_of(tmp_path)
+    holds(source, values)
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(VolumeError, match="gives no slices"):
+        source_of(tmp_path)
+    with pytest.raises(VolumeError, match="gives no slices"):
+        source_of(f"{tmp_path}/*.png")
+
+
+def test_slices_that_change_after_the_launch(tmp_path):
+    folder = save_slices(tmp_path / "s", random_array("uint8", (5, 20, 30)))
+    source = source_of(folder)
+    data = (folder / "s3.png").read_bytes()
+    (folder / "s3.png").write_bytes(data[: len(data) // 2])
+    with pytest.raises(PermanentReadError, match="s3.png"):
+        source.opened()(source.facts.bounds)
+    assert source_of(folder).identity != source.identity
+    (folder / "s3.png").unlink()
+    with pytest.raises(WorkerFault, match="are not those that were there"):
+        source.opened()
+    box = BoundingBox((3, 2, 3), (4, 5, 9))
+    assert source_of(folder).opened()(box).shape == (1, 1, 3, 6)

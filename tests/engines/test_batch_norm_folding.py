@@ -1,0 +1,134 @@
+"""BatchNorm folded into convolutions: the same answer, where the network's code can be followed; else the network."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from beam_inference.engines.batch_norm_folding import folded
+
+CPU = torch.device("cpu")
+
+
+def settled(network):
+    """In eval mode, with statistics and weights as after some training."""
+    torch.manual_seed(1)
+    for layer in network.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is not None:
+            layer.running_mean.normal_()
+            layer.running_var.uniform_(0.5, 2)
+            layer.weight.data.uniform_(0.5, 1.5)
+            layer.bias.data.normal_()
+    return network.eval()
+
+
+def norms(network):
+    return sum(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in network.modules())
+
+
+class Skip(nn.Module):
+    """A residual block, whose addition wants what the activation must not overwrite."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.norm = nn.Conv3d(2, 4, 3, padding=1, bias=False), nn.BatchNorm3d(4)
+        self.again, self.leave = nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1)), nn.BatchNorm3d(4)
+        self.act = nn.ReLU()
+        self.last = nn.ReLU()
+
+    def forward(self, x):
+        x = self.norm(self.enter(x))
+        y = self.act(x)
+        return self.last(self.leave(self.again(y))) + x
+
+
+class Shared(nn.Module):
+    """One convolution called twice: a BatchNorm cannot be folded into both."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) + self.conv(x)
+
+
+class Types(nn.Module):
+    """What following it with a stand-in for an array does not notice."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2)
+
+    def forward(self, x):
+        return self.norm(self.conv(x)) * (2 if isinstance(x, torch.Tensor) else 1)
+
+
+class Branches(Types):
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return x if x.mean() > 100 else x + 1
+
+
+FOLDED = {
+    "3-D": lambda: nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), nn.BatchNorm3d(3), nn.ReLU()),
+    "transposed": lambda: nn.Sequential(nn.ConvTranspose3d(2, 3, 2, stride=2), nn.BatchNorm3d(3), nn.ELU()),
+    "grouped": lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm3d(4)),
+    "residual": Skip,
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_the_answer_is_the_same_without_the_norms(name):
+    network = settled(FOLDED[name]())
+    batch = torch.randn(2, 2, 4, 6, 8)
+    with torch.inference_mode():
+        expected, before = network(batch), copy.deepcopy(network.state_dict())
+        simpler = folded(network, (1, 2, 4, 6, 8), CPU)
+        assert norms(simpler) == 0 < norms(network)
+        kept = batch.clone()
+        torch.testing.assert_close(simpler(batch), expected, rtol=1e-5, atol=1e-5)
+        assert torch.equal(batch, kept), "an activation overwrote the network's input"
+    assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
+
+
+def grouped_and_transposed():
+    return nn.Sequential(nn.ConvTranspose3d(2, 4, 2, groups=2), nn.BatchNorm3d(4), nn.ReLU())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        grouped_and_transposed,
+        Shared,
+        Types,
+        Branches,
+        lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.ReLU()),
+        lambda: nn.BatchNorm3d(2),
+    ],
+)
+def test_what_cannot_be_folded_stays_as_it_is(make):
+    network = settled(make())
+    assert folded(network, (1, 2, 4, 6, 8), CPU) is network
+
+
+def test_a_network_that_takes_no_such_batch_stays_as_it_is():
+    network = settled(FOLDED["3-D"]())
+    assert folded(network, (1, 7, 4, 6, 8), CPU) is network
+
+
+def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise(monkeypatch):
+    network = settled(FOLDED["3-D"]())
+
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    network[0].register_forward_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        folded(network, (1, 2, 4, 6, 8), CPU)
+
+
+def test_norms_of_the_batch_are_not_folded():
+    network = settled(nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2, track_running_stats=False)))
+    assert folded(network, (1, 2, 4, 6, 8), CPU) is network

@@ -1,0 +1,204 @@
+"""What holds on every device: tried on the CPU always, and where there is one on a CUDA device, too (``gpu``)."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from helpers import job_values, plan_of, read_volume, toy, write_job
+from torch import nn
+
+from beam_inference.cli.main import main
+from beam_inference.engines.augmented import AugmentedPredictor
+from beam_inference.engines.batch_norm_folding import folded
+from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+from beam_inference.engines.speed import fastest_batch_size
+from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.errors import DeviceOutOfMemory
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.operators.normalize import unit
+from beam_inference.operators.quantize import quantize
+from beam_inference.worker.chunk_inference import infer_chunk
+
+BOX = BoundingBox((0, 0, 0), (20, 40, 48))
+DTYPES = ("uint8", "uint16", "int16", "float32")
+UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return torch.device(request.param)
+
+
+def network(device):
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, (1, 3, 3), padding=(0, 1, 1)))
+    return layers.eval().to(device)
+
+
+def plan(chunk=(20, 40, 48)):
+    return plan_of(BOX, (8, 16, 16), (3, 5, 4), chunk)
+
+
+def volume():
+    return np.random.default_rng(0).integers(0, 256, (1, *BOX.shape), dtype=np.uint8)
+
+
+def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
+    """The whole volume, chunk by chunk; and the batch size in the end."""
+    geometry, array = plan(chunk), volume()
+    result = np.zeros((2, *BOX.shape), encoding.dtype)
+    for index in range(geometry.chunks.count):
+        work = geometry.work(index)
+        cutout = array[(slice(None), *work.input_box.slices_in(BOX))]
+        found = infer_chunk(cutout, work, predictor, unit(array.dtype), 2, batch_size, encoding)
+        result[(slice(None), *work.core_box.slices_in(BOX))] = found.core
+    return result, found.batch_size
+
+
+def oracle(forward):
+    """Every patch of the lattice, weighted by the formula in float64, and divided by the sum of the weights."""
+    lattice, array = plan().lattice, volume()
+    total, weights = np.zeros((2, *BOX.shape)), np.zeros(BOX.shape)
+    d = [2 * (np.arange(n) + 0.5) / n - 1 for n in lattice.patch_shape]
+    z, y, x = (np.exp(-1 / (1 - each**2)) for each in d)
+    bump = z[:, None, None] * y[:, None] * x
+    for k in np.ndindex(*(axis.count for axis in lattice.axes)):
+        here = lattice.patch_box(k).slices_in(BOX)
+        patch = torch.from_numpy(array[(slice(None), *here)][None].astype(np.float32) / 255)
+        with torch.inference_mode():
+            total[(slice(None), *here)] += forward(patch)[0].numpy() * bump
+        weights[here] += bump
+    return total / weights
+
+
+def test_the_result_is_the_formulas_and_the_same_for_all_chunk_shapes(device):
+    predictor = TorchPredictor(network(device), device)
+    whole, _ = inferred(predictor)
+    np.testing.assert_allclose(whole, oracle(network(torch.device("cpu"))), atol=1e-5)
+    for chunk in ((7, 40, 48), (20, 11, 17)):
+        np.testing.assert_array_equal(inferred(predictor, chunk)[0], whole)
+
+
+def test_values_are_encoded_there_as_here(device):
+    predictor = TorchPredictor(network(device), device, activation="sigmoid")
+    floats, _ = inferred(predictor)
+    np.testing.assert_array_equal(inferred(predictor, encoding=UINT8)[0], quantize(floats.copy(), *UINT8))
+
+
+def test_a_batch_that_is_too_large_is_halved(device):
+    layers = network(device)
+
+    def forward(batch):
+        if len(batch) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return layers(batch)
+
+    found, batch_size = inferred(TorchPredictor(forward, device), batch_size=8)
+    assert batch_size == 2
+    np.testing.assert_array_equal(found, inferred(TorchPredictor(layers, device), batch_size=2)[0])
+    assert (
+        fastest_batch_size(TorchPredictor(forward, device), volume()[:, :8, :16, :16], unit(np.dtype("uint8")), bool)
+        <= 2
+    )
+
+
+def test_one_patch_that_is_too_large_is_said(device):
+    def forward(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(DeviceOutOfMemory, match="a batch of one patch"):
+        inferred(TorchPredictor(forward, device))
+
+
+def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
+    layers = network(torch.device("cpu"))
+
+    def mean(batch):
+        answers = []
+        for transpose in (False, True):
+            for axes in ((), (3,), (4,), (3, 4)):
+                mapped = (batch.swapaxes(3, 4) if transpose else batch).flip(axes)
+                answer = layers(mapped.contiguous()).flip(axes)
+                answers.append(answer.swapaxes(3, 4) if transpose else answer)
+        return torch.stack(answers).mean(0)
+
+    predictor = AugmentedPredictor(TorchPredictor(network(device), device), "xy", [None, None])
+    np.testing.assert_allclose(inferred(predictor)[0], oracle(mean), atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=["contiguous", "channels"])
+def test_layouts_and_folded_norms_answer_alike(device, layout):
+    layers = network(device)
+    layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
+    layers[1].running_mean += 0.3
+    expected, _ = inferred(TorchPredictor(layers, device))
+    simpler = folded(layers, (1, 1, 8, 16, 16), device)
+    assert simpler is not layers
+    found, _ = inferred(TorchPredictor(simpler, device, memory_format=layout))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_folding_does_not_depend_on_what_was_computed_before(device):
+    """As TF32 would have it: it is a flag of the process, which a session sets and leaves."""
+    layers = network(device)
+    layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
+    first = folded(layers, (1, 1, 8, 16, 16), device)
+    inferred(TorchPredictor(layers, device))
+    second = folded(layers, (1, 1, 8, 16, 16), device)
+    assert first is not layers
+    assert second is not layers
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.gpu)])
+def test_half_precision_is_near(device, precision):
+    full, _ = inferred(TorchPredictor(network(device), device))
+    half, _ = inferred(TorchPredictor(network(device), device, precision))
+    assert half.dtype == np.float32
+    assert 0 < np.abs(half - full).max() < 0.02
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_path):
+    found = []
+    for name in ("one", "two"):
+        values = job_values(
+            volume_in,
+            tmp_path / name,
+            model=toy("conv") | {"output_channels": 2},
+            inference={"device": device.type, "seams": seams},
+        )
+        job = str(write_job(tmp_path / f"{name}.yaml", values))
+        assert main(["run", job]) == 0
+        assert main(["verify", job, "--deep"]) == 0
+        found.append(read_volume(tmp_path / name))
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize("is_short_of_memory", [False, True])
+def test_what_is_uploaded_ahead_by_another_thread_arrives_whole(device, is_short_of_memory):
+    """While the device computes, one after the other, through the same pinned memory."""
+    predictor, random = TorchPredictor(network(device), device), np.random.default_rng(1)
+    arrays = [random.integers(0, 200, (2, 30, 200, 50 * k)).astype(dtype) for k in (4, 1, 9) for dtype in DTYPES]
+    busy = torch.ones(1000, 1000, device=device)
+    with ThreadPoolExecutor(1) as readers, predictor.session():
+        upcoming = readers.submit(predictor.begin_upload, arrays[0])
+        for k, array in enumerate(arrays):
+            arrived = upcoming.result()
+            if k + 1 < len(arrays):
+                upcoming = readers.submit(predictor.begin_upload, arrays[k + 1])
+            if is_short_of_memory and k == 5:
+                predictor.make_room()
+            for _ in range(20):
+                busy = (busy @ busy).tanh()
+            found = predictor.download(arrived().float())()
+            np.testing.assert_array_equal(found, array.astype(np.float32))
+
+
+def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
+    predictor, work, array = TorchPredictor(network(device), device), plan().work(0), volume()
+    inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
+    with ThreadPoolExecutor(1) as readers:
+        uploaded = readers.submit(predictor.begin_upload, array).result()
+    np.testing.assert_array_equal(inferring(uploaded=uploaded).core, inferring().core)

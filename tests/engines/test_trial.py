@@ -1,0 +1,123 @@
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import job_values, toy
+
+from beam_inference.config.job_file import parse_job
+from beam_inference.engines.loading import load_predictor
+from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.trial import SETTLING_CALLS, check_contract, settle
+from beam_inference.errors import ModelContractError
+from beam_inference.operators.normalize import Normalization
+
+
+def contract(model, patch=(6, 8, 10), **options):
+    job = parse_job(job_values("in", "out", model=model), Path("/"))
+    predictor = load_predictor(job.model, job.inference)
+    settings = {"batch_size": 2, "patch_shape": patch, "crop_margin": (0, 0, 0), "output_channels": 2}
+    array = np.random.default_rng(0).integers(0, 256, (1, *patch), dtype=np.uint8)
+    return check_contract(predictor, array, Normalization(), **settings | options)
+
+
+def test_the_contract_is_held_and_measured():
+    report = contract(toy("conv", output_channels=2), (32, 64, 64))
+    assert report.low < report.high
+    assert report.working_set_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            toy("conv", output_channels=2),
+            r"returns an array of shape \[2, 2, 6, 8, 10\] .* expected \[2, 5, 6, 8, 10\]",
+        ),
+        (toy("pair"), "returns a tuple; expected one real tensor"),
+        (toy("not_a_number"), "returns NaN or infinite values"),
+        (toy("flat"), "fails on an input of shape"),
+    ],
+)
+def test_networks_that_break_the_contract(model, message):
+    options = {"output_channels": 5} if model["path"].endswith(":conv") else {"output_channels": 1}
+    with pytest.raises(ModelContractError, match=message):
+        contract(model, **options)
+
+
+def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
+    def little_room(batch):
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    def no_room(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    patch = np.ones((1, 6, 8, 10), np.uint8)
+    predictor = TorchPredictor(little_room, torch.device("cpu"))
+    assert check_contract(predictor, patch, Normalization(), **settings).high == 1
+    predictor = TorchPredictor(no_room, torch.device("cpu"))
+    with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
+        check_contract(predictor, patch, Normalization(), **settings)
+
+
+def test_what_a_batch_that_was_too_large_held_is_free_before_the_next_is_tried():
+    held, alive = [], []
+
+    def network(batch):
+        alive.append(sum(reference() is not None for reference in held))
+        activations = batch + 1
+        held.append(weakref.ref(activations))
+        if len(batch) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return batch
+
+    settings = {"batch_size": 8, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    assert check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings).batch_size == 1
+    assert alive[:4] == [0, 0, 0, 0]
+
+
+def test_where_half_a_batch_is_refused_it_is_said_why_it_was_tried():
+    def network(batch):
+        if len(batch) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        raise ValueError("expected 4")
+
+    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    with pytest.raises(ModelContractError, match=r"expected 4.*\(4 at a time are too many for the device's memory\)"):
+        check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
+
+
+def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to_the_first_chunk():
+    shapes = []
+
+    def network(batch):
+        shapes.append(tuple(batch.shape))
+        if len(batch) == 3:
+            raise ValueError("not three")
+        return batch
+
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    settle(predictor, (2, 1, 4, 6, 8))
+    assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
+    settle(predictor, (3, 1, 4, 6, 8))
+    assert shapes[SETTLING_CALLS:] == [(3, 1, 4, 6, 8)]
+
+
+def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
+    kept = []
+
+    def network(batch):
+        if not kept:
+            kept.append(torch.ones(2**24))
+        return batch + torch.ones(2**21).sum()
+
+    predictor = TorchPredictor(network, torch.device("cpu"))
+    settings = {"batch_size": 1, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    report = check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
+    assert 0.9 * 2**23 < report.working_set_bytes < 2**24  # to a few pages

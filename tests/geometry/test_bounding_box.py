@@ -1,0 +1,62 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
+
+coordinates = st.tuples(*[st.integers(-6, 6)] * 3)
+shapes = st.tuples(*[st.integers(0, 6)] * 3)
+
+
+@st.composite
+def boxes(draw):
+    start, shape = draw(coordinates), draw(shapes)
+    return BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+
+
+def cube(start, stop):
+    return BoundingBox((start,) * 3, (stop,) * 3)
+
+
+def voxels(box):
+    (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+    return {(z, y, x) for z in range(z0, z1) for y in range(y0, y1) for x in range(x0, x1)}
+
+
+@given(boxes(), boxes())
+def test_intersection_contains_and_size_agree_with_voxel_sets(a, b):
+    assert voxels(a.intersection(b)) == voxels(a) & voxels(b)
+    assert a.size == len(voxels(a))
+    if voxels(b):
+        assert a.contains(b) == (voxels(b) <= voxels(a))
+
+
+@given(boxes(), shapes)
+def test_growing_adds_the_margin_on_both_sides(box, margin):
+    grown = box.grow(margin)
+    assert grown.shape == tuple(n + 2 * m for n, m in zip(box.shape, margin, strict=True))
+    assert grown.contains(box)
+    assert grown_shape(box.shape, margin) == grown.shape
+
+
+def test_slices_are_relative_to_the_frame():
+    frame = BoundingBox((-5, 0, 10), (5, 10, 20))
+    assert BoundingBox((-5, 1, 12), (0, 2, 20)).slices_in(frame) == (slice(0, 5), slice(1, 2), slice(2, 10))
+
+
+def test_slices_outside_the_frame_are_refused():
+    with pytest.raises(ValueError, match="is not inside"):
+        BoundingBox((-1, 0, 0), (2, 2, 2)).slices_in(BoundingBox((0, 0, 0), (4, 4, 4)))
+
+
+def test_a_box_that_stops_before_it_starts_is_refused():
+    with pytest.raises(ValueError, match="cannot stop"):
+        BoundingBox((0, 0, 5), (1, 1, 4))
+
+
+def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond():
+    within = cube(0, 20)
+    assert cube(4, 9).grown_to((8, 8, 8), within) == cube(4, 12)
+    assert cube(15, 20).grown_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(14, 19).grown_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(5, 9).grown_to((30, 30, 30), within) == cube(0, 30)

@@ -1,0 +1,23 @@
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_inference.geometry.partition import default_run_length, index_ranges
+
+
+@given(st.integers(1, 10_000), st.integers(1, 600))
+def test_index_ranges_cover_all_chunks_once(count, workers):
+    ranges = index_ranges(count, workers)
+    assert len(ranges) == min(count, max(512, 8 * workers))
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == count
+    assert all(a[1] == b[0] for a, b in pairwise(ranges))
+    sizes = [b - a for a, b in ranges]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_run_length():
+    assert default_run_length(10, 2) == 1
+    assert default_run_length(100, 2) == 3
+    assert default_run_length(10**9, 100) == 8

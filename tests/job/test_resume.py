@@ -1,0 +1,236 @@
+"""What a second launch finds: receipts, quarantine, state folders, and outputs that are not what they were."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from helpers import TOYS, job_values, read_volume, toy, truncated, write_job
+
+from beam_inference.cli.main import main
+from beam_inference.job.resolved_job import NUMERICS
+
+
+@pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
+def job(request, volume_in, tmp_path):
+    """As everywhere, in either seam mode: what a launch leaves is another folder more with exchange."""
+
+    def make(**sections):
+        sections["inference"] = {"seams": request.param} | sections.get("inference", {})
+        return str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections)))
+
+    return make
+
+
+def test_two_functions_of_one_file_are_two_networks(job, capsys):
+    assert main(["run", job(model=toy("same"))]) == 0
+    assert (
+        main(
+            [
+                "run",
+                job(model=toy("counted")),
+                "--set",
+                f"model.path={TOYS}:position",
+                "--set",
+                "model.output_channels=2",
+            ]
+        )
+        == 2
+    )
+    assert main(["run", job(model=toy("expanded"))]) == 2
+
+
+def test_overwrite_deletes_nothing_that_is_not_its_own(job, tmp_path):
+    assert main(["run", job(job={"state_path": "."})]) == 0
+    assert main(["run", job(job={"state_path": "."}), "--overwrite"]) == 0
+    assert (tmp_path / "job.yaml").exists()
+    assert (tmp_path / "in" / "info").exists()
+
+
+def test_a_state_folder_of_another_output_is_refused(job, tmp_path, capsys):
+    state = {"state_path": "state"}
+    assert main(["run", job(job=state)]) == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "out2")
+    other = job(job=state, output={"path": "out2"})
+    assert main(["run", other]) == 2
+    assert "is the state of a job that writes" in capsys.readouterr().err
+    assert main(["verify", other]) == 2
+
+
+def test_an_output_that_was_emptied_is_noticed_at_resume(job, tmp_path, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "out" / "10_10_10")
+    assert main(["run", path]) == 2
+    assert "says that chunk 0 is done, but in" in capsys.readouterr().err
+
+
+def test_receipts_of_another_job_do_not_count_even_without_its_job_file(job, tmp_path, capsys):
+    assert main(["run", job()]) == 0
+    (tmp_path / "out/_beam_inference/job.json").unlink()
+    assert main(["run", job(model={"normalize": {"scale": 2.0}})]) == 0
+    assert "(18 by this launch)" in capsys.readouterr().out.splitlines()[-2]
+
+
+@pytest.mark.parametrize("job", ["recompute", "exchange"], indirect=True)
+def test_chosen_chunks_are_not_called_a_complete_job(job, tmp_path, capsys):
+    (tmp_path / "chunks").write_text("5\n")
+    path = job()
+    assert main(["run", path, "--chunks", str(tmp_path / "chunks"), "--set", "job.attempts=2"]) == 0
+    out = capsys.readouterr().out
+    assert "1 of 1 chunks done" in out
+    assert "complete:" not in out
+    assert f"17 others of the job are not: beam-inference run {path} --set job.attempts=2\n" in out
+    assert main(["verify", path]) == 1
+
+
+def test_a_destination_that_became_unwritable_is_found_before_the_first_chunk(job, tmp_path, capsys):
+    path = job(job={"state_path": "state"})
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "state" / "launches")
+    (tmp_path / "state" / "launches").write_text("a file where a folder should be")
+    assert main(["run", path]) == 2
+    assert "the state folder cannot be used" in capsys.readouterr().err
+
+
+def test_verify_looks_where_the_job_file_says_and_only_at_the_job_that_was_run(job, tmp_path, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    copied = ["--set", f"output.path={tmp_path / 'copy'}"]
+    assert main(["verify", path, "--deep", *copied]) == 0
+    for block in (tmp_path / "copy" / "10_10_10").iterdir():
+        block.write_bytes(bytes(block.stat().st_size))
+    assert main(["verify", path, "--deep", *copied]) == 1
+    assert main(["verify", path, "--deep"]) == 0
+    capsys.readouterr()
+    assert main(["verify", path, "--set", "inference.patch_overlap=[2,8,4]"]) == 2
+    assert "geometry.patch_overlap" in capsys.readouterr().err
+
+
+def test_a_state_elsewhere_is_no_way_round_the_state_beside_the_output(job, capsys):
+    assert main(["run", job()]) == 0
+    assert main(["run", job(model={"normalize": {"scale": 2.0}}, job={"state_path": "elsewhere"})]) == 2
+    assert "was written by another job" in capsys.readouterr().err
+
+
+def test_with_resume_false_the_printed_command_resumes(job, tmp_path, capsys):
+    block = next((tmp_path / "in").rglob("2-34_*_3-35"))
+    block.write_bytes(block.read_bytes()[:50])
+    assert main(["run", job(job={"resume": False})]) == 3
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again: "))
+    words = line.removeprefix("to do them again: beam-inference ").split()
+    assert main(words) == 3
+
+
+def test_resume_false_refuses_receipts_and_overwrite_deletes_them(job, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    assert main(["run", path, "--set", "job.resume=false"]) == 2
+    assert "Pass --overwrite" in capsys.readouterr().err
+    assert main(["run", path, "--set", "job.resume=false", "--overwrite"]) == 0
+    assert "(18 by this launch)" in capsys.readouterr().out
+
+
+def test_receipts_of_an_output_that_is_gone_are_not_taken_for_completeness(job, capsys, tmp_path):
+    path = job(job={"state_path": "state"})
+    assert main(["run", path]) == 0
+    shutil.rmtree(tmp_path / "out")
+    assert main(["run", path]) == 2
+    assert "there is no output at" in capsys.readouterr().err
+    assert main(["run", path, "--overwrite"]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+
+
+def test_another_job_on_the_same_output_is_refused_saying_what_differs(job, capsys, tmp_path):
+    assert main(["run", job()]) == 0
+    before = read_volume(tmp_path / "out")
+    assert main(["run", job(inference={"patch_overlap": [2, 8, 4]})]) == 2
+    err = capsys.readouterr().err
+    assert "geometry.patch_overlap: [2, 8, 4] here, [2, 8, 8] there" in err
+    assert main(["run", job(model={"normalize": {"scale": 2.0}}), "--overwrite"]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), 2 * before, rtol=1e-6)
+
+
+def test_quarantine_within_and_above_the_bound(job, capsys, tmp_path):
+    block = next((tmp_path / "in").rglob("2-34_*_3-35"))
+    with truncated(block):
+        path = job()
+        assert main(["run", path]) == 3
+        out = capsys.readouterr().out
+        file = tmp_path / "out/_beam_inference/quarantine.jsonl"
+        assert f"--chunks {file}" in out
+        quarantined = [json.loads(line)["chunk"] for line in file.read_text().splitlines()]
+        assert main(["verify", path]) == 1
+        assert "not complete" in capsys.readouterr().out
+        assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined)}"]) == 3
+        assert main(["run", path, "--set", f"job.max_failed_chunks={len(quarantined) - 1}"]) == 1
+    assert main(["run", path, "--chunks", str(file)]) == 0
+    assert f"{len(quarantined)} of {len(quarantined)} chunks done" in capsys.readouterr().out
+    assert main(["verify", path, "--deep"]) == 0
+    assert not list((tmp_path / "out/_beam_inference").glob("quarantine.jsonl"))
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+
+
+def test_verify_of_what_was_never_run(job, capsys):
+    assert main(["verify", job()]) == 2
+    assert "nothing to verify" in capsys.readouterr().err
+
+
+def test_what_to_do_next_never_deletes_what_was_done(job, tmp_path, capsys):
+    from beam_inference.cli.main import run_with_flags
+
+    path = job()
+    block = next((tmp_path / "in").glob("*/*_*-*_*"))
+    with truncated(block):
+        assert run_with_flags([f"--job={path}", "--overwrite=true", "--resume="]) == 3
+        (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again")]
+        assert "--overwrite" not in told
+    assert main(["run", path]) == 0
+    assert not (tmp_path / "out" / "_beam_inference" / "quarantine.jsonl").exists()
+
+
+def test_verify_refuses_a_job_file_that_now_asks_for_another_engine(job, capsys):
+    assert main(["run", job()]) == 0
+    for keys in ({"engine": "compile"}, {"precision": "bfloat16"}):
+        assert main(["verify", job(inference=keys)]) == 2
+        assert f"belongs to another job: inference.{next(iter(keys))} is" in capsys.readouterr().err
+    assert main(["verify", job()]) == 0
+
+
+def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, capsys, monkeypatch):
+    path = job(model=toy("same"))
+    with monkeypatch.context() as earlier:
+        earlier.setattr("beam_inference.launch.survey.NUMERICS", 1)
+        assert main(["run", path]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+    assert main(["status", path]) == 0
+    capsys.readouterr()
+    assert main(["run", path]) == 2
+    assert f"engine.numerics: {NUMERICS} here, None there" in capsys.readouterr().err
+    assert main(["run", path, "--overwrite"]) == 0
+
+
+def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(job, tmp_path, capsys, monkeypatch):
+    """Its first launch settles for what fits. A later one on a smaller device goes on, and says so."""
+    some, asked = tmp_path / "some", {"batch_size": 8}
+    some.write_text("0\n")
+    monkeypatch.setenv("TOY_DEVICE_PATCHES", "3")
+    assert main(["run", job(model=toy("cramped"), inference=asked), "--chunks", str(some)]) == 0
+    record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    assert (record["asked_batch_size"], record["config"]["inference"]["batch_size"]) == (8, 2)
+    assert main(["run", job(model=toy("cramped"), inference={"batch_size": 4})]) == 2
+    assert "engine.batch_size: 4 here, 2 there" in capsys.readouterr().err
+
+    report = ["report", job(model=toy("cramped"), inference=asked), "--to", str(tmp_path / "report.html")]
+    assert main(report) == 0
+    assert "out of memory" not in (tmp_path / "report.html").read_text()
+    monkeypatch.setenv("TOY_DEVICE_PATCHES", "1")
+    assert main(["run", job(model=toy("cramped"), inference=asked)]) == 0
+    assert json.loads((tmp_path / "out/_beam_inference/job.json").read_text()) == record
+    assert main(["verify", job(model=toy("cramped"), inference=asked), "--deep"]) == 0
+    assert main(["verify", job(model=toy("cramped"), inference={"batch_size": 2})]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-5)
+    assert main(report) == 0
+    assert re.search(r"[1-9]\d* of the chunks .* fewer patches", (tmp_path / "report.html").read_text())

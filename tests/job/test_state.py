@@ -1,0 +1,288 @@
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from helpers import job_values
+
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import StateError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.records import ChannelStatistics, LaunchSummary, Part, QuarantineRecord, Receipt
+from beam_inference.job.resolved_job import Box, ResolvedJob
+from beam_inference.job.runs import missing_runs
+from beam_inference.job.state import State
+
+
+def resolved(chunk_shape=(16, 16, 16), **sections):
+    config = parse_job(job_values("in", "out", **sections), Path("/data"))
+    config = config.model_copy(update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})})
+    box = Box(start=(0, 0, 0), stop=(64, 64, 64))
+    return ResolvedJob(
+        config=config,
+        input_bounds=box,
+        input_channels=1,
+        input_dtype="uint8",
+        input_block_shape=(16, 16, 16),
+        roi=box,
+        output_bounds=box,
+        voxel_size_nm=(8.0, 8.0, 8.0),
+        model_sha256="identity",
+        engine={"engine": "identity"},
+        working_set_bytes=0,
+        versions={},
+    )
+
+
+def receipt(chunk, job=None, **changes):
+    job = job or resolved()
+    values = {
+        "chunk": chunk,
+        "parts": [
+            Part(
+                box=Box.of(
+                    job.plan.chunks.core_box(chunk)
+                    if chunk < job.plan.chunks.count
+                    else BoundingBox((0,) * 3, (1,) * 3)
+                ),
+                crc32=7,
+                channels=[ChannelStatistics(min=0, max=1, mean=0.5, zeros=1, nans=0)],
+            )
+        ],
+        "batch_size": 1,
+        "uniform_patches": 0,
+        "seconds": {},
+        "attempts": {},
+        "finished_at": datetime(2026, 1, 1, tzinfo=UTC),
+        "worker": "host:1",
+        "launch": "a",
+        "fingerprint": job.fingerprint,
+    }
+    return Receipt(**values | changes)
+
+
+def quarantine(chunk, job=None):
+    job = job or resolved()
+    box = Box.of(job.plan.chunks.core_box(chunk))
+    return QuarantineRecord(
+        chunk=chunk,
+        box=box,
+        input_box=box,
+        stage="read",
+        cause="corrupt",
+        attempts=3,
+        launch="a",
+        fingerprint=job.fingerprint,
+    )
+
+
+@pytest.fixture
+def state(tmp_path):
+    return State(f"file://{tmp_path}/state").of(resolved())
+
+
+def receipts_folder(tmp_path):
+    return tmp_path / "state/receipts" / resolved().fingerprint[:16] / "000000000"
+
+
+def test_the_resolved_job_is_written_once(state):
+    assert state.load_job() is None
+    first, second = resolved(), resolved(inference={"batch_size": 5})
+    assert state.create_job(first) == first
+    assert state.create_job(second) == first
+    assert state.load_job().fingerprint == first.fingerprint
+
+
+def test_receipts_are_listed_by_range_across_folders(state):
+    chunks = [0, 3, CHUNKS_PER_FOLDER - 1, CHUNKS_PER_FOLDER, 3 * CHUNKS_PER_FOLDER + 5]
+    for chunk in chunks:
+        state.write_receipt(receipt(chunk))
+    assert list(state.receipt_indices(0, 10**7)) == chunks
+    assert list(state.receipt_indices(1, CHUNKS_PER_FOLDER)) == chunks[1:3]
+    assert [r.chunk for r in state.receipts(3, CHUNKS_PER_FOLDER + 1)] == chunks[1:4]
+    assert state.read_receipt(3) == receipt(3)
+    assert state.read_receipt(4) is None
+    assert list(missing_runs((0, 5), state, 8)) == [(1, 2, 4)]
+
+
+def test_a_receipt_supersedes_a_quarantine_record(state):
+    state.write_quarantine(quarantine(2))
+    state.write_quarantine(quarantine(5))
+    assert [r.chunk for r in state.quarantined(0, 64)] == [2, 5]
+    state.write_receipt(receipt(2))
+    assert [r.chunk for r in state.quarantined(0, 64)] == [5]
+
+
+def test_a_writer_that_was_killed_leaves_no_receipt(state, tmp_path):
+    state.write_receipt(receipt(1))
+    folder = receipts_folder(tmp_path)
+    (folder / "000000000002.json.__lock").write_text("torn")
+    assert list(state.receipt_indices(0, 100)) == [1]
+
+
+def test_a_damaged_receipt_is_named(state, tmp_path):
+    state.write_receipt(receipt(1))
+    path = receipts_folder(tmp_path) / "000000000001.json"
+    path.write_text(path.read_text()[:40])
+    with pytest.raises(StateError, match="000000000001.json cannot be understood .* Delete this one file"):
+        list(state.receipts(0, 10))
+
+
+def test_a_damaged_job_is_named(state, tmp_path):
+    state.create_job(resolved())
+    (tmp_path / "state/job.json").write_text("{}")
+    with pytest.raises(StateError, match="--overwrite"):
+        state.load_job()
+
+
+def test_launch_notes_and_clearing(state):
+    assert not state.stop_requested("a")
+    state.request_stop("a")
+    assert state.stop_requested("a")
+    assert not state.stop_requested("b")
+    summary = LaunchSummary(done=1, skipped=2, quarantined=3)
+    state.write_summary("a", summary)
+    assert state.read_summary("a") == summary
+    state.write_receipt(receipt(1))
+    state.clear()
+    assert list(state.receipt_indices(0, 100)) == []
+    assert state.read_summary("a") is None
+
+
+def test_clearing_deletes_only_what_the_state_has_written(state, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "data.txt").write_text("somebody's")
+    state.create_job(resolved())
+    state.write_receipt(receipt(1))
+    state.write_quarantine_file([quarantine(2)])
+    state.clear()
+    assert [p for p in (tmp_path / "state").rglob("*") if p.is_file()] == [tmp_path / "state" / "data.txt"]
+
+
+def test_receipts_of_another_job_in_the_same_folder_do_not_count(state):
+    other = resolved(model={"activation": "sigmoid"})
+    state.of(other).write_receipt(receipt(1, other))
+    assert list(state.receipt_indices(0, 100)) == []
+    assert list(state.of(other).receipt_indices(0, 100)) == [1]
+    with pytest.raises(ValueError, match="use state.of"):
+        list(State(state.url).receipt_indices(0, 100))
+
+
+class Failed:
+    """A request that fails when its result is asked for, as TensorStore's do."""
+
+    def __init__(self, message):
+        self._message = message
+
+    def result(self, timeout=None):
+        raise ValueError(self._message)
+
+
+class Flaky:
+    """A key-value store of which the first two requests of each kind fail."""
+
+    def __init__(self, store, message):
+        self._store, self._message, self._failed = store, message, {}
+
+    def __getattr__(self, name):
+        def request(*arguments, **options):
+            self._failed[name] = self._failed.get(name, 0) + 1
+            if self._failed[name] <= 2:
+                return Failed(self._message)
+            return getattr(self._store, name)(*arguments, **options)
+
+        return request
+
+
+def test_passing_trouble_with_the_folder_is_tried_again(state, monkeypatch):
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    state._store = Flaky(state._store, "UNAVAILABLE: 503")
+    state.write_receipt(receipt(1))
+    assert list(state.receipt_indices(0, 100)) == [1]
+    assert state.read_receipt(1) == receipt(1)
+
+
+def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_read_is_none(state):
+    state._store = Flaky(state._store, "PERMISSION_DENIED: 403")
+    with pytest.raises(WorkerFault, match="cannot write .* PERMISSION_DENIED"):
+        state.write_receipt(receipt(1))
+    assert not state.stop_requested("a")
+
+
+def test_the_quarantine_file_is_written_and_removed(state, tmp_path):
+    state.write_quarantine_file([quarantine(2), quarantine(5)])
+    assert len((tmp_path / "state/quarantine.jsonl").read_text().splitlines()) == 2
+    state.write_quarantine_file([])
+    assert not (tmp_path / "state/quarantine.jsonl").exists()
+
+
+SAME_BYTES = [
+    {"job": {"attempts": 9, "max_failed_chunks": 4, "resume": False, "run_length": 2, "state_path": "elsewhere"}},
+    {"output": {"path": "elsewhere"}},
+]
+OTHER_BYTES = [
+    {"input": {"path": "other"}},
+    {"input": {"scale": 1}},
+    {"input": {"fill": "constant", "fill_value": 3}},
+    {"output": {"dtype": "uint8", "value_range": [0, 1]}},
+    {"output": {"format": "zarr3"}},
+    {"model": {"activation": "sigmoid"}},
+    {"model": {"normalize": "unit"}},
+    {"model": {"crop_margin": [1, 1, 1]}},
+    {"inference": {"patch_shape": [8, 16, 12]}},
+    {"inference": {"patch_overlap": [2, 8, 6]}},
+    {"inference": {"batch_size": 3}},
+    {"inference": {"seams": "crop"}},
+]
+
+
+@pytest.mark.parametrize("sections", SAME_BYTES)
+def test_the_fingerprint_ignores_what_cannot_change_bytes(sections):
+    assert resolved(**sections).fingerprint == resolved().fingerprint
+
+
+@pytest.mark.parametrize("sections", OTHER_BYTES)
+def test_the_fingerprint_holds_what_changes_bytes_and_the_difference_is_named(sections):
+    other = resolved(**sections)
+    assert other.fingerprint != resolved().fingerprint
+    key = next(iter(next(iter(sections.values()))))
+    assert any(key in line for line in other.differences(resolved()))
+
+
+def test_the_fingerprint_holds_which_function_of_a_file_makes_the_network():
+    one, two = (resolved(model={"path": f"nets.py:{name}"}) for name in ("one", "two"))
+    moved = resolved(model={"path": "elsewhere/nets.py:one"})
+    assert one.fingerprint == moved.fingerprint != two.fingerprint
+
+
+def test_the_fingerprint_holds_model_engine_and_geometry():
+    base = resolved()
+    for change in ({"model_sha256": "x"}, {"engine": {"engine": "torch"}}, {"input_dtype": "uint16"}):
+        other = ResolvedJob.model_validate(base.model_dump() | change)
+        assert other.fingerprint != base.fingerprint
+    assert resolved((32, 16, 16)).fingerprint != base.fingerprint
+
+
+def test_the_resolved_job_survives_json_and_pickling():
+    import pickle
+
+    job = resolved(roi={"start": [0, 0, 0], "stop": [64, 64, 64], "context": [4, 4, 4]})
+    for copy in (ResolvedJob.model_validate_json(job.model_dump_json()), pickle.loads(pickle.dumps(job))):
+        assert copy.fingerprint == job.fingerprint
+        assert copy.plan == job.plan
+
+
+def test_what_launches_have_left(tmp_path):
+    state = State(f"file://{tmp_path}")
+    assert state.launches() == []
+    for launch in ("b", "a", "c"):
+        state.note_start(launch)
+    state.write_summary("b", LaunchSummary(done=3, skipped=2, quarantined=1))
+    state.write_chunks("a", [1, 2])
+    state.request_stop("c")
+    (tmp_path / "launches" / "d.started").write_text("")
+    notes = state.launches()
+    assert [note.launch for note in notes] == ["b", "a", "c"], "in the order of their start, without a torn one"
+    assert [note.summary and note.summary.done for note in notes] == [3, None, None]
+    assert [note.stopped for note in notes] == [False, False, True]
+    assert all(note.node and note.started <= datetime.now(UTC) for note in notes)

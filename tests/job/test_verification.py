@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from helpers import job_values
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from beam_inference.config.job_file import parse_job
+from beam_inference.job.parts import output_spec
+from beam_inference.job.records import crc32
+from beam_inference.job.verification import verify
+from beam_inference.launch.prepare import prepare
+from beam_inference.volumes.outputs import open_output
+from beam_inference.worker.seam_exchange import SeamExchange
+from beam_inference.worker.worker import Worker
+
+in_both_seam_modes = pytest.mark.parametrize("done", ["recompute", "exchange"], indirect=True)
+
+
+@pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
+def done(request, volume_in, tmp_path):
+    values = job_values(volume_in, tmp_path / "out", inference={"seams": request.param})
+    worker = Worker(prepare(parse_job(values, tmp_path)))
+    chunks = range(worker.job.plan.chunks.count)
+    if request.param == "exchange":
+        exchange = SeamExchange(worker)
+        list(exchange.add_up(chunks))
+        list(exchange.merge(chunks))
+    else:
+        list(worker.do(chunks))
+    return worker
+
+
+def receipts_folder(worker, tmp_path):
+    return tmp_path / "out/_beam_inference/receipts" / worker.job.fingerprint[:16] / "000000000"
+
+
+def check(worker, deep=False):
+    return verify(worker.job, worker.state, open_output(output_spec(worker.job)) if deep else None)
+
+
+def test_all_is_there(done):
+    seen = []
+    report = verify(done.job, done.state, open_output(output_spec(done.job)), seen.append)
+    assert report.complete
+    assert report.receipts == report.chunks == done.job.plan.chunks.count
+    assert seen[-1] == report.chunks
+
+
+def test_a_missing_receipt_is_named(done, tmp_path):
+    (receipts_folder(done, tmp_path) / "000000000003.json").unlink()
+    report = check(done)
+    assert not report.complete
+    assert (report.missing_count, report.missing) == (1, [3])
+
+
+@in_both_seam_modes
+def test_a_changed_voxel_is_found_only_by_looking_deep(done):
+    output = open_output(output_spec(done.job))
+    box = done.job.plan.chunks.core_box(2)
+    changed = output.read(box)
+    changed[0, 0, 0, 0] += 1
+    output.write(box, changed)
+    assert check(done).complete
+    report = check(done, deep=True)
+    assert not report.complete
+    assert len(report.wrong) == 1
+    assert report.wrong[0].startswith("chunk 2 ")
+    assert "CRC" in report.wrong[0]
+
+
+@in_both_seam_modes
+def test_a_truncated_or_missing_block_is_found(done, tmp_path):
+    blocks = sorted((tmp_path / "out").rglob("*-*_*"))
+    blocks[0].write_bytes(b"")
+    blocks[-1].unlink()
+    assert len(check(done, deep=True).wrong) == 2
+
+
+def test_foreign_receipts_and_boxes_are_found(done, tmp_path):
+    folder = receipts_folder(done, tmp_path)
+    first = folder / "000000000000.json"
+    first.write_text(first.read_text().replace(done.job.fingerprint, "f" * 64))
+    second = folder / "000000000001.json"
+    second.write_text(second.read_text().replace('"stop":[', '"stop":[1'))
+    report = check(done)
+    assert [line.split(":", 1)[1].split("(")[0].strip()[:27] for line in report.wrong] == [
+        "its receipt belongs to anot",
+        "its receipt speaks of [3, -",
+    ]
+
+
+@given(hnp.arrays(st.sampled_from([np.uint8, np.uint16, np.float32]), st.tuples(st.integers(1, 5), st.integers(1, 5))))
+def test_the_checksum_is_of_values_not_of_memory_layout(array):
+    assert crc32(array) == crc32(np.asfortranarray(array)) == crc32(array.astype(array.dtype.newbyteorder(">")))

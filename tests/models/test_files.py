@@ -1,0 +1,341 @@
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import toy_networks
+from helpers import job_values
+
+from beam_inference.config.job_file import parse_job
+from beam_inference.engines.choice import describe_engine
+from beam_inference.engines.devices import resolved_device
+from beam_inference.engines.loading import load_predictor
+from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
+from beam_inference.models.files import model_sha256
+
+TOYS = Path(toy_networks.__file__)
+BATCH = np.random.default_rng(0).random((2, 1, 4, 6, 8), np.float32)
+
+
+def config(model, inference=None, folder="/"):
+    return parse_job(job_values("in", "out", model=model, inference=inference or {}), Path(folder))
+
+
+def predict(model, inference=None, batch=BATCH, **options):
+    job = config(model, inference)
+    predictor = load_predictor(job.model, job.inference, **options)
+    with predictor.session():
+        return predictor.download(predictor.predict(predictor.upload(batch)))()
+
+
+def toy(name, **keys):
+    return {"path": f"{TOYS}:{name}", "output_channels": 2, **keys}
+
+
+def expected(module, batch=BATCH):
+    with torch.inference_mode():
+        return module.eval()(torch.from_numpy(batch)).numpy()
+
+
+def test_identity():
+    np.testing.assert_array_equal(predict({"path": "identity"}), BATCH)
+    sigmoid = predict({"path": "identity", "activation": "sigmoid"})
+    np.testing.assert_allclose(sigmoid, 1 / (1 + np.exp(-BATCH)), rtol=1e-6)
+
+
+def test_a_factory_in_a_file_or_a_module(monkeypatch):
+    monkeypatch.syspath_prepend(str(TOYS.parent))
+    for path in (f"{TOYS}:conv", "toy_networks:conv"):
+        np.testing.assert_array_equal(predict({"path": path, "output_channels": 2}), expected(toy_networks.conv()))
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_activations(activation):
+    logits = torch.from_numpy(expected(toy_networks.conv()))
+    wanted = logits.sigmoid() if activation == "sigmoid" else logits.softmax(1)
+    np.testing.assert_array_equal(predict(toy("conv", activation=activation)), wanted.numpy())
+
+
+@pytest.fixture
+def trained():
+    torch.manual_seed(5)
+    return torch.nn.Conv3d(1, 2, 3, padding=1)
+
+
+@pytest.mark.parametrize("kind", ["state_dict", "nested", "data_parallel", "safetensors", "safetensors named .pth"])
+def test_weights_in_every_form(tmp_path, trained, kind):
+    path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
+    state = trained.state_dict()
+    if kind.startswith("safetensors"):
+        safetensors.torch.save_file(state, path)
+    elif kind == "nested":
+        torch.save({"state_dict": state, "epoch": 3}, path)
+    elif kind == "data_parallel":
+        torch.save({f"module.{key}": value for key, value in state.items()}, path)
+    else:
+        torch.save(state, path)
+    np.testing.assert_array_equal(predict(toy("conv", weights=str(path))), expected(trained))
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path):
+    torch.save(toy_networks.flat().state_dict(), tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="do not fit the network"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+class Bomb:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_pickled_code_is_never_run_unless_allowed(tmp_path):
+    torch.save({"weight": Bomb(tmp_path / "boom")}, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="--allow_pickle"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+    with pytest.raises(ModelContractError, match="not TorchScript but pickled Python"):
+        predict({"path": str(tmp_path / "w.pt")})
+    assert not (tmp_path / "boom").exists()
+
+
+def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_path, exported):
+    """torch.export keeps its sample inputs in a file that it would unpickle."""
+    import io
+    import zipfile
+
+    model = exported(toy_networks.conv().eval())
+    buffer = io.BytesIO()
+    torch.save(Bomb(tmp_path / "boom"), buffer)
+    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad:
+        samples = [name for name in archive.namelist() if "sample_inputs" in name]
+        assert samples
+        for name in archive.namelist():
+            bad.writestr(name, buffer.getvalue() if name in samples else archive.read(name))
+    with pytest.raises(ModelContractError, match="cannot load|holds more than tensors"):
+        predict(model | {"path": str(tmp_path / "bad.pt2")})
+    assert not (tmp_path / "boom").exists()
+    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "custom.pt2", "w") as bad:
+        for name in archive.namelist():
+            bad.writestr(name, archive.read(name))
+        bad.writestr("archive/data/constants/custom_obj_0", b"")
+    with pytest.raises(ModelContractError, match="holds pickled objects"):
+        predict(model | {"path": str(tmp_path / "custom.pt2")})
+
+
+def test_weights_may_be_named_as_a_url(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    np.testing.assert_array_equal(predict(toy("conv", weights=f"file://{tmp_path}/w.pt")), expected(trained))
+
+
+def test_a_pickled_network_is_loaded_if_allowed(tmp_path, trained):
+    torch.save(trained, tmp_path / "net.pt")
+    found = predict({"path": str(tmp_path / "net.pt"), "output_channels": 2}, allow_pickle=True)
+    np.testing.assert_array_equal(found, expected(trained))
+    torch.save(trained.state_dict(), tmp_path / "state.pt")
+    with pytest.raises(ModelContractError, match="not a network"):
+        predict({"path": str(tmp_path / "state.pt")}, allow_pickle=True)
+
+
+def quiet(make):
+    """torch.jit is deprecated but its files are everywhere."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return make()
+
+
+def test_torchscript(tmp_path, trained):
+    quiet(lambda: torch.jit.script(trained).save(str(tmp_path / "net.ts")))
+    found = predict({"path": str(tmp_path / "net.ts"), "output_channels": 2})
+    np.testing.assert_array_equal(found, expected(trained))
+
+
+def test_batch_norm_modes_of_a_module():
+    module = toy_networks.batch_norm()
+    folded = predict(toy("batch_norm"))
+    np.testing.assert_allclose(folded, expected(module), atol=1e-6)
+    assert (folded != expected(module)).any(), "BatchNorm is in the convolution's weights"
+    found = predict(toy("batch_norm", batch_norm="batch"), {"batch_size": 1}, BATCH[:1])
+    module[1].train()  # batch statistics; dropout stays off
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, module(torch.from_numpy(BATCH[:1])).numpy(), atol=1e-6)
+
+
+def test_batch_norm_modes_of_a_scripted_network(tmp_path):
+    module = toy_networks.batch_norm().eval()
+    quiet(lambda: torch.jit.script(module).save(str(tmp_path / "net.ts")))
+    for mode in ("running", "batch"):
+        model = {"path": str(tmp_path / "net.ts"), "output_channels": 2, "batch_norm": mode}
+        found = predict(model, {"batch_size": 1}, BATCH[:1])
+        np.testing.assert_allclose(
+            found, predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]), atol=1e-6
+        )
+
+
+def test_a_traced_network_has_its_batch_norm_mode_fixed(tmp_path):
+    quiet(
+        lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(str(tmp_path / "n.ts"))
+    )
+    model = {"path": str(tmp_path / "n.ts"), "output_channels": 2}
+    np.testing.assert_allclose(predict(model), predict(toy("batch_norm")), atol=1e-6)
+    with pytest.raises(ModelContractError, match="traced with BatchNorm using running statistics"):
+        predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
+
+
+@pytest.fixture
+def exported(tmp_path):
+    def export(module, batch=2, dynamic=False):
+        path = tmp_path / "net.pt2"
+        shapes = ({0: torch.export.Dim("batch", min=1, max=64)},) if dynamic else None
+        example = torch.from_numpy(BATCH[:1]).repeat(batch, 1, 1, 1, 1)
+        torch.export.save(torch.export.export(module, (example,), dynamic_shapes=shapes), path)
+        return {"path": str(path), "output_channels": 2}
+
+    return export
+
+
+def test_an_exported_network(exported):
+    np.testing.assert_array_equal(predict(exported(toy_networks.conv().eval())), expected(toy_networks.conv()))
+
+
+def test_an_exported_network_has_its_batch_fixed_unless_dynamic(exported):
+    with pytest.raises(ModelContractError, match="takes batches of exactly 2; the job says inference.batch_size: 3"):
+        predict(exported(toy_networks.conv().eval()), {"batch_size": 3})
+    model = exported(toy_networks.conv().eval(), dynamic=True)
+    np.testing.assert_array_equal(predict(model, {"batch_size": 3}, BATCH[[0, 1, 0]]).shape, (3, 2, 4, 6, 8))
+
+
+def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
+    model = exported(toy_networks.batch_norm().eval(), batch=1)
+    np.testing.assert_allclose(
+        predict(model, {"batch_size": 1}, BATCH[:1]),
+        predict(toy("batch_norm"), {"batch_size": 1}, BATCH[:1]),
+        atol=1e-6,
+    )
+    with pytest.raises(ModelContractError, match="using running statistics, which cannot be changed"):
+        predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
+
+
+def test_a_batch_norm_mode_that_cannot_be_had_is_refused(tmp_path, exported, monkeypatch):
+    one = {"batch_size": 1}
+    with pytest.raises(ModelContractError, match="no BatchNorm layer whose statistics could be chosen"):
+        predict(toy("conv", batch_norm="batch"), one)
+    with pytest.raises(ModelContractError, match="has BatchNorm using no statistics"):
+        predict(exported(toy_networks.conv().eval(), batch=1) | {"batch_norm": "batch"}, one)
+    with pytest.raises(ModelContractError, match="without stored statistics"):
+        predict(toy("batch_norm_without_statistics"))
+    frozen = quiet(lambda: torch.jit.freeze(torch.jit.script(toy_networks.batch_norm().eval())))
+    quiet(lambda: frozen.save(str(tmp_path / "frozen.ts")))
+    with pytest.raises(ModelContractError, match="BatchNorm"):
+        predict({"path": str(tmp_path / "frozen.ts"), "output_channels": 2, "batch_norm": "batch"}, one)
+
+
+def test_two_dimensional_networks_see_no_z_axis():
+    batch = BATCH[:, :, :1]
+    found = predict(toy("flat", dims=2), {"patch_shape": [1, 6, 8], "patch_overlap": [0, 0, 0]}, batch)
+    np.testing.assert_array_equal(found[:, :, 0], expected(toy_networks.flat(), batch[:, :, 0]))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_low_precision_runs_the_network_in_it_and_returns_float32(precision):
+    found = predict(toy("conv"), {"precision": precision})
+    exact = predict(toy("conv"))
+    assert found.dtype == np.float32
+    assert 0 < np.abs(found - exact).max() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"path": "/nope/net.pt"}, "there is no file /nope/net.pt"),
+        ({"path": "/nope/net.onnx"}, "there is no file"),
+        ({"path": "gs://bucket/net.pt"}, "copy it to a local file"),
+        ({"path": "no_such_module:net"}, "there is no Python module no_such_module"),
+        ({"path": f"{TOYS}:nope"}, "has no function nope"),
+        ({"path": f"{TOYS}:raises"}, "the factory failed: RuntimeError: the factory is broken"),
+        ({"path": f"{TOYS}:not_a_module"}, "returned a int, not a torch module"),
+        ({"path": f"{TOYS}:conv", "weights": "/nope/w.pt", "output_channels": 2}, "model.weights: there is no file"),
+        ({"path": str(TOYS)}, "expected identity, a TorchScript file"),
+    ],
+)
+def test_models_that_cannot_be_loaded(model, message):
+    with pytest.raises(ModelContractError, match=message):
+        predict(model)
+
+
+def test_files_that_are_not_what_their_name_says(tmp_path):
+    for name, message in (("a.pt", "not TorchScript"), ("a.pt2", "cannot load the torch.export file")):
+        (tmp_path / name).write_bytes(b"nothing of the kind")
+        with pytest.raises(ModelContractError, match=message):
+            predict({"path": str(tmp_path / name)})
+    (tmp_path / "w.pt").write_bytes(b"nothing of the kind")
+    with pytest.raises(ModelContractError, match="cannot read the weights|holds more than tensors"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_cuda_asked_for_and_absent_is_an_error():
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        predict(toy("conv"), {"device": "cuda"})
+    assert resolved_device("auto") == "cpu"
+
+
+def test_the_hash_is_of_the_weights_and_is_checked(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    model = toy("conv", weights=str(tmp_path / "w.pt"))
+    digest = model_sha256(config(model).model)
+    assert model_sha256(config(model | {"sha256": digest.split("+")[-1]}).model) == digest
+    with pytest.raises(ModelContractError, match="another file, or was changed or damaged"):
+        model_sha256(config(model | {"sha256": "0" * 64}).model)
+    assert model_sha256(config({"path": "identity"}).model) == "identity"
+
+
+def test_a_launcher_knows_what_a_worker_will_say(tmp_path, trained):
+    torch.save(trained.state_dict(), tmp_path / "w.pt")
+    for model in ({"path": "identity"}, toy("conv", weights=str(tmp_path / "w.pt"))):
+        job = config(model)
+        assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+
+
+def test_parameters_that_no_weights_file_states_describe_the_engine():
+    def parameters(name):
+        job = config(toy(name))
+        return load_predictor(job.model, job.inference).describe()["parameters"]
+
+    assert parameters("conv") == parameters("conv") != parameters("batch_norm")
+    with pytest.raises(ModelContractError, match="other parameters at every call"):
+        parameters("random")
+    job = config(toy("conv"))
+    with pytest.raises(ConfigError, match="has no model.weights beside it"):
+        describe_engine(job.model, job.inference)
+
+
+@pytest.mark.parametrize(
+    ("error", "translated"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), DeviceOutOfMemory),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), DeviceOutOfMemory),
+        (torch.AcceleratorError("CUDA error: out of memory"), DeviceOutOfMemory),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), WorkerFault),
+        (RuntimeError("shapes do not match"), RuntimeError),
+    ],
+)
+def test_torchs_device_errors_are_translated(error, translated):
+    def fail(batch):
+        raise error
+
+    predictor = TorchPredictor(fail, torch.device("cpu"))
+    with predictor.session(), pytest.raises(translated):
+        predictor.predict(torch.zeros(1, 1, 2, 2, 2))
+
+
+@pytest.mark.gpu
+def test_a_cuda_device_gives_the_cpus_values_in_float32():
+    on_cpu, on_gpu = predict(toy("conv")), predict(toy("conv"), {"device": "cuda"})
+    np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-5)

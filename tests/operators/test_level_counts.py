@@ -1,0 +1,164 @@
+"""Counting against NumPy on the whole volume: quantiles, means and standard deviations, however it is cut."""
+
+import json
+import math
+import os
+import shutil
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from helpers import write_levels, write_volume
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from beam_inference.cli.main import main
+from beam_inference.errors import VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.operators import level_counts
+from beam_inference.operators.level_counts import (
+    QUANTILES,
+    chunks_to_count,
+    counted,
+    hash_of_some_blocks,
+    mean_and_std,
+    values_at,
+)
+from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.outputs import OutputSpec, create_output, open_output
+
+INPUT = (np.random.default_rng(3).gamma(2, 20, (40, 48, 50)).clip(0, 255)).astype(np.uint8)
+INPUT += np.arange(40, dtype=np.uint8)[:, None, None]
+INPUT[7] = 90  # a blank section
+START = (3, -5, 2)
+ARRAYS = st.sampled_from(["uint8", "int8", "uint16", "int16"]).flatmap(
+    lambda dtype: hnp.arrays(dtype, st.tuples(st.integers(1, 2), *[st.integers(1, 4)] * 3))
+)
+
+
+@given(ARRAYS)
+def test_quantiles_means_and_deviations_are_numpys(array):
+    for section, counts in zip(array.swapaxes(0, 1), counted(array), strict=True):
+        expected = np.quantile(section, QUANTILES, method="inverted_cdf")
+        assert values_at(QUANTILES, counts, array.dtype) == expected.tolist()
+        expected = (section.mean(dtype=np.float64), section.std(dtype=np.float64))
+        assert mean_and_std(counts, array.dtype) == pytest.approx(expected, rel=1e-12, abs=1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(0, 65535), st.integers(1, 2**52)), min_size=1, max_size=40))
+def test_sums_beyond_64_bits_are_exact(pairs):
+    counts = np.zeros(65536, np.int64)
+    for value, count in pairs:
+        counts[value] = count
+    there = [(value, count) for value, count in enumerate(counts.tolist()) if count]
+    number = sum(count for _, count in there)
+    mean = Fraction(sum(value * count for value, count in there), number)
+    variance = sum(count * (value - mean) ** 2 for value, count in there) / number
+    assert mean_and_std(counts, np.dtype(np.uint16)) == (float(mean), math.sqrt(variance))
+
+
+def test_quantiles_of_many_voxels_are_exact():
+    number = 10**15 - 1  # of which 0.999 are 0.001 more than a whole number, which float64 does not tell
+    for quantile in QUANTILES[1:-1]:
+        rank = math.ceil(Fraction(str(quantile)) * number)
+        for below, expected in ((rank, 0), (rank - 1, 1)):
+            counts = np.array([below, number - below])
+            assert values_at((quantile,), counts, np.dtype(np.uint8)) == [expected], quantile
+
+
+def test_of_more_voxels_than_there_are_every_value_is_counted():
+    counts = np.full(65536, 2**46, np.int64)  # 2^62 in all
+    assert mean_and_std(counts, np.dtype(np.int16)) == (-0.5, math.sqrt((Fraction(65536) ** 2 - 1) / 12))
+
+
+def test_the_levels_are_the_same_however_a_volume_is_cut(tmp_path, monkeypatch):
+    array = np.random.default_rng(1).normal(40_000, 9_000, (8, 30, 30)).astype(np.uint16)
+    array[5] = 65_535
+    url = write_volume(tmp_path / "in", array, START, block_shape=(4, 16, 16))
+    text = write_levels(url, tmp_path / "whole").read_text()
+    monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 1)
+    assert chunks_to_count(open_volume(url)).shape == (2, 2, 2)
+    assert write_levels(url, tmp_path / "cut").read_text() == text
+    told = json.loads(text)
+    assert (told["mean"], told["std"]) == pytest.approx((array.mean(), array.std()), rel=1e-12)
+    expected = np.stack([array.mean(axis=(1, 2)), array.std(axis=(1, 2))], axis=1)
+    np.testing.assert_allclose(told["section_moments"], expected, rtol=1e-12)
+    assert told["section_moments"][5] == [65_535, 0]
+
+
+def test_the_levels_of_a_volume(tmp_path, monkeypatch):
+    url, to = write_volume(tmp_path / "in", INPUT, START, block_shape=(16, 16, 16)), tmp_path / "levels.json"
+    monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 20_000)  # several chunks on every axis
+    assert main(["levels", url, "--to", str(to), "--direct_num_workers=2"]) == 0
+    told = json.loads(to.read_text())
+    assert (told["dtype"], told["start"], told["quantiles"]) == ("uint8", 3, list(QUANTILES))
+    assert told["volume"] == np.quantile(INPUT, QUANTILES, method="inverted_cdf").tolist()
+    assert told["sections"] == [np.quantile(z, QUANTILES, method="inverted_cdf").tolist() for z in INPUT]
+    assert (told["mean"], told["std"]) == (pytest.approx(INPUT.mean()), pytest.approx(INPUT.std()))
+    expected = np.stack([INPUT.mean(axis=(1, 2)), INPUT.std(axis=(1, 2))], axis=1)
+    np.testing.assert_allclose(told["section_moments"], expected, rtol=1e-12)
+    assert not list(tmp_path.glob("levels.json.parts/counts/*"))
+    before = to.read_text()
+    assert main(["levels", url, "--to", str(to)]) == 0  # nothing is left to do
+    for _ in range(2):  # what is done twice is the same
+        assert write_levels(url, tmp_path / "here").read_text() == before == to.read_text()
+
+
+def test_floats_cannot_be_counted(tmp_path, capsys):
+    write_volume(tmp_path / "in", INPUT.astype(np.float32))
+    assert main(["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]) == 2
+    assert "holds float32" in capsys.readouterr().err
+    assert not (tmp_path / "levels.json.parts").exists()
+
+
+def test_what_is_gone_is_counted_again_and_so_is_what_was_changed(tmp_path, capsys):
+    url, to = write_volume(tmp_path / "in", INPUT[:3], block_shape=(16, 16, 16)), tmp_path / "levels.json"
+    assert main(["levels", url, "--to", str(to)]) == 0
+    first = to.read_text()
+    to.unlink()
+    assert main(["levels", url, "--to", str(to)]) == 0
+    assert to.read_text() == first
+    open_output(spec_at(url)).write(BoundingBox((0, 0, 0), (3, 48, 50)), np.full((1, 3, 48, 50), 9, np.uint8))
+    assert main(["levels", url, "--to", str(to)]) == 2
+    assert "holds records of another job (what differs: input_values)" in capsys.readouterr().err
+    assert main(["levels", url, "--to", str(to), "--overwrite"]) == 0
+    assert json.loads(to.read_text())["volume"] == [9] * len(QUANTILES)
+
+
+def test_a_copy_of_a_volume_holds_the_same_and_a_changed_block_is_noticed(tmp_path, monkeypatch):
+    url = write_volume(tmp_path / "in", INPUT, START, block_shape=(16, 16, 16))
+    before = hash_of_some_blocks(open_volume(url))
+    shutil.copytree(tmp_path / "in", tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*"):
+        os.utime(path, (0, 0))
+    assert hash_of_some_blocks(open_volume(f"file://{tmp_path}/copy")) == before
+    write_volume(tmp_path / "brighter", INPUT + (INPUT == 90), START, block_shape=(16, 16, 16))
+    assert hash_of_some_blocks(open_volume(f"file://{tmp_path}/brighter")) != before
+    blocks, noticed = sorted((tmp_path / "copy/10_10_10").iterdir()), 0
+    for block in blocks:
+        content = block.read_bytes()
+        block.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        noticed += hash_of_some_blocks(open_volume(f"file://{tmp_path}/copy")) != before
+        block.write_bytes(content)
+    assert noticed == level_counts.SOME_BLOCKS < len(blocks)
+    monkeypatch.setattr(level_counts, "SOME_VOXELS", 1)  # of blocks that are large, fewer are looked at
+    assert hash_of_some_blocks(open_volume(url)) != before
+    for block in blocks:
+        block.write_bytes(block.read_bytes()[:9])
+    with pytest.raises(VolumeError, match="cannot read"):
+        hash_of_some_blocks(open_volume(f"file://{tmp_path}/copy"))
+    assert main(["levels", str(tmp_path / "copy"), "--to", str(tmp_path / "levels.json")]) == 2
+
+
+def spec_at(url):
+    return OutputSpec(url, "precomputed", "uint8", 1, BoundingBox((0, 0, 0), (3, 48, 50)), (16, 16, 16), (10.0,) * 3)
+
+
+def test_of_shards_blocks_are_counted(tmp_path):
+    box = BoundingBox((0, 0, 0), (64, 64, 64))
+    spec = OutputSpec(
+        f"file://{tmp_path}/v", "zarr3", "uint8", 1, box, (16, 16, 16), (10.0,) * 3, shard_shape=(64,) * 3
+    )
+    create_output(spec).write(box, np.ones((1, 64, 64, 64), np.uint8))
+    assert chunks_to_count(open_volume(spec.url)).chunk_shape[0] == 16

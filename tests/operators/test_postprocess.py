@@ -1,0 +1,311 @@
+"""What is done after the network: each operator against NumPy on the whole volume, for more than one chunk shape."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from helpers import job_values, plan_of, read_volume, write_job, write_volume
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import ndimage
+
+from beam_inference import prepare
+from beam_inference.cli.main import main
+from beam_inference.config.job_file import parse_job
+from beam_inference.config.operators import channels_after, operator_bytes, total_halo
+from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.operators.postprocess import applied, opened
+from beam_inference.worker.worker import Worker
+
+CHANNELS = 3
+INPUT = np.random.default_rng(1).integers(0, 256, (CHANNELS, 40, 48, 50), dtype=np.uint8)
+INPUT[:, 8:24, :20] = 0
+MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
+
+
+def parsed(operators, tmp_path, dtype="float32"):
+    config = parse_job(
+        job_values("in", "out", model=MODEL, output={"dtype": dtype}) | {"postprocess": operators}, tmp_path
+    )
+    return config.postprocess
+
+
+def result(tmp_path, name, chunk_shape=(16, 32, 32), output=None, inference=None, **keys):
+    """The output of a job on the identity, without Beam."""
+    write_volume(tmp_path / "in", INPUT)
+    values = job_values(
+        tmp_path / "in",
+        tmp_path / name,
+        output=output or {},
+        model=MODEL,
+        inference={"chunk_shape": list(chunk_shape), **(inference or {})},
+    )
+    launch = prepare(parse_job(values | keys, tmp_path))
+    worker = Worker(launch)
+    outcomes = {record.outcome for record in worker.do(range(launch.resolved().plan.chunks.count))}
+    assert outcomes == {"done"}
+    return read_volume(tmp_path / name)
+
+
+def smoothed(array, sigma):
+    """A Gaussian cut off at four standard deviations, written out."""
+    array = array.astype(np.float64)
+    for axis, s in enumerate(sigma, 1):
+        radius = int(np.ceil(4 * s))
+        if radius:
+            weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / s) ** 2)
+            padded = np.pad(array, [(radius, radius) if a == axis else (0, 0) for a in range(4)], mode="edge")
+            pieces = [
+                w * np.take(padded, range(k, k + array.shape[axis]), axis)
+                for k, w in enumerate(weights / weights.sum())
+            ]
+            array = sum(pieces)
+    return array
+
+
+def test_smoothing_against_a_gaussian_written_out_and_without_seams(tmp_path):
+    sigma = (0.6, 1.5, 2.0)
+    operators = [{"operator": "smooth", "sigma": list(sigma)}]
+    whole = result(tmp_path, "whole", (48, 64, 64), postprocess=operators)
+    np.testing.assert_allclose(whole, smoothed(INPUT, sigma), atol=1e-3)
+    for number, chunk_shape in enumerate([(16, 16, 16), (32, 16, 48)]):
+        np.testing.assert_array_equal(result(tmp_path, f"o{number}", chunk_shape, postprocess=operators), whole)
+
+
+def test_a_roi_is_smoothed_with_what_lies_around_it_in_the_domain(tmp_path):
+    roi = {"start": [0, 16, 16], "stop": [16, 32, 32], "context": [0, 12, 12]}
+    values = result(
+        tmp_path, "out", (16, 16, 16), roi=roi, postprocess=[{"operator": "smooth", "sigma": [0, 1.5, 1.5]}]
+    )
+    np.testing.assert_allclose(values, smoothed(INPUT, (0, 1.5, 1.5))[:, :16, 16:32, 16:32], atol=1e-3)
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
+def test_classes_and_channels(tmp_path, seams):
+    for name, operators, expected, output in [
+        ("argmax", [{"operator": "argmax"}], INPUT.argmax(0)[None], {"dtype": "uint8"}),
+        (
+            "vote",
+            [{"operator": "argmax", "background": 200}],
+            np.where(INPUT.max(0) >= 200, INPUT.argmax(0) + 1, 0)[None],
+            {"dtype": "uint8"},
+        ),
+        (
+            "threshold",
+            [{"operator": "select", "channels": [2, 0]}, {"operator": "threshold", "at": 100}],
+            INPUT[[2, 0]] >= 100,
+            {"dtype": "uint16", "format": "zarr3"},
+        ),
+        (
+            "labels",
+            [{"operator": "argmax"}],
+            INPUT.argmax(0)[None],
+            {"dtype": "uint32", "encoding": "compressed_segmentation"},
+        ),
+        ("select", [{"operator": "select", "channels": [1]}], INPUT[[1]], {"dtype": "uint8", "value_range": [0, 255]}),
+    ]:
+        # Without an overlap the blend weights are 1, and the identity is exact.
+        inference = {"seams": seams, "patch_overlap": [0, 0, 0]}
+        for chunk_shape in ((16, 16, 32), (32, 48, 64)):
+            found = result(tmp_path, f"{name}{chunk_shape[0]}", chunk_shape, output, inference, postprocess=operators)
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_a_function_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_a_test.py").write_text(
+        "def ratio(values):\n    return values[:1] / (1 + values.sum(axis=0, keepdims=True))\n"
+        "def wrong(values):\n    return values[0]\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"operator": "own", "function": "mine_for_a_test:ratio", "output_channels": 1}
+    expected = INPUT[:1] / (1 + INPUT.sum(axis=0, keepdims=True, dtype=np.float32))
+    found = result(tmp_path, "out", inference={"patch_overlap": [0, 0, 0]}, postprocess=[own])
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    wrong, absent = (
+        opened(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1]) if name == "wrong" else name
+        for name in ("wrong", "absent")
+    )
+    with pytest.raises(ModelContractError, match=r"returned an array of shape \[40, 48, 50\]"):
+        applied(wrong, INPUT.astype(np.float32))
+    with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
+        opened(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
+
+
+def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_background(tmp_path):
+    values = np.array([[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32).reshape(2, 1, 1, 5)
+    vote = {"operator": "argmax", "background": 0.5}
+    (operator,) = opened(parsed([vote], tmp_path, "uint8"))
+    assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
+    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]  # one channel has a choice, too
+    values = job_values("in", "out", output={"dtype": "uint8"})
+    assert parse_job(values | {"postprocess": [vote]}, tmp_path).output_channels == 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"postprocess": [{"operator": "select", "channels": [3]}]}, "select .3., but there are the channels 0 … 2"),
+        ({"postprocess": [{"operator": "argmax"}]}, "gives whole numbers, .* write an integer output.dtype"),
+        ({"postprocess": [{"operator": "blur"}]}, "'smooth', 'select', 'threshold', 'argmax', 'own'"),
+        (
+            {
+                "postprocess": [{"operator": "select", "channels": [0]}, {"operator": "argmax"}],
+                "output": {"path": "out", "dtype": "uint8"},
+            },
+            "argmax of one channel",
+        ),
+        ({"output": {"path": "out", "dtype": "uint32"}}, "is for labels, which argmax or threshold make"),
+        (
+            {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},
+            "not of the form package.module:function",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(tmp_path, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_job(job_values("in", "out", model=MODEL) | keys, tmp_path)
+
+
+def test_a_halo_is_refused_where_chunks_have_only_sums_of_their_own(tmp_path):
+    values = job_values("in", "out", model=MODEL, inference={"seams": "exchange"})
+    with pytest.raises(ConfigError, match=r"postprocess looks \[0, 4, 8\] voxels"):
+        parse_job(values | {"postprocess": [{"operator": "smooth", "sigma": [0, 1, 2]}]}, tmp_path)
+
+
+def test_operators_are_part_of_the_fingerprint(tmp_path):
+    prints = set()
+    for number, sigma in enumerate([1, 2]):
+        write_volume(tmp_path / "in", INPUT)
+        values = job_values(tmp_path / "in", tmp_path / f"o{number}", model=MODEL)
+        job = values | {"postprocess": [{"operator": "smooth", "sigma": [0, 0, sigma]}]}
+        prints.add(prepare(parse_job(job, tmp_path)).resolved().fingerprint)
+    assert len(prints) == 2
+
+
+def test_channels_of_the_result_are_those_of_the_last_operator(tmp_path):
+    operators = parsed([{"operator": "select", "channels": [0, 0, 1, 2]}], tmp_path)
+    assert channels_after(operators, 3) == 4
+
+
+@given(
+    st.tuples(*[st.integers(1, 3)] * 3),
+    st.tuples(*[st.sampled_from([0.0, 0.3, 0.8, 1.7])] * 3),
+    st.tuples(*[st.integers(0, 5)] * 3),
+    st.tuples(*[st.integers(-7, 7)] * 3),
+    st.sampled_from(["recompute", "crop"]),
+    st.sampled_from(
+        [
+            [],
+            [{"operator": "argmax"}],
+            [{"operator": "select", "channels": [1]}],
+            [{"operator": "threshold", "at": 0.5}],
+        ]
+    ),
+)
+def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context, start, seams, then):
+    """Of what operators make of any values: chunks of a few blocks against the whole domain at once."""
+    operators = parsed(
+        [{"operator": "smooth", "sigma": list(sigma)}, *then],
+        tmp_path_factory.getbasetemp(),
+        dtype="uint8" if then and then[0]["operator"] != "select" else "float32",
+    )
+    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, (21, 19, 23), strict=True)))
+    roi = BoundingBox(tuple(a + 5 for a in start), tuple(b - 4 for b in volume.stop))
+    plan = plan_of(
+        roi,
+        (6, 5, 7),
+        (2, 1, 3),
+        tuple(4 * n for n in blocks),
+        volume=volume,
+        context=context,
+        seams=seams,
+        chunk_crop_margin=(1, 1, 1) if seams == "crop" else (0, 0, 0),
+        block_shape=(4, 4, 4),
+        halo=total_halo(operators),
+    )
+    domain = plan.lattice.domain
+    values = np.random.default_rng(sum(start) + 99).random((2, *domain.shape), np.float32)
+    whole = applied(opened(operators), values)[(slice(None), *roi.slices_in(domain))]
+    for index in range(plan.chunks.count):
+        core, box = plan.chunks.core_box(index), plan.work(index).core_box
+        part = applied(opened(operators), values[(slice(None), *box.slices_in(domain))])
+        found = part[(slice(None), *core.slices_in(box))]
+        np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
+
+
+def test_smoothing_is_that_of_scipy(tmp_path):
+    (smooth,) = opened(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
+    values = INPUT.astype(np.float32)
+    expected = ndimage.gaussian_filter(values, (0, 1, 0, 2), mode="nearest", truncate=4)
+    np.testing.assert_array_equal(smooth(values), expected)
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize(
+    ("body", "cause"), [("1 / 0", "ZeroDivisionError"), ("values * float('nan')", "NaN or infinite")]
+)
+def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatch, capsys, seams, body, cause):
+    name = f"failing_{seams}_{len(body)}"
+    (tmp_path / f"{name}.py").write_text(f"def some(values):\n    return {body} if values.mean() > 200 else values\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    array = np.random.default_rng(0).integers(0, 100, (16, 32, 64), dtype=np.uint8)
+    array[:, :16, :16] = 250
+    write_volume(tmp_path / "in", array)
+    inference = {"seams": seams, "chunk_shape": [16, 16, 16], "patch_overlap": [0, 0, 0]}
+    own = {"operator": "own", "function": f"{name}:some", "output_channels": 1}
+    values = job_values(tmp_path / "in", tmp_path / "out", inference=inference) | {"postprocess": [own]}
+    job = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", job]) == 3
+    said = capsys.readouterr().out
+    assert "quarantined: chunk 0" in said
+    assert cause in said
+    found = read_volume(tmp_path / "out")[0]
+    np.testing.assert_array_equal(found[:, 16:], array[:, 16:])
+    np.testing.assert_array_equal(found[:, :, 16:], array[:, :, 16:])
+
+
+def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
+    model, output = {"input_channels": 256, "output_channels": 256}, {"dtype": "uint8"}
+    values = job_values("in", "out", model=model, output=output)
+    parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
+    with pytest.raises(ConfigError, match="labels up to 256, which uint8 does not hold"):
+        parse_job(values | {"postprocess": [{"operator": "argmax", "background": 0}]}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [{"operator": "smooth", "sigma": [0.5, 1, 1]}],
+        [{"operator": "select", "channels": [2]}],
+        [{"operator": "threshold", "at": 0.5}],
+        [{"operator": "argmax"}],
+        [{"operator": "argmax", "background": 0.5}],
+        [
+            {"operator": "smooth", "sigma": [0, 1, 1]},
+            {"operator": "select", "channels": [2, 1]},
+            {"operator": "argmax"},
+        ],
+        [{"operator": "select", "channels": [1]}, {"operator": "threshold", "at": 0.5}],
+    ],
+    ids=str,
+)
+def test_what_operators_hold_is_foretold(tmp_path, operators):
+    labels = operators[-1]["operator"] in ("threshold", "argmax")
+    listed = parsed(operators, tmp_path, "uint8" if labels else "float32")
+    values = np.random.default_rng(0).random((3, 32, 64, 64), np.float32)
+    functions = opened(listed)
+    applied(functions, values[:, :2, :2, :2].copy())  # what is made at the first call
+    tracemalloc.start()
+    try:
+        found = applied(functions, values)
+        assert np.isfinite(found).all()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    foretold = operator_bytes(listed, 3) * values[0].size
+    assert 0.95 * peak <= foretold + 10**5 <= 1.2 * peak + 10**5
+
+
+def test_no_operators_hold_nothing():
+    assert operator_bytes([], 3) == 0

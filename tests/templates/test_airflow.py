@@ -1,0 +1,162 @@
+"""The Airflow DAGs without Airflow: their fields are flags of the command line, and what they make of a filled form.
+
+Airflow's modules are empty shells here; ``make airflow-test`` runs the DAGs in a real one.
+"""
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import sys
+from datetime import UTC, datetime
+from itertools import accumulate
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from beam_inference.beam.dataflow_gpus import DRIVERS, GPUS, SHARINGS
+from beam_inference.cli import arguments
+from beam_inference.cli.flex_template import metadata
+
+TEMPLATES = Path(__file__).parents[2] / "templates"
+FILES = sorted((TEMPLATES / "airflow").glob("*.py"))
+NOT_IN_THE_FORMS = {"sample", "seed", "overwrite", "allow_pickle", "log_format"}  # with overwrite a retry would delete
+
+
+class Shell:
+    """Stands for every class of Airflow: it keeps what it was made with."""
+
+    def __init__(self, *_, **keywords):
+        self.keywords = keywords
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __rshift__(self, other):
+        return other
+
+
+@pytest.fixture
+def dags(monkeypatch):
+    """The two DAG modules, and what they share."""
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("airflow"):
+                for name in accumulate(node.module.split("."), "{}.{}".format):
+                    module = ModuleType(name)
+                    module.__getattr__ = lambda name: Shell
+                    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.syspath_prepend(TEMPLATES / "airflow")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.setenv("BEAM_INFERENCE_PYTHON", "/opt/py thon")
+    modules = {}
+    for file in FILES:
+        monkeypatch.delitem(sys.modules, file.stem, raising=False)
+        modules[file.stem.removeprefix("beam_inference_")] = importlib.import_module(file.stem)
+    yield SimpleNamespace(**modules)
+    for file in FILES:
+        sys.modules.pop(file.stem)
+
+
+def context(dags, fields, **run):
+    """A run with these fields filled in, all others as the form presets them."""
+    every = {**dags.common.job_fields(".", ".", "."), **dags.dataflow._form()}
+    every |= dags.common.field("beam_flags", "", "", type="object", required=True, default={})
+    params = {name: param.keywords.get("default") for name, param in every.items()} | fields
+    moment = datetime(2024, 3, 1, tzinfo=UTC)
+    dag_run = SimpleNamespace(logical_date=moment, run_after=moment, **run)
+    return {
+        "params": params,
+        "dag_run": dag_run,
+        "run_id": "manual__1",
+        "dag": SimpleNamespace(dag_id="Beam_inference"),
+    }
+
+
+def test_the_fields_are_flags_of_the_command_line(dags):
+    known = {action.dest for action in arguments.flags_parser()._actions}
+    assert {"job", "chunks", *dags.common.OVERRIDES, *dags.dataflow.GPU_FIELDS} <= known
+    flags = [f"--{name}=1" for name in dags.common.OVERRIDES if name not in ("roi", "resume")]
+    _, unknown = arguments.command_parser().parse_known_args(
+        ["verify", "job.yaml", "--deep", *flags, "--roi=0x0x0:1x1x1", "--resume=true"]
+    )
+    assert unknown == []
+
+
+def test_the_dataflow_form_is_that_of_the_template(dags):
+    template = {each["name"]: each for each in metadata(arguments.flags_parser())["parameters"]}
+    assert set(dags.dataflow.TEMPLATE_FIELDS) == template.keys() - NOT_IN_THE_FORMS
+    fields = {name: param.keywords for name, param in dags.dataflow._form().items()}
+    assert set(dags.dataflow.ENVIRONMENT_FIELDS) < fields.keys()
+    for name in dags.dataflow.TEMPLATE_FIELDS:
+        required = "isOptional" not in template[name] or name == "resume"  # empty would be the job file's
+        assert ("null" not in fields[name]["type"]) == required, name
+        if "regexes" in template[name] and name != "max_failed_chunks" and name != "gpu_count":
+            assert fields[name]["pattern"] == template[name]["regexes"][0], name
+    assert fields["gpu"]["enum"] == [None, *GPUS]
+    assert fields["gpu_sharing"]["enum"] == [None, *SHARINGS]
+    assert fields["gpu_driver"]["pattern"] == f"^({DRIVERS})$"
+
+
+def test_what_dataflow_is_asked_for(dags):
+    fields = {"job": "gs://b/{{ ds }}/job.yaml", "resume": False, "max_failed_chunks": 0, "gpu": "l4", "max_workers": 8}
+    fields |= {"template": "gs://b/t.json", "input": "gs://b/{{ds}}"}
+    request = dags.dataflow.launch_request(context(dags, fields))
+    launch = request["launchParameter"]
+    assert re.fullmatch(r"beam-inference-20240301t000000-[0-9a-f]{8}", launch["jobName"])
+    assert launch["parameters"] == {
+        "job": "gs://b/2024-03-01/job.yaml",
+        "input": "gs://b/2024-03-01",
+        "resume": "false",
+        "max_failed_chunks": "0",
+        "gpu": "l4",
+    }
+    assert launch["environment"] == {"maxWorkers": "8"}
+    json.dumps(request)
+
+
+def test_a_name_is_the_same_for_a_run_and_another_for_another(dags):
+    run = context(dags, {})
+    assert dags.dataflow.job_name(run) == dags.dataflow.job_name(context(dags, {"job": "gs://b/other.yaml"}))
+    assert dags.dataflow.job_name(run) != dags.dataflow.job_name({**run, "run_id": "manual__2"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"input": "gs://b/em/"}, ("b", "em/info")),
+        ({"input": "gs://b/{{ ds }}", "marker": "zarr.json"}, ("b", "2024-03-01/zarr.json")),
+        ({"input": "s3://b/em", "marker": "gs://c/ready"}, ("c", "ready")),
+        ({"marker": "gs://c/ready"}, ("c", "ready")),
+        ({"input": "s3://b/em"}, ("", "")),
+        ({"input": "gs://b/em", "marker": None}, ("", "")),
+        ({}, ("", "")),
+    ],
+)
+def test_what_is_waited_for(dags, fields, expected):
+    assert dags.dataflow.marker(context(dags, fields)) == expected
+
+
+def test_the_flags_of_a_local_run(dags):
+    fields = {"job": "/data/job.yaml", "roi": "0x0x0:1x2x3", "beam_flags": {"direct_num_workers": 2}, "chunks": "/c"}
+    assert dags.local.flags(context(dags, fields)) == {
+        "direct_num_workers": 2,
+        "job": "/data/job.yaml",
+        "roi": "0x0x0:1x2x3",
+        "resume": "true",
+        "chunks": "/c",
+    }
+
+
+def test_the_verification_is_of_the_same_job_and_cannot_be_taken_for_shell_commands(dags):
+    fields = {"job": "/data/job.yaml; rm x", "output": "gs://b/$(out)", "deep": True, "chunks": "/c"}
+    words = shlex.split(dags.common.verification().keywords["bash_command"](context=context(dags, fields)))
+    assert words == [
+        *("/opt/py thon", "-m", "beam_inference", "verify", "/data/job.yaml; rm x"),
+        *("--output=gs://b/$(out)", "--resume=true", "--deep"),
+    ]

@@ -1,0 +1,141 @@
+import gc
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from beam_inference.errors import ChunkFault, WorkerFault
+from beam_inference.worker.chunk_run import LOOK_AHEAD, TRAILING_WRITES, run_chunks
+
+
+def never():
+    return False
+
+
+def no_fault(index, fault):
+    raise AssertionError(f"chunk {index}: {fault}")
+
+
+def test_results_come_in_order_once_written():
+    written = []
+
+    def write(index, result):
+        time.sleep(0.01)
+        written.append(index)
+        return index, result
+
+    outcomes = list(run_chunks([4, 2, 9, 1], lambda i: i * 10, lambda i, cutout: cutout + 1, write, no_fault, never))
+    assert outcomes == [(4, 41), (2, 21), (9, 91), (1, 11)]
+    assert written == [4, 2, 9, 1]
+
+
+def test_the_next_cutout_is_read_and_the_last_result_written_while_the_device_computes():
+    reading, writing = threading.Event(), threading.Event()
+    proceed = threading.Event()
+
+    def read(index):
+        if index == 2:
+            reading.set()
+        return index
+
+    def infer(index, cutout):
+        if index == 1:  # chunk 2 is being read and chunk 0 written before this one is done
+            assert reading.wait(5)
+            assert writing.wait(5)
+            proceed.set()
+        return cutout
+
+    def write(index, result):
+        if index == 0:
+            writing.set()
+            assert proceed.wait(5)
+        return index
+
+    assert list(run_chunks([0, 1, 2], read, infer, write, no_fault, never)) == [0, 1, 2]
+
+
+def test_reads_ahead_and_trailing_writes_are_bounded():
+    alive, most = set(), []
+    lock = threading.Lock()
+
+    def read(index):
+        with lock:
+            alive.add(index)
+            most.append(len(alive))
+        return index
+
+    def write(index, result):
+        time.sleep(0.005)
+        with lock:
+            alive.discard(index)
+        return index
+
+    list(run_chunks(range(30), read, lambda i, cutout: cutout, write, no_fault, never))
+    # One cutout in use and LOOK_AHEAD read; one result new and TRAILING_WRITES being written, one more just ended.
+    assert max(most) <= 1 + LOOK_AHEAD + 1 + TRAILING_WRITES
+
+
+@pytest.mark.parametrize("stage", ["read", "infer", "write"])
+def test_a_chunk_fault_is_quarantined_and_the_run_goes_on(stage):
+    def fail(index, *_):
+        if index % 3 == 1:
+            raise ChunkFault("bad block", stage, 1)
+        return index
+
+    stages = {"read": lambda i: i, "infer": lambda i, c: c, "write": lambda i, r: i} | {stage: fail}
+    outcomes = list(run_chunks(range(7), *stages.values(), lambda i, f: f"{i}: {f}", never))
+    assert sorted(map(str, outcomes)) == ["0", "1: bad block", "2", "3", "4: bad block", "5", "6"]
+
+
+def test_the_arrays_of_a_chunk_whose_write_fails_are_let_go_of():
+    made = []
+
+    def infer(index, cutout):
+        array = np.zeros(10)
+        made.append(weakref.ref(array))
+        return array
+
+    def write(index, array):
+        raise ChunkFault("postprocess", "postprocess", 1)
+
+    gc.disable()
+    try:
+        assert list(run_chunks(range(2), lambda i: i, infer, write, lambda i, fault: i, never)) == [0, 1]
+        assert [there() is None for there in made] == [True, True]
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("stage", ["read", "infer", "write"])
+def test_any_other_error_ends_the_run_after_the_writes_under_way(stage):
+    written = []
+
+    def step(name):
+        def action(index, *_):
+            if name == stage and index == 2:
+                raise WorkerFault("sick")
+            if name == "write":
+                time.sleep(0.02)
+                written.append(index)
+            return index
+
+        return action
+
+    with pytest.raises(WorkerFault, match="sick"):
+        list(run_chunks(range(6), step("read"), step("infer"), step("write"), no_fault, never))
+    assert written[:2] == [0, 1]
+    assert 2 not in written
+
+
+def test_stopping_starts_no_further_chunk_and_finishes_writes():
+    done, stop = [], threading.Event()
+
+    def infer(index, cutout):
+        if index == 2:
+            stop.set()
+        return cutout
+
+    done = list(run_chunks(range(100), lambda i: i, infer, lambda i, r: i, no_fault, stop.is_set))
+    assert done == [0, 1, 2]
