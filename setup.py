@@ -17,7 +17,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["beam_inference", "beam_inference.*"]),
-    package_data={"beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml", "report/page.html"]},
+    package_data={
+        "beam_inference": ["py.typed", "demo/*.safetensors", "demo/job.yaml", "report/page.html"]
+    },
     python_requires=">=3.11",
     install_requires=[
         "apache-beam[gcp]>=2.77,<3",

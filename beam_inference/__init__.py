@@ -1,6 +1,7 @@
 """Run a trained 3-D ConvNet over a volume of any size, as an Apache Beam job.
 
-The names below are the public API; they are loaded when first used, so importing the package is cheap.
+The names below are the public API; they are loaded when first used, so importing the package is
+cheap.
 """
 
 from __future__ import annotations

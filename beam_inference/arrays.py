@@ -1,7 +1,8 @@
 """Arrays as large as a chunk: each in memory of its own, and that is kept for the next one of its size.
 
-From the heap they would leave holes, which what comes next may not fit in, and its small pages take the system longer
-to clear than the array to fill. And as their memory stays, a process holds after a few chunks what it will hold at
+From the heap they would leave holes, which what comes next may not fit in, and its small pages take
+the system longer to clear than the array to fill. And as their memory stays, a process holds after
+a few chunks what it will hold at
 most: it does not run out of memory on the day when the store is slow.
 """
 
@@ -38,8 +39,10 @@ class _Lent(weakref.ref[NDArray[np.uint8]]):
 
 _lent: dict[int, _Lent] = {}
 _returned: list[_Lent] = []
-"""Of arrays that are gone. Not a line of Python is run as they go: a thread of TensorStore's may be the one that lets
-go of them, with locks of its own in hand, and must not wait for the interpreter there."""
+"""Of arrays that are gone. Not a line of Python is run as they go: a thread of TensorStore's may be
+the one that lets go of them, with locks of its own in hand, and must not wait for the interpreter
+there.
+"""
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
@@ -71,7 +74,8 @@ def give_back() -> None:
     with _lock:
         _take_back()
         _idle.clear()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # GNU's
+    # GNU's
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
 

@@ -1,13 +1,18 @@
 """What can go wrong, as types.
 
-The type of an error decides what happens: a :class:`UserError` stops the launch before the first chunk (exit code 2), a
-:class:`ChunkFault` quarantines one chunk and the job goes on, a :class:`WorkerFault` is raised to the runner, which
-retries the work elsewhere. Messages say what was expected, what was found, where, and what to do.
+The type of an error decides what happens: a :class:`UserError` stops the launch before the first
+    chunk (exit code 2), a :class:`ChunkFault` quarantines one chunk and the job goes on, a
+    :class:`WorkerFault` is raised to the runner, which retries the work elsewhere. Messages say
+    what was expected, what was found, where, and what to do.
 """
 
 from __future__ import annotations
 
-COMPLETE, FAILED, BAD_INPUT, COMPLETE_BUT_QUARANTINED, INTERRUPTED = 0, 1, 2, 3, 130
+COMPLETE = 0
+FAILED = 1
+BAD_INPUT = 2
+COMPLETE_BUT_QUARANTINED = 3
+INTERRUPTED = 130
 """Exit codes of the command line."""
 
 

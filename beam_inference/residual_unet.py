@@ -1,11 +1,13 @@
 """The residual symmetric U-Net with which this kind of tool began, to train and to measure with.
 
-Architecture: Lee, Zung, Li, Jain and Seung, "Superhuman Accuracy on the SNEMI3D Connectomics Challenge", 2017
-(arXiv:1706.00120), in the form of Wu et al., "Chunkflow", Nature Methods 2021, Fig. 4: instance normalisation, 1×5×5
-convolutions in and out, pooling and resize-convolutions in the plane of the sections only. This is an implementation
-of its own, and no published weights load into it.
+Architecture: Lee, Zung, Li, Jain and Seung, "Superhuman Accuracy on the SNEMI3D Connectomics
+    Challenge", 2017 (arXiv:1706.00120), in the form of Wu et al., "Chunkflow", Nature Methods 2021,
+    Fig. 4: instance normalisation, 1×5×5 convolutions in and out, pooling and resize-convolutions
+    in the plane of the sections only. This is an implementation of its own, and no published
+    weights load into it.
 
-A job names a factory without arguments, in a file of one's own, and as ``model.weights`` what training has saved::
+A job names a factory without arguments, in a file of one's own, and as ``model.weights`` what
+training has saved::
 
     from beam_inference.residual_unet import ResidualUNet
 
@@ -24,9 +26,10 @@ from torch import Tensor, nn
 class ResidualUNet(nn.Module):
     """Maps (N, input_channels, Z, Y, X) to (N, output_channels, Z, Y, X), logits, float32.
 
-    Z, Y and X must be multiples of the product of ``pooling`` along their axis, taken once per level below the first:
-    with the defaults any Z, and Y and X multiples of 8. Instance normalisation takes its statistics from the whole
-    patch, so a network must be run with the patch shape it was trained with.
+    Z, Y and X must be multiples of the product of ``pooling`` along their axis, taken once per
+    level below the first: with the defaults any Z, and Y and X multiples of 8. Instance
+    normalisation takes its statistics from the whole patch, so a network must be run with the patch
+    shape it was trained with.
 
     Args:
         input_channels, output_channels: Of the volume read, and of the result.
@@ -43,7 +46,9 @@ class ResidualUNet(nn.Module):
     ) -> None:
         super().__init__()
         self.enter = _convolution(input_channels, widths[0], (1, 5, 5))
-        self.down = nn.ModuleList(_Level(a, b) for a, b in zip([widths[0], *widths], widths, strict=False))
+        self.down = nn.ModuleList(
+            _Level(a, b) for a, b in zip([widths[0], *widths], widths, strict=False)
+        )
         self.pool = nn.MaxPool3d(pooling)
         self.resize = nn.ModuleList(_Resize(b, a, pooling) for a, b in pairwise(widths))
         self.up = nn.ModuleList(_Level(a, a) for a in widths[:-1])
@@ -65,7 +70,13 @@ class ResidualUNet(nn.Module):
 def _convolution(inputs: int, outputs: int, shape: tuple[int, int, int]) -> nn.Sequential:
     """Convolution, normalisation, ReLU; the normalisation removes any constant, so there is no bias to learn."""
     return nn.Sequential(
-        nn.Conv3d(inputs, outputs, shape, padding=(shape[0] // 2, shape[1] // 2, shape[2] // 2), bias=False),
+        nn.Conv3d(
+            inputs,
+            outputs,
+            shape,
+            padding=(shape[0] // 2, shape[1] // 2, shape[2] // 2),
+            bias=False,
+        ),
         nn.InstanceNorm3d(outputs, affine=True),
         nn.ReLU(inplace=True),
     )

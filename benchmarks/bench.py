@@ -1,8 +1,8 @@
 """What the job adds to the bare network, and what each part of it costs: ``make bench``.
 
-Each row is a ratio from runs taken in turn, A B A B, so that a machine whose speed drifts does not matter. Writes
-``benchmarks/results/job.json``. The network is the residual U-Net with random weights, its patches 16×96×96 at an
-overlap of a quarter.
+Each row is a ratio from runs taken in turn, A B A B, so that a machine whose speed drifts does not
+matter. Writes ``benchmarks/results/job.json``. The network is the residual U-Net with random
+weights, its patches 16×96×96 at an overlap of a quarter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs, work_of
 from benchmarks.page import PAGE, page
 
-PATCH, OVERLAP, SHAPE = (16, 96, 96), (4, 24, 24), (28, 168, 168)
+PATCH = (16, 96, 96)
+OVERLAP = (4, 24, 24)
+SHAPE = (28, 168, 168)
 CORES = len(os.sched_getaffinity(0))
 RESULTS = Path(__file__).parent / "results" / "job.json"
 UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
@@ -60,18 +62,32 @@ def small_unet() -> torch.nn.Module:
 def write_input(folder: Path, shape: tuple[int, int, int]) -> None:
     """A volume of random uint8 voxels, ``in``."""
     box = BoundingBox((0, 0, 0), shape)
-    spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (8.0, 8.0, 8.0))
-    create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8))
+    spec = OutputSpec(
+        f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (8.0, 8.0, 8.0)
+    )
+    create_output(spec).write(
+        box, np.random.default_rng(0).integers(0, 256, (1, *shape), dtype=np.uint8)
+    )
 
 
 def job(
-    folder: Path, engine: str, threads: int = CORES, output: str = "out", device: str = "cpu", network: str = "unet"
+    folder: Path,
+    engine: str,
+    threads: int = CORES,
+    output: str = "out",
+    device: str = "cpu",
+    network: str = "unet",
 ) -> JobConfig:
     """A job over that volume."""
     values = {
         "input": {"path": str(folder / "in")},
         "output": {"path": str(folder / output), "dtype": "uint8", "block_shape": [28, 56, 56]},
-        "model": {"path": f"{__file__}:{network}", "output_channels": 3, "activation": "sigmoid", "normalize": "unit"},
+        "model": {
+            "path": f"{__file__}:{network}",
+            "output_channels": 3,
+            "activation": "sigmoid",
+            "normalize": "unit",
+        },
         "inference": {
             "patch_shape": list(PATCH),
             "patch_overlap": list(OVERLAP),
@@ -92,7 +108,9 @@ def volume(shape: tuple[int, int, int] = SHAPE) -> Iterator[Path]:
         yield Path(name)
 
 
-def predictor_of(engine: str, threads: int = CORES, device: str = "cpu", network: str = "unet") -> Predictor:
+def predictor_of(
+    engine: str, threads: int = CORES, device: str = "cpu", network: str = "unet"
+) -> Predictor:
     config = job(Path("/nowhere"), engine, threads, device=device, network=network)
     return load_predictor(config.model, config.inference)
 
@@ -106,7 +124,8 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
             uploaded = predictor.upload(batch)
             for _ in range(calls):
                 answer = predictor.predict(uploaded)
-            voxel = predictor.copy(answer[:1, :1, :1, :1, :1])  # what is downloaded is pinned with all its storage
+            # what is downloaded is pinned with all its storage
+            voxel = predictor.copy(answer[:1, :1, :1, :1, :1])
             predictor.download(voxel)()  # a GPU is done only when its answer is here
 
     return run
@@ -131,9 +150,14 @@ def eager(network: torch.nn.Module, calls: int, device: str) -> Callable[[], Non
 def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
     """Each engine's forward pass against PyTorch's eager mode, on the same cores, or the same GPU."""
     plain = eager(unet(), 4, device)
-    found = {f"{name} / eager": ratio(forward(predictor_of(name, device=device), 4), plain, repeats) for name in names}
+    found = {
+        f"{name} / eager": ratio(forward(predictor_of(name, device=device), 4), plain, repeats)
+        for name in names
+    }
     small = forward(predictor_of("torch", device=device, network="small_unet"), 20)
-    return found | {"torch / eager, widths 4 and 8": ratio(small, eager(small_unet(), 20, device), repeats)}
+    return found | {
+        "torch / eager, widths 4 and 8": ratio(small, eager(small_unet(), 20, device), repeats)
+    }
 
 
 def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
@@ -159,12 +183,18 @@ def job_against_forward(repeats: int, engine: str, device: str) -> dict[str, Any
         config = job(folder, engine, device=device)
         plan = survey(config).job.plan
         patches = sum(plan.work(index).patch_count for index in range(plan.chunks.count))
-        bare, whole, working = forward(predictor_of(engine, device=device), patches), [], []
+        bare = forward(predictor_of(engine, device=device), patches)
+        whole = []
+        working = []
         for repeat in range(repeats + 1):
-            values = config.model_dump(mode="json") | {"output": config.output.model_dump() | {"path": f"out{repeat}"}}
+            values = config.model_dump(mode="json") | {
+                "output": config.output.model_dump() | {"path": f"out{repeat}"}
+            }
             (folder / "job.yaml").write_text(json.dumps(values))
             launched = time.time()
-            subprocess.run([*_COMMAND, "run", folder / "job.yaml"], check=True, stderr=subprocess.DEVNULL)
+            subprocess.run(
+                [*_COMMAND, "run", folder / "job.yaml"], check=True, stderr=subprocess.DEVNULL
+            )
             ended = time.time()
             first, *_ = work_of(f"file://{folder}/out{repeat}")
             start = time.perf_counter()
@@ -199,7 +229,8 @@ def _in_processes(count: int, *arguments: str) -> float:
     """Seconds of forward passes in each of so many processes at once; the longest."""
     command = [sys.executable, "-W", "ignore", "-c", _FORWARD, *arguments]
     started = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(count)
     ]
     for process in started:
         assert process.stdout is not None
@@ -242,7 +273,8 @@ from beam_inference.worker.worker import Worker
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
 config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
-with ProcessPoolExecutor(1, get_context("spawn")) as launcher:  # as elsewhere, a worker has not tried the network
+# as elsewhere, a worker has not tried the network
+with ProcessPoolExecutor(1, get_context("spawn")) as launcher:
     worker = Worker(launcher.submit(prepare, config).result())
 projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
 start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
@@ -275,18 +307,26 @@ def memory_against_projection() -> dict[str, float]:
     with volume((56, 336, 336)) as folder:
         config = job(folder, "torch")
         figures = worker_figures(folder, config.model_dump(mode="json"))
-    peak, projected = figures["peak_bytes"], figures["projected_bytes"]
-    return {"ratio": round(peak / projected, 3), "measured_bytes": peak, "projected_bytes": projected}
+    peak = figures["peak_bytes"]
+    projected = figures["projected_bytes"]
+    return {
+        "ratio": round(peak / projected, 3),
+        "measured_bytes": peak,
+        "projected_bytes": projected,
+    }
 
 
 def growth(chunk: tuple[int, int, int], patch: tuple[int, int, int], layers: int) -> dict[str, Any]:
     """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
 
-    The first volume is of ``layers`` × 6 × 6 chunks: enough for what a worker keeps from chunk to chunk to be full.
+    The first volume is of ``layers`` × 6 × 6 chunks: enough for what a worker keeps from chunk to
+    chunk to be full.
     """
     found = {}
     for factor in (1, 2, 3):
-        with volume((layers * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])) as folder:
+        with volume(
+            (layers * factor * chunk[0], 6 * factor * chunk[1], 6 * factor * chunk[2])
+        ) as folder:
             values = {
                 "input": {"path": str(folder / "in")},
                 "output": {
@@ -350,14 +390,24 @@ def receipts_per_second(count: int = 2000) -> dict[str, float]:
 
 def main() -> None:
     """Measure all rows and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--engines", help="default: openvino,onnxruntime,torch,compile; torch,compile on a GPU")
+    parser.add_argument(
+        "--engines", help="default: openvino,onnxruntime,torch,compile; torch,compile on a GPU"
+    )
     parser.add_argument("--rows", nargs="+", help="these anew; others stay")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json"
+    )
     known = parser.parse_args()
-    repeats, device, on_cpu = known.repeats, known.device, known.device == "cpu"
-    names = (known.engines or ("openvino,onnxruntime,torch,compile" if on_cpu else "torch,compile")).split(",")
+    repeats = known.repeats
+    device = known.device
+    on_cpu = known.device == "cpu"
+    names = (
+        known.engines or ("openvino,onnxruntime,torch,compile" if on_cpu else "torch,compile")
+    ).split(",")
     engine = "openvino" if on_cpu else "torch"
     path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
     results: dict[str, Any] = json.loads(path.read_text()) if known.rows and path.exists() else {}
@@ -365,7 +415,9 @@ def main() -> None:
     if not on_cpu:
         results["machine"]["gpu"] = torch.cuda.get_device_name()
     rows: dict[str, Callable[[], Any]] = {
-        "idle": lambda: idle_share(LATENCY_SECONDS, f"{__file__}:{'small_unet' if on_cpu else 'unet'}", engine, device),
+        "idle": lambda: idle_share(
+            LATENCY_SECONDS, f"{__file__}:{'small_unet' if on_cpu else 'unet'}", engine, device
+        ),
         "engines": lambda: engines(names, repeats, device),
         "loop / forward": lambda: loop_against_forward(repeats, engine, device),
         "job / forward": lambda: job_against_forward(repeats, engine, device),
@@ -382,7 +434,8 @@ def main() -> None:
     for name in known.rows or rows:
         results[name] = rows[name]()
         print(name, results[name], flush=True)
-        path.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
+        # what was measured stays if it is stopped
+        path.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page())
     print(page())
 

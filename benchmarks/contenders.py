@@ -1,14 +1,16 @@
 """One tool doing one volume with one network, as a process of its own: ``python contenders.py TOOL NETWORK THREADS``.
 
-Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of the peers for the
-others. All do the same patches of 16×128×128 at an overlap of a quarter, and make three float32 channels: 36 of them
-with a network, 153 of a volume four times as deep without one. NETWORK is "null", which repeats its input, or "unet",
-the residual U-Net and a sigmoid (chunkflow refuses values above 1) in PyTorch's eager mode; "unet-openvino" and
-"null-uint8", whose result is uint8, are for ours only. The tools "job" and "chunkflow job" do the volume in eight
-chunks with margins, from a precomputed volume on disk to one of uint8. Prints JSON: seconds of each run after the
-first, and the peak of memory beyond what is held between them.
+Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of
+the peers for the others. All do the same patches of 16×128×128 at an overlap of a quarter, and make
+three float32 channels: 36 of them with a network, 153 of a volume four times as deep without one.
+NETWORK is "null", which repeats its input, or "unet", the residual U-Net and a sigmoid (chunkflow
+refuses values above 1) in PyTorch's eager mode; "unet-openvino" and "null-uint8", whose result is
+uint8, are for ours only. The tools "job" and "chunkflow job" do the volume in eight chunks with
+margins, from a precomputed volume on disk to one of uint8. Prints JSON: seconds of each run after
+the first, and the peak of memory beyond what is held between them.
 
-Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is stored, and normalises.
+Each tool is given the volume in memory, float32 in 0 … 1; ours is given it as uint8, as it is
+stored, and normalises.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is run by name, also where nothing is installed
+# this file is run by name, also where nothing is installed
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.measure import peak_bytes, work_of
 
-PATCH, OVERLAP, SHAPE, CHANNELS = (16, 128, 128), (4, 32, 32), (52, 320, 320), 3
+PATCH = (16, 128, 128)
+OVERLAP = (4, 32, 32)
+SHAPE = (52, 320, 320)
+CHANNELS = 3
 DEEP = (208, 320, 320)
 """What is done with the null network: as deep, against a patch, as chunks of real jobs."""
 
-PATCHES, DEEP_PATCHES = 36, 153
+PATCHES = 36
+DEEP_PATCHES = 153
 CHUNK = tuple(json.loads(os.environ.get("CONTENDER_CHUNK", "[26, 160, 160]")))
 UNET = Path(__file__).parents[1] / "beam_inference" / "residual_unet.py"
 Run = Callable[[], Any]
@@ -51,7 +58,9 @@ def unet() -> torch.nn.Module:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    return torch.nn.Sequential(module.ResidualUNet(output_channels=CHANNELS), torch.nn.Sigmoid()).eval()
+    return torch.nn.Sequential(
+        module.ResidualUNet(output_channels=CHANNELS), torch.nn.Sigmoid()
+    ).eval()
 
 
 class Null(torch.nn.Module):
@@ -104,7 +113,8 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
 def monai(name: str, _: int, volume: Array) -> Run:
     from monai.inferers import SlidingWindowInferer
 
-    network, array = network_of(name), torch.from_numpy(volume / np.float32(255))[None, None]
+    network = network_of(name)
+    array = torch.from_numpy(volume / np.float32(255))[None, None]
     inferer = SlidingWindowInferer(roi_size=PATCH, sw_batch_size=1, overlap=0.25, mode="gaussian")
 
     def run() -> Any:
@@ -115,7 +125,10 @@ def monai(name: str, _: int, volume: Array) -> Run:
 
 
 def nnunet(name: str, _: int, volume: Array) -> Run:
-    os.environ |= {key: tempfile.gettempdir() for key in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")}
+    os.environ |= {
+        key: tempfile.gettempdir()
+        for key in ("nnUNet_raw", "nnUNet_preprocessed", "nnUNet_results")
+    }
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
     predictor = nnUNetPredictor(
@@ -142,7 +155,9 @@ def torchio(name: str, _: int, volume: Array) -> Run:
     import torchio as tio
 
     network = network_of(name)
-    subject = tio.Subject(image=tio.ScalarImage(tensor=torch.from_numpy(volume / np.float32(255))[None]))
+    subject = tio.Subject(
+        image=tio.ScalarImage(tensor=torch.from_numpy(volume / np.float32(255))[None])
+    )
 
     def run() -> Any:
         sampler = tio.inference.GridSampler(subject, PATCH, OVERLAP)
@@ -159,7 +174,8 @@ def torchio(name: str, _: int, volume: Array) -> Run:
 def chunkflow(name: str, _: int, volume: Array) -> Run:
     from chunkflow.chunk import Chunk
 
-    inferencer, chunk = chunkflow_inferencer(name), Chunk(volume / np.float32(255))
+    inferencer = chunkflow_inferencer(name)
+    chunk = Chunk(volume / np.float32(255))
     return lambda: inferencer(chunk)
 
 
@@ -169,7 +185,8 @@ def chunkflow_inferencer(name: str) -> Any:
     model = weights = ""
     folder = Path(tempfile.mkdtemp())
     if name == "unet":
-        model, weights = str(folder / "model.py"), str(folder / "weights.pt")
+        model = str(folder / "model.py")
+        weights = str(folder / "weights.pt")
         Path(model).write_text(
             f"import sys\nsys.path.insert(0, {str(Path(__file__).parents[1])!r})\n"
             "from benchmarks.contenders import unet\n\nInstantiatedModel = unet()\n"
@@ -195,7 +212,9 @@ def job(seams: str, threads: int, volume: Array) -> Run:
 
     folder = Path(tempfile.mkdtemp())
     box = BoundingBox((0, 0, 0), volume.shape)
-    spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (26, 80, 80), (8.0, 8.0, 8.0))
+    spec = OutputSpec(
+        f"file://{folder}/in", "precomputed", "uint8", 1, box, (26, 80, 80), (8.0, 8.0, 8.0)
+    )
     create_output(spec).write(box, volume[None])
     values: dict[str, dict[str, object]] = {
         "input": {"path": str(folder / "in")},
@@ -233,7 +252,14 @@ def chunkflow_job(_: str, __: int, volume: Array) -> Run:
 
     def stored(name: str, channels: int) -> Any:
         info = CloudVolume.create_new_info(
-            channels, "image", "uint8", "raw", (8, 8, 8), (0, 0, 0), volume.shape[::-1], chunk_size=CHUNK[::-1]
+            channels,
+            "image",
+            "uint8",
+            "raw",
+            (8, 8, 8),
+            (0, 0, 0),
+            volume.shape[::-1],
+            chunk_size=CHUNK[::-1],
         )
         at = CloudVolume(f"file://{folder}/{name}", info=info, progress=False, compress=True)
         at.commit_info()
@@ -243,15 +269,20 @@ def chunkflow_job(_: str, __: int, volume: Array) -> Run:
     source[:, :, :] = np.asarray(volume).T[..., None]
 
     def run() -> None:
-        target, floats = stored(Path(tempfile.mktemp()).name, CHANNELS), np.empty((CHANNELS, *volume.shape), np.float32)
+        target = stored(Path(tempfile.mktemp()).name, CHANNELS)
+        floats = np.empty((CHANNELS, *volume.shape), np.float32)
         for start in product(*(range(0, n, c) for n, c in zip(volume.shape, CHUNK, strict=True))):
             stop = [min(a + c, n) for a, c, n in zip(start, CHUNK, volume.shape, strict=True)]
             low = [max(a - o, 0) for a, o in zip(start, OVERLAP, strict=True)]
             high = [min(b + o, n) for b, o, n in zip(stop, OVERLAP, volume.shape, strict=True)]
             cutout = source[low[2] : high[2], low[1] : high[1], low[0] : high[0]][..., 0].T
-            result = np.asarray(inferencer(Chunk(np.ascontiguousarray(cutout) / np.float32(255))).array)
+            result = np.asarray(
+                inferencer(Chunk(np.ascontiguousarray(cutout) / np.float32(255))).array
+            )
             z, y, x = (slice(a - b, c - b) for a, b, c in zip(start, low, stop, strict=True))
-            floats[:, start[0] : stop[0], start[1] : stop[1], start[2] : stop[2]] = result[:, z, y, x]
+            floats[:, start[0] : stop[0], start[1] : stop[1], start[2] : stop[2]] = result[
+                :, z, y, x
+            ]
             core = np.clip(np.rint(result[:, z, y, x] * 255), 0, 255).astype(np.uint8)
             target[start[2] : stop[2], start[1] : stop[1], start[0] : stop[0]] = core.T
         if "CONTENDER_OUTPUT" in os.environ:  # as it is before rounding
@@ -277,8 +308,13 @@ def main(tool: str, network: str, threads: str, repeats: str) -> None:
     torch.set_num_threads(int(threads))
     given = os.environ.get("CONTENDER_VOLUME")
     shape = DEEP if network.startswith("null") else SHAPE
-    volume = np.load(given) if given else np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    run, seconds = TOOLS[tool](network, int(threads), volume), []
+    volume = (
+        np.load(given)
+        if given
+        else np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    )
+    run = TOOLS[tool](network, int(threads), volume)
+    seconds = []
     run()  # libraries load what they need, and make their threads
     if "beam_inference" in sys.modules:
         from beam_inference import arrays

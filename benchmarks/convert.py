@@ -2,9 +2,9 @@
 
     python -m benchmarks.convert [--slices 1024] [--folder FOLDER]
 
-The slices are PNG files of 2048 × 2048 voxels, which are decoded whole. Blocks of 16 × 128 × 128 voxels take slabs of
-64 MiB, which are held in memory; blocks of 64 × 64 × 64 take slabs of 256 MiB, which go by way of the disk. Written to
-``benchmarks/results/convert.json``.
+The slices are PNG files of 2048 × 2048 voxels, which are decoded whole. Blocks of 16 × 128 × 128
+voxels take slabs of 64 MiB, which are held in memory; blocks of 64 × 64 × 64 take slabs of 256 MiB,
+which go by way of the disk. Written to ``benchmarks/results/convert.json``.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ RESULTS = Path(__file__).parent / "results" / "convert.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slices", type=int, default=1024)
     parser.add_argument("--folder", type=Path, help="where to work; default a temporary folder")
     known = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="convert", dir=known.folder))
     try:
         pictures = write_slices(folder / "slices", known.slices)
-        runs = {shape: converted(folder, shape, pictures, known.slices) for shape in ("16,128,128", "64,64,64")}
+        runs = {
+            shape: converted(folder, shape, pictures, known.slices)
+            for shape in ("16,128,128", "64,64,64")
+        }
     finally:
         shutil.rmtree(folder)
     figures = {
@@ -58,7 +63,9 @@ def write_slices(folder: Path, count: int) -> list[Any]:
     """Slices of noise in six bits; some are made, and the others are copies of these."""
     folder.mkdir()
     random = np.random.default_rng(0)
-    pictures = [random.integers(0, 64, (EDGE, EDGE), dtype=np.uint8) for _ in range(min(PICTURES, count))]
+    pictures = [
+        random.integers(0, 64, (EDGE, EDGE), dtype=np.uint8) for _ in range(min(PICTURES, count))
+    ]
     for z in range(count):
         path = folder / f"s{z}.png"
         if z < PICTURES:
@@ -70,8 +77,16 @@ def write_slices(folder: Path, count: int) -> list[Any]:
 
 def converted(folder: Path, block_shape: str, pictures: list[Any], count: int) -> dict[str, Any]:
     """Convert, compare slices here and there, and delete what was made."""
-    command = [sys.executable, "-m", "beam_inference", "convert", str(folder / "slices"), str(folder / "out")]
-    start, peak = time.monotonic(), [0]
+    command = [
+        sys.executable,
+        "-m",
+        "beam_inference",
+        "convert",
+        str(folder / "slices"),
+        str(folder / "out"),
+    ]
+    start = time.monotonic()
+    peak = [0]
     flags = ["--voxel-size", "40,4,4", "--block_shape", block_shape]
     with subprocess.Popen([*command, *flags], stderr=subprocess.DEVNULL) as process:
         watch = threading.Thread(target=watched, args=(process, peak))

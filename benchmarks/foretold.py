@@ -1,8 +1,9 @@
 """What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; an hour and a half.
 
-Seconds of a job over all of FIB-25 by ``plan --calibrate`` against real runs; a worker's projected memory against
-measured peaks, for ten jobs over a volume mirrored from it; and the simulation against jobs over a corner of it that
-are killed and started again. Writes ``benchmarks/results/foretold.json``.
+Seconds of a job over all of FIB-25 by ``plan --calibrate`` against real runs; a worker's projected
+memory against measured peaks, for ten jobs over a volume mirrored from it; and the simulation
+against jobs over a corner of it that are killed and started again. Writes
+``benchmarks/results/foretold.json``.
 """
 
 from __future__ import annotations
@@ -51,24 +52,37 @@ TRAINED = {
 }
 
 BENCH = Path(__file__).with_name("bench.py")
-AFFINITIES = {**TRAINED, "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}]}
+AFFINITIES = {
+    **TRAINED,
+    "channels": [{"affinity": [-1, 0, 0]}, {"affinity": [0, -1, 0]}, {"affinity": [0, 0, -1]}],
+}
 MESHNET = {
     "path": f"{__file__}:seeded_meshnet",
     "output_channels": 3,
     "activation": "softmax",
     "normalize": "unit",
 }
-UNET, SMALL_UNET = ({**MESHNET, "path": f"{BENCH}:{name}", "activation": "sigmoid"} for name in ("unet", "small_unet"))
-MASKS: list[dict[str, Any]] = [{"operator": "select", "channels": [1, 2]}, {"operator": "threshold", "at": 0.5}]
+UNET, SMALL_UNET = (
+    {**MESHNET, "path": f"{BENCH}:{name}", "activation": "sigmoid"}
+    for name in ("unet", "small_unet")
+)
+MASKS: list[dict[str, Any]] = [
+    {"operator": "select", "channels": [1, 2]},
+    {"operator": "threshold", "at": 0.5},
+]
 
-CORNER, WIDE = (96, 192, 192), (96, 768, 768)
+CORNER = (96, 192, 192)
+WIDE = (96, 768, 768)
 """Shapes, ZYX: of a piece of FIB-25, and of what is mirrored from it."""
 
 
-def write_volume(url: str, array: NDArray[Any], storage: Storage = Storage()) -> None:  # noqa: B008  # a value
+# a value
+def write_volume(url: str, array: NDArray[Any], storage: Storage = Storage()) -> None:  # noqa: B008
     """Of uint8 voxels, in blocks of 64×64×64."""
     box = BoundingBox((0, 0, 0), array.shape)
-    spec = OutputSpec(url, "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0), storage)
+    spec = OutputSpec(
+        url, "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0), storage
+    )
     create_output(spec).write(box, np.ascontiguousarray(array[None]))
 
 
@@ -80,7 +94,12 @@ def widened(whole: NDArray[Any]) -> NDArray[Any]:
 
 def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[str, Any]:
     """A job over one of the volumes with the trained network of the tests; ``where`` is a folder's URL."""
-    keys = {"patch_shape": [20, 48, 48], "patch_overlap": [4, 16, 16], "chunk_shape": [32, 64, 64], "batch_size": 2}
+    keys = {
+        "patch_shape": [20, 48, 48],
+        "patch_overlap": [4, 16, 16],
+        "chunk_shape": [32, 64, 64],
+        "batch_size": 2,
+    }
     return {
         "input": {"path": f"{where}/{volume}"},
         "output": {"path": f"{where}/{output}", "dtype": "uint8", "block_shape": [32, 64, 64]},
@@ -96,7 +115,10 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
         ratios = []
         for repeat in range(repeats):
             keys = {"engine": engine, "seams": seams, "chunk_shape": [64, 128, 128]}
-            config = parse_job(values_of(f"file://{folder}", "whole", f"{engine}-{seams}-{repeat}", **keys), folder)
+            config = parse_job(
+                values_of(f"file://{folder}", "whole", f"{engine}-{seams}-{repeat}", **keys),
+                folder,
+            )
             found, predictor = try_network_here(survey(config), THIS_PROCESS, allow_pickle=False)
             whole = totals(found)
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
@@ -104,7 +126,10 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
             assert outcome.exit_code == 0, outcome
             first, last, _ = work_of(config.output.path)
             ratios.append(foretold / (last - first))
-        rows[f"{engine}, {seams}"] = {"foretold / real": round(median(ratios), 3), "all": [round(r, 3) for r in ratios]}
+        rows[f"{engine}, {seams}"] = {
+            "foretold / real": round(median(ratios), 3),
+            "all": [round(r, 3) for r in ratios],
+        }
         print(engine, seams, rows[f"{engine}, {seams}"], flush=True)
         yield rows
 
@@ -133,7 +158,11 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
         postprocess: Sequence[dict[str, Any]] = (),
         **inference: Any,
     ) -> dict[str, Any]:
-        shapes = {"chunk_shape": list(chunk), "patch_shape": list(patch), "patch_overlap": list(overlap)}
+        shapes = {
+            "chunk_shape": list(chunk),
+            "patch_shape": list(patch),
+            "patch_overlap": list(overlap),
+        }
         return {
             "model": model,
             "output": {"dtype": dtype},
@@ -142,23 +171,45 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
             "inference": {**shapes, "batch_size": batch, **inference},
         }
 
-    cube, narrow = (96, 256, 256), (64, 192, 192)
-    deep, wide, small = ((24, 64, 64), (8, 16, 16)), ((16, 96, 96), (4, 24, 24)), ((20, 48, 48), (4, 16, 16))
+    cube = (96, 256, 256)
+    narrow = (64, 192, 192)
+    deep = ((24, 64, 64), (8, 16, 16))
+    wide = ((16, 96, 96), (4, 24, 24))
+    small = ((20, 48, 48), (4, 16, 16))
     return {
-        "torch, residual U-Net": job(narrow, *wide, 1, model=UNET, roi=(64, 384, 768), engine="torch"),
+        "torch, residual U-Net": job(
+            narrow, *wide, 1, model=UNET, roi=(64, 384, 768), engine="torch"
+        ),
         "torch, patches 24×64×64 by three": job(cube, *deep, 3, engine="torch"),
         "torch, `exchange`, float32, patches 24×64×64": job(
             (96, 192, 384), *deep, 2, dtype="float32", engine="torch", seams="exchange"
         ),
-        "torch, two masks of three channels": job(cube, *small, 2, postprocess=MASKS, engine="torch"),
+        "torch, two masks of three channels": job(
+            cube, *small, 2, postprocess=MASKS, engine="torch"
+        ),
         "torch, float32, augmented": job(
-            narrow, *small, 1, model=AFFINITIES, dtype="float32", roi=(64, 384, 768), engine="torch", augment="xy"
+            narrow,
+            *small,
+            1,
+            model=AFFINITIES,
+            dtype="float32",
+            roi=(64, 384, 768),
+            engine="torch",
+            augment="xy",
         ),
         "torch, MeshNet": job(narrow, *deep, 1, model=MESHNET, roi=(64, 768, 768), engine="torch"),
         "OpenVINO, `exchange`, small U-Net": job(
-            cube, (16, 96, 96), (4, 32, 32), 1, model=SMALL_UNET, engine="openvino", seams="exchange"
+            cube,
+            (16, 96, 96),
+            (4, 32, 32),
+            1,
+            model=SMALL_UNET,
+            engine="openvino",
+            seams="exchange",
         ),
-        "OpenVINO, `crop`, uint16": job((64, 256, 256), *small, 2, dtype="uint16", engine="openvino", seams="crop"),
+        "OpenVINO, `crop`, uint16": job(
+            (64, 256, 256), *small, 2, dtype="uint16", engine="openvino", seams="crop"
+        ),
         "OpenVINO, `exchange`, by four": job(
             (96, 192, 256), (32, 48, 48), (8, 16, 16), 4, engine="openvino", seams="exchange"
         ),
@@ -171,13 +222,16 @@ def memory(
 ) -> Iterator[dict[str, Any]]:
     """Peaks of jobs, each in a process of its own, over the projections; all that were taken, after each one.
 
-    On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk, where most of a
-    chunk is written before the next one takes memory.
+    On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk,
+    where most of a chunk is written before the next one takes memory.
     """
     rows = others | {name: {} for name in jobs}
     with server(LATENCY_SECONDS) as endpoint:
         slow = Storage(gcs=Gcs(endpoint=endpoint))
-        for place, where, storage in (("slow store", "gs://bucket", slow), ("disk", f"file://{folder}", Storage())):
+        for place, where, storage in (
+            ("slow store", "gs://bucket", slow),
+            ("disk", f"file://{folder}", Storage()),
+        ):
             write_volume(f"{where}/wide", wide, storage)
             for (number, (name, job)), repeat in product(enumerate(jobs.items()), range(repeats)):
                 values = values_of(where, "wide", f"memory{number}-{repeat}", **job["inference"])
@@ -213,12 +267,15 @@ def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
         parts.append((first - begun, last - first, ended - last))
     startup, working, end = map(median, zip(*parts, strict=True))
     between = (startup + working + end) / 2
-    work = Workload(len(each), working / len(each), stdev(each) / mean(each), 1, startup, 3600 / between)
+    work = Workload(
+        len(each), working / len(each), stdev(each) / mean(each), 1, startup, 3600 / between
+    )
     real = []
     for number in range(runs):
         begun = time.monotonic()
         while True:
-            process, lives = launch(f"killed{number}"), float(random.exponential(between))
+            process = launch(f"killed{number}")
+            lives = float(random.exponential(between))
             try:
                 assert process.wait(lives) == 0
                 break
@@ -241,13 +298,27 @@ def killed(folder: Path, runs: int) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--memory-repeats", type=int, default=3, help="runs of each job in each place")
-    parser.add_argument("--memory-jobs", nargs="+", metavar="NAME", help="those with this in their names; others stay")
+    parser.add_argument(
+        "--memory-repeats", type=int, default=3, help="runs of each job in each place"
+    )
+    parser.add_argument(
+        "--memory-jobs",
+        nargs="+",
+        metavar="NAME",
+        help="those with this in their names; others stay",
+    )
     parser.add_argument("--kills", type=int, default=10, help="jobs that are killed")
-    parser.add_argument("--parts", nargs="+", choices=("memory", "seconds", "killed"), help="these anew; others stay")
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        choices=("memory", "seconds", "killed"),
+        help="these anew; others stay",
+    )
     known = parser.parse_args()
     results = json.loads(RESULTS.read_text()) if known.parts and RESULTS.exists() else {}
     some = known.memory_jobs or [""]
@@ -255,7 +326,8 @@ def main() -> None:
     others = results.get("memory", {}) if known.memory_jobs else {}
     results["machine"] = machine("torch", "openvino", "onnxruntime")
     with tempfile.TemporaryDirectory() as name:
-        folder, whole = Path(name), np.load(known.data)
+        folder = Path(name)
+        whole = np.load(known.data)
         z, y, x = CORNER
         write_volume(f"file://{folder}/whole", whole)
         write_volume(f"file://{folder}/corner", whole[:z, :y, :x])
@@ -267,7 +339,8 @@ def main() -> None:
         for part in known.parts or parts:
             for taken in parts[part]():
                 results[part] = taken
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n")  # what was measured stays if it is stopped
+                # what was measured stays if it is stopped
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))
 
 

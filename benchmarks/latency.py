@@ -1,7 +1,8 @@
 """How long the device waits for an object store that takes 100 ms to answer: part of ``make bench``.
 
-The store is a server of Cloud Storage's protocol on this machine, as a process of its own: input, output and receipts
-are in it, and every request waits before it is answered. Compression and decoding share the cores with the network,
+The store is a server of Cloud Storage's protocol on this machine, as a process of its own: input,
+output and receipts are in it, and every request waits before it is answered. Compression and
+decoding share the cores with the network,
 which they would not on a machine with a GPU: the network is given all cores but one.
 """
 
@@ -28,13 +29,25 @@ from beam_inference.volumes.outputs import OutputSpec, create_output
 LATENCY_SECONDS = 0.1
 TESTS = Path(__file__).parents[1] / "tests"
 Z, Y, X = PATCH = (16, 96, 96)
-CHUNK, CHUNKS = (32, 192, 192), (2, 3, 3)
+CHUNK = (32, 192, 192)
+CHUNKS = (2, 3, 3)
 
 
 @contextmanager
 def server(latency: float) -> Iterator[str]:
     """A store whose requests each take so long; its URL."""
-    command = [sys.executable, "-W", "ignore", "-m", "fakes.gcs", "--port", "0", "--latency", str(latency), "bucket"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "fakes.gcs",
+        "--port",
+        "0",
+        "--latency",
+        str(latency),
+        "bucket",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     try:
@@ -52,12 +65,28 @@ def idle_share(latency: float, network: str, engine: str, device: str = "cpu") -
         storage = Storage(gcs=Gcs(endpoint=url))
         shape = tuple(n * c for n, c in zip(CHUNKS, CHUNK, strict=True))
         box = BoundingBox((0, 0, 0), (shape[0], shape[1], shape[2]))
-        spec = OutputSpec("gs://bucket/in", "precomputed", "uint8", 1, box, (32, 64, 64), (8.0, 8.0, 8.0), storage)
-        create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8))
+        spec = OutputSpec(
+            "gs://bucket/in",
+            "precomputed",
+            "uint8",
+            1,
+            box,
+            (32, 64, 64),
+            (8.0, 8.0, 8.0),
+            storage,
+        )
+        create_output(spec).write(
+            box, np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8)
+        )
         values = {
             "input": {"path": spec.url},
             "output": {"path": "gs://bucket/out", "dtype": "uint8", "block_shape": [32, 64, 64]},
-            "model": {"path": network, "output_channels": 3, "activation": "sigmoid", "normalize": "unit"},
+            "model": {
+                "path": network,
+                "output_channels": 3,
+                "activation": "sigmoid",
+                "normalize": "unit",
+            },
             "inference": {
                 "patch_shape": list(PATCH),
                 "patch_overlap": [Z // 4, Y // 4, X // 4],
@@ -78,7 +107,10 @@ def idle_share(latency: float, network: str, engine: str, device: str = "cpu") -
     computing = sum(receipt.seconds["infer"] for receipt in receipts)
     ends = [receipt.finished_at.timestamp() - receipt.seconds["write"] for receipt in receipts]
     first = min(end - receipt.seconds["infer"] for end, receipt in zip(ends, receipts, strict=True))
-    each = {stage: sum(r.seconds[stage] for r in receipts) / len(receipts) for stage in ("read", "infer", "write")}
+    each = {
+        stage: sum(r.seconds[stage] for r in receipts) / len(receipts)
+        for stage in ("read", "infer", "write")
+    }
     return {
         "idle share": round(1 - computing / (max(ends) - first), 3),
         "pipeline_seconds": round(outcome.seconds, 2),

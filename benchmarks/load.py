@@ -2,9 +2,9 @@
 
     python -m benchmarks.load [--chunks 100000] [--folder FOLDER]
 
-A volume of 4×4×4-voxel chunks is run to its end on the local runner, then again with one receipt in a hundred deleted,
-and its status is asked for. Written to ``benchmarks/results/load.json``: chunks per second, the process's memory as the
-job goes on, and the seconds that resume and status take.
+A volume of 4×4×4-voxel chunks is run to its end on the local runner, then again with one receipt in
+a hundred deleted, and its status is asked for. Written to ``benchmarks/results/load.json``: chunks
+per second, the process's memory as the job goes on, and the seconds that resume and status take.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ RESULTS = Path(__file__).parent / "results" / "load.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--chunks", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="where to work; default a temporary folder")
     known = parser.parse_args()
@@ -63,7 +65,9 @@ def measure(folder: Path, chunks: int) -> dict[str, Any]:
         receipt.unlink()
     resumed = run(folder)
     start = time.monotonic()
-    subprocess.run([*COMMAND, "status", str(folder / "job.yaml")], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*COMMAND, "status", str(folder / "job.yaml")], check=True, stdout=subprocess.DEVNULL
+    )
     status_seconds = time.monotonic() - start
     return {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
@@ -71,7 +75,9 @@ def measure(folder: Path, chunks: int) -> dict[str, Any]:
         "first": first | {"chunks_per_second": round(count / first["seconds"])},
         "resume_of_one_percent": resumed,
         "status_seconds": round(status_seconds, 1),
-        "state_megabytes": round(sum(path.stat().st_size for path in receipts[1::100]) * 100 / 99 * 100 / 1e6, 1),
+        "state_megabytes": round(
+            sum(path.stat().st_size for path in receipts[1::100]) * 100 / 99 * 100 / 1e6, 1
+        ),
     }
 
 
@@ -87,7 +93,9 @@ def write_job(folder: Path, edge: int) -> None:
         block_shape=(32, 32, 32),
         voxel_size_nm=(10.0, 10.0, 10.0),
     )
-    create_output(spec).write(box, np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8))
+    create_output(spec).write(
+        box, np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8)
+    )
     tiny = [EDGE] * 3
     job = {
         "input": {"path": "in"},
@@ -106,7 +114,9 @@ def run(folder: Path) -> dict[str, Any]:
     start = time.monotonic()
     megabytes = []
     with subprocess.Popen(
-        [*COMMAND, "run", str(folder / "job.yaml")], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*COMMAND, "run", str(folder / "job.yaml")],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         while process.poll() is None:
             megabytes.append(resident(process.pid))
@@ -114,7 +124,11 @@ def run(folder: Path) -> dict[str, Any]:
     assert process.returncode == 0
     seconds = time.monotonic() - start
     quarters = [megabytes[len(megabytes) * k // 4] for k in (1, 2, 3)]
-    return {"seconds": round(seconds, 1), "resident_megabytes_at_quarters": quarters, "peak": max(megabytes)}
+    return {
+        "seconds": round(seconds, 1),
+        "resident_megabytes_at_quarters": quarters,
+        "peak": max(megabytes),
+    }
 
 
 def resident(pid: int) -> int:

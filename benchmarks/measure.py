@@ -46,7 +46,8 @@ def work_of(output: str) -> tuple[float, float, list[float]]:
     state = State(f"{output}/_beam_inference")
     job = state.load_job()
     assert job is not None
-    state, chunks = state.of(job), range(job.plan.chunks.count)
+    state = state.of(job)
+    chunks = range(job.plan.chunks.count)
     receipts = state.read_receipts(chunks)
     computed = state.read_sums(chunks) or receipts
     first = min(each.finished_at.timestamp() - sum(each.seconds.values()) for each in computed)
@@ -73,8 +74,17 @@ def _status_bytes(key: str) -> int:
 def machine(*packages: str) -> dict[str, Any]:
     """What the figures were taken on."""
     model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.machine(),
     )
     versions = {name: metadata.version(name) for name in packages}
-    return {"processor": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **versions,
+    }

@@ -86,14 +86,20 @@ worst that was seen.
 def page() -> str:
     """The page's text."""
     job, peers = (json.loads((RESULTS / name).read_text()) for name in ("job.json", "peers.json"))
-    null, unet = peers["null network"], peers["residual U-Net"]
+    null = peers["null network"]
+    unet = peers["residual U-Net"]
     machine = job["machine"]
     growths = [job[name] for name in ("growth", "growth, small chunks", "growth, tiny chunks")]
     memory = null["peak_bytes_over_float32_output"]
     versions = ", ".join(f"{name} {version}" for name, version in peers["peers"].items())
-    libraries = ", ".join(f"{name} {machine[name]}" for name in ("torch", "openvino", "onnxruntime"))
+    libraries = ", ".join(
+        f"{name} {machine[name]}" for name in ("torch", "openvino", "onnxruntime")
+    )
     return _PAGE.format(
-        machine=f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}, {libraries}",
+        machine=(
+            f"{machine['cores']} cores of {machine['processor']}, Python {machine['python']}, "
+            f"{libraries}"
+        ),
         goals=_goals(job, peers, growths),
         against_forward=_against_forward(job, "OpenVINO"),
         processes=_ratio(job["two processes / one"]),
@@ -103,12 +109,17 @@ def page() -> str:
         memory=_megabytes(growths[0]),
         small_memory=_megabytes(growths[1]),
         tiny_memory=_megabytes(growths[2]),
-        time="; ".join(", ".join(f"{row[name]['seconds per voxel']:.2f}" for name in ("8x", "27x")) for row in growths),
+        time="; ".join(
+            ", ".join(f"{row[name]['seconds per voxel']:.2f}" for name in ("8x", "27x"))
+            for row in growths
+        ),
         projection=job["peak memory / projection"]["ratio"],
         receipts=f"{job['receipts']['written_per_second']:,}",
         task=peers["task"],
         peer_versions=f"Measured against {versions}",
-        jobs="\n".join(_row(f"`{seams}`", _ratio(row)) for seams, row in peers["whole job"].items()),
+        jobs="\n".join(
+            _row(f"`{seams}`", _ratio(row)) for seams, row in peers["whole job"].items()
+        ),
         uint8=peers["null network, uint8"],
         seams=_seams(),
         foretold=_foretold(),
@@ -122,17 +133,33 @@ def page() -> str:
 
 def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, Any]]) -> str:
     """What was to be reached, and was or was not."""
-    null, grown = peers["null network"], [row["27x"]["memory"] for row in growths]
-    megabytes = [f"{(row['27x']['peak_bytes'] - row['1x']['peak_bytes']) / 1e6:.1f}" for row in growths]
+    null = peers["null network"]
+    grown = [row["27x"]["memory"] for row in growths]
+    megabytes = [
+        f"{(row['27x']['peak_bytes'] - row['1x']['peak_bytes']) / 1e6:.1f}" for row in growths
+    ]
     over_output = null["peak_bytes_over_float32_output"]["beam-inference"]
     rows: list[tuple[str, float, list[float], str]] = [
-        ("a forward pass, OpenVINO / PyTorch's eager mode", 0.60, [job["engines"]["openvino / eager"]["ratio"]], ""),
-        ("a chunk, from cutout to core / its forward passes", 1.03, [job["loop / forward"]["ratio"]], ""),
+        (
+            "a forward pass, OpenVINO / PyTorch's eager mode",
+            0.60,
+            [job["engines"]["openvino / eager"]["ratio"]],
+            "",
+        ),
+        (
+            "a chunk, from cutout to core / its forward passes",
+            1.03,
+            [job["loop / forward"]["ratio"]],
+            "",
+        ),
         (
             "the loop without a network / MONAI's",
             0.5,
             [null["time"]["MONAI"]["ratio"]],
-            "adding up, the network's copies and weighting, in this order, are most of it by its profile",
+            (
+                "adding up, the network's copies and weighting, in this order, are most of it by "
+                "its profile"
+            ),
         ),
         ("peak memory / float32 output", 1.2, [over_output], ""),
         ("the same, of uint8", 0.5, [peers["null network, uint8"]], "a volume 13 patches deep"),
@@ -143,37 +170,78 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             f"from {job['job / forward']['min']} to {job['job / forward']['max']}",
         ),
         ("a whole job in `crop` / chunkflow", 0.55, [peers["whole job"]["crop"]["ratio"]], ""),
-        ("two processes / one, seconds per patch", 1.053, [job["two processes / one"]["ratio"]], ""),
+        (
+            "two processes / one, seconds per patch",
+            1.053,
+            [job["two processes / one"]["ratio"]],
+            "",
+        ),
         (
             "a worker's memory, volumes 27 times as large / once",
             1.10,
             grown,
             f"three sizes of chunks; by {_listed(megabytes)} MB, ever more slowly",
         ),
-        ("share of the time that nothing is computed, slow store", 0.05, [job["idle"]["idle share"]], "on a CPU"),
+        (
+            "share of the time that nothing is computed, slow store",
+            0.05,
+            [job["idle"]["idle share"]],
+            "on a CPU",
+        ),
     ]
     gpu = _gpu_results()
     if gpu:
-        rows.append(("a chunk / its forward passes, on a GPU", 1.05, [gpu["loop / forward"]["ratio"]], ""))
-        rows.append(("share of the time that nothing is computed, on a GPU", 0.05, [gpu["idle"]["idle share"]], ""))
+        rows.append(
+            ("a chunk / its forward passes, on a GPU", 1.05, [gpu["loop / forward"]["ratio"]], "")
+        )
+        rows.append(
+            (
+                "share of the time that nothing is computed, on a GPU",
+                0.05,
+                [gpu["idle"]["idle share"]],
+                "",
+            )
+        )
     lines = [_row("", "at most", "measured", "", ""), "|---|---|---|---|---|"]
     for what, goal, found, remark in rows:
         told = _listed(f"{each:.3f}" for each in found) if len(found) > 1 else f"{found[0]:.3f}"
-        lines.append(_row(what, f"{goal:.3g}", told, "met" if max(found) <= goal else "**missed**", remark))
-    lines.append(_row("blending / the same in float64", "1e-6", "in tests", "met", "[what is promised](guarantees.md)"))
+        lines.append(
+            _row(what, f"{goal:.3g}", told, "met" if max(found) <= goal else "**missed**", remark)
+        )
+    lines.append(
+        _row(
+            "blending / the same in float64",
+            "1e-6",
+            "in tests",
+            "met",
+            "[what is promised](guarantees.md)",
+        )
+    )
     if not gpu:
-        lines.append(_row("on a GPU: the loop, and the idle share", "1.05, 0.05", "not measured", "", ""))
+        lines.append(
+            _row("on a GPU: the loop, and the idle share", "1.05, 0.05", "not measured", "", "")
+        )
     return "\n".join(lines)
 
 
 def _against_forward(job: dict[str, Any], engine: str) -> str:
     """Rows of the engines, the loop and the whole job."""
     lines = [_row(f"a forward pass, {name}", _ratio(row)) for name, row in job["engines"].items()]
-    loop, whole = job["loop / forward"], job["job / forward"]
+    loop = job["loop / forward"]
+    whole = job["job / forward"]
     lines += [
-        _row(f"a chunk, from uint8 cutout to uint8 core / its forward passes ({engine})", _ratio(loop)),
-        _row(f"a whole job, from its first chunk to its exit / its forward passes ({engine})", _ratio(whole)),
-        _row("the same, from its start: imports, conversion and trial", _ratio(whole["from start to exit"])),
+        _row(
+            f"a chunk, from uint8 cutout to uint8 core / its forward passes ({engine})",
+            _ratio(loop),
+        ),
+        _row(
+            f"a whole job, from its first chunk to its exit / its forward passes ({engine})",
+            _ratio(whole),
+        ),
+        _row(
+            "the same, from its start: imports, conversion and trial",
+            _ratio(whole["from start to exit"]),
+        ),
     ]
     return "\n".join(lines)
 
@@ -182,9 +250,10 @@ def _idle(job: dict[str, Any], network: str) -> str:
     found = job["idle"]
     seconds = found["seconds per chunk"]
     return (
-        f"With {network} and a store that takes 100 ms to answer each request, nothing was computed for\n"
-        f"{found['idle share']:.0%} of the time: {found['chunks']} chunks, each with {seconds['infer']:.2f} s of "
-        f"computing, {seconds['read']:.2f} s of reading and {seconds['write']:.2f} s of writing."
+        f"With {network} and a store that takes 100 ms to answer each request, nothing was "
+        f"computed for\n{found['idle share']:.0%} of the time: {found['chunks']} chunks, each "
+        f"with {seconds['infer']:.2f} s of computing, {seconds['read']:.2f} s of reading and "
+        f"{seconds['write']:.2f} s of writing."
     )
 
 
@@ -202,7 +271,8 @@ def _gpu() -> str:
     if not job:
         return f"{title}. None was at hand yet: nothing here speaks of one."
     machine = f"{job['machine']['gpu']}, torch {job['machine']['torch']}"
-    table, idle = _against_forward(job, "torch"), _idle(job, "the same U-Net")
+    table = _against_forward(job, "torch")
+    idle = _idle(job, "the same U-Net")
     return f"{title}: {machine}.\n\n| | ratio |\n|---|---|\n{table}\n\n{idle}"
 
 
@@ -213,28 +283,47 @@ def _megabytes(growth: dict[str, Any]) -> str:
 def _seams() -> str:
     """The seam modes side by side, with what is at chunk borders."""
     found = json.loads((RESULTS / "seams.json").read_text())
-    unet, trained = found["residual U-Net"], found["trained"]
+    unet = found["residual U-Net"]
+    trained = found["trained"]
     columns = ["", "seconds", "over `crop`", "network calls", "patch voxels per voxel"]
     columns += ["largest error", "99.9th percentile", "largest, trained network"]
     lines = [
         "## Seams\n",
-        f"{tuple(found['voxels'])} voxels of FIB-25 in chunks of {tuple(found['chunk'])}; patches, network as above.",
-        "Errors are within one overlap of chunk borders, as shares of the output's range, against `recompute`; the",
+        (
+            f"{tuple(found['voxels'])} voxels of FIB-25 in chunks of {tuple(found['chunk'])}; "
+            "patches, network as above."
+        ),
+        (
+            "Errors are within one overlap of chunk borders, as shares of the output's range, "
+            "against `recompute`; the"
+        ),
         "trained network is that of the tests.\n",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
     ]
     for mode, row in unet.items():
-        error, other = row["seam error"], trained[mode]["seam error"]["max"]
+        error = row["seam error"]
+        other = trained[mode]["seam error"]["max"]
         times = (f"`{mode}`", row["seconds"], f"{row['seconds'] / unet['crop']['seconds']:.2f}")
         calls = (row["network calls"], row["patch voxels per voxel"])
-        lines.append(_row(*times, *calls, f"{error['max']:.1e}", f"{error['99.9th percentile']:.1e}", f"{other:.1e}"))
+        lines.append(
+            _row(
+                *times,
+                *calls,
+                f"{error['max']:.1e}",
+                f"{error['99.9th percentile']:.1e}",
+                f"{other:.1e}",
+            )
+        )
     if "chunkflow" in found:
-        row, crop = found["chunkflow"], unet["crop"]
+        row = found["chunkflow"]
+        crop = unet["crop"]
         error = row["seam error"]
         times = ("chunkflow", row["seconds"], f"{row['seconds'] / crop['seconds']:.2f}")
         calls = (crop["network calls"], crop["patch voxels per voxel"])
-        lines.append(_row(*times, *calls, f"{error['max']:.1e}", f"{error['99.9th percentile']:.1e}", ""))
+        lines.append(
+            _row(*times, *calls, f"{error['max']:.1e}", f"{error['99.9th percentile']:.1e}", "")
+        )
     lines.append("\n![error at chunk borders](seams.png)")
     return "\n".join(lines)
 
@@ -244,32 +333,58 @@ def _foretold() -> str:
     found = json.loads((RESULTS / "foretold.json").read_text())
     lines = [
         "## What is foretold\n",
-        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what `plan` projects, which is to",
-        "be more, by 15 % at most; each run in a process of its own. The constants of the projection are chosen by",
-        "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On",
-        "the slow store each request takes 100 ms; on a disk most of a chunk is written before the next one takes",
+        (
+            "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what "
+            "`plan` projects, which is to"
+        ),
+        (
+            "be more, by 15 % at most; each run in a process of its own. The constants of the "
+            "projection are chosen by"
+        ),
+        (
+            "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs "
+            "of the ninth below. On"
+        ),
+        (
+            "the slow store each request takes 100 ms; on a disk most of a chunk is written before "
+            "the next one takes"
+        ),
         "memory. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
     for name, row in found["memory"].items():
-        ratios = [row[place]["measured / projected"] if place in row else [] for place in ("slow store", "disk")]
+        ratios = [
+            row[place]["measured / projected"] if place in row else []
+            for place in ("slow store", "disk")
+        ]
         each = [", ".join(f"{ratio:.2f}" for ratio in some) or "not measured" for some in ratios]
         lines.append(_row(name, f"{max(row['slow store']['peak_bytes']) / 1e6:.0f}", *each))
     lines += [
-        "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over real ones, for all of",
-        "FIB-25 in chunks of 64×128×128: the median of seven calibrations, each before a run, with its range.\n",
+        (
+            "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over "
+            "real ones, for all of"
+        ),
+        (
+            "FIB-25 in chunks of 64×128×128: the median of seven calibrations, each before a run, "
+            "with its range.\n"
+        ),
         _row("job", "foretold / real"),
         "|---|---|",
     ]
     for name, row in found["seconds"].items():
-        lines.append(_row(name, f"{row['foretold / real']:.2f} ({min(row['all']):.2f}–{max(row['all']):.2f})"))
+        lines.append(
+            _row(
+                name, f"{row['foretold / real']:.2f} ({min(row['all']):.2f}–{max(row['all']):.2f})"
+            )
+        )
     killed = found["killed"]
     real = killed["real_seconds"]
     lines.append(
-        f"\n{len(real)} jobs that were killed at random moments, every {killed['seconds_between_kills']} s on average, "
-        f"and started again, took {min(real)} to {max(real)} s, {sum(real) / len(real):.1f} on average; the simulation "
-        f"says {killed['foretold_seconds']}, {killed['foretold / real']:.2f} of it."
+        f"\n{len(real)} jobs that were killed at random moments, every "
+        f"{killed['seconds_between_kills']} s on average, and started again, took {min(real)} to "
+        f"{max(real)} s, {sum(real) / len(real):.1f} on average; the simulation says "
+        f"{killed['foretold_seconds']}, {killed['foretold / real']:.2f} of it."
     )
     return "\n".join(lines)
 

@@ -1,7 +1,8 @@
 """The patch loop against other tools': ``make bench-peers``, or ``python -m benchmarks.peers --python PEERS_PYTHON``.
 
-Every run is a process of its own (see ``benchmarks.contenders``), the tools taken in turn, round after round. A ratio
-is ours over theirs in the same round. Writes ``benchmarks/results/peers.json``.
+Every run is a process of its own (see ``benchmarks.contenders``), the tools taken in turn, round
+after round. A ratio is ours over theirs in the same round. Writes
+``benchmarks/results/peers.json``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from benchmarks.page import PAGE, page
 
 RESULTS = Path(__file__).parent / "results" / "peers.json"
 PEERS = ("MONAI", "nnU-Net", "torchio", "chunkflow")
-_VERSIONS = "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in sys.argv[1:]}))"
+_VERSIONS = (
+    "import importlib.metadata as m, json, sys; print(json.dumps({p: m.version(p) for p in "
+    "sys.argv[1:]}))"
+)
 
 
 def run(python: str, tool: str, network: str, threads: int, repeats: int) -> dict[str, Any]:
@@ -39,7 +43,9 @@ def over_output(peak: int, network: str) -> float:
     return round(peak / (4 * contenders.CHANNELS * math.prod(shape)), 2)
 
 
-def rounds(python: str, ours: str, network: str, threads: int, count: int, repeats: int) -> dict[str, Any]:
+def rounds(
+    python: str, ours: str, network: str, threads: int, count: int, repeats: int
+) -> dict[str, Any]:
     """Ours (with network ``ours``) and each peer in turn: ratios of time; peaks of memory over the float32 output."""
     pairs: dict[str, list[tuple[float, float]]] = {tool: [] for tool in PEERS}
     peaks: dict[str, float] = {}
@@ -67,18 +73,32 @@ def jobs(python: str, threads: int, count: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="of an environment with benchmarks/peers-requirements.txt")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", required=True, help="of an environment with benchmarks/peers-requirements.txt"
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--network-rounds", type=int, default=2, help="of the rows with a real network, minutes each")
+    parser.add_argument(
+        "--network-rounds",
+        type=int,
+        default=2,
+        help="of the rows with a real network, minutes each",
+    )
     known = parser.parse_args()
     packages = ["monai", "nnunetv2", "torchio", "chunkflow", "torch"]
-    peers = json.loads(subprocess.check_output([known.python, "-c", _VERSIONS, *packages], text=True))
+    peers = json.loads(
+        subprocess.check_output([known.python, "-c", _VERSIONS, *packages], text=True)
+    )
     figures = {
         "machine": machine("torch", "openvino"),
         "peers": peers,
-        "task": f"Patches of {contenders.PATCH}, 3 channels, 2 threads: {contenders.DEEP_PATCHES} patches of "
-        f"{contenders.DEEP} voxels with the null network, {contenders.PATCHES} of {contenders.SHAPE} with the U-Net",
+        "task": (
+            f"Patches of {contenders.PATCH}, 3 channels, 2 threads: {contenders.DEEP_PATCHES} "
+            f"patches of {contenders.DEEP} voxels with the null network, {contenders.PATCHES} of "
+            f"{contenders.SHAPE} with the U-Net"
+        ),
         "null network": rounds(known.python, "null", "null", 2, known.rounds, 5),
         "null network, uint8": over_output(
             run(sys.executable, "beam-inference", "null-uint8", 2, 5)["peak_bytes"], "null"

@@ -1,8 +1,9 @@
 """What the seam modes cost, and what is at chunk borders: ``python -m benchmarks.seams --data FIB25.npy``.
 
-A part of FIB-25 is run in every mode with the same chunks, patches and network; and, with ``--python``, by chunkflow
-with margins of a whole overlap, as our ``crop`` has them. Errors are against ``recompute``, which is within 3e-7 of a
-float64 sum over the whole volume (docs/guarantees.md). Writes ``benchmarks/results/seams.json`` and a picture.
+A part of FIB-25 is run in every mode with the same chunks, patches and network; and, with
+``--python``, by chunkflow with margins of a whole overlap, as our ``crop`` has them. Errors are
+against ``recompute``, which is within 3e-7 of a float64 sum over the whole volume
+(docs/guarantees.md). Writes ``benchmarks/results/seams.json`` and a picture.
 """
 
 from __future__ import annotations
@@ -42,10 +43,18 @@ def values_of(folder: Path, network: str, seams: str) -> dict[str, Any]:
     model: dict[str, Any] = {"path": f"{contenders.__file__}:unet"}
     if network == "trained":
         weights = str(NETWORKS / "fib25.safetensors")
-        model = {"path": f"{NETWORKS / 'fib25.py'}:fib25_network", "weights": weights, "activation": "sigmoid"}
+        model = {
+            "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
+            "weights": weights,
+            "activation": "sigmoid",
+        }
     return {
         "input": {"path": str(folder / "in")},
-        "output": {"path": str(folder / f"{network}-{seams}"), "dtype": "float32", "block_shape": [13, 25, 25]},
+        "output": {
+            "path": str(folder / f"{network}-{seams}"),
+            "dtype": "float32",
+            "block_shape": [13, 25, 25],
+        },
         "model": {**model, "output_channels": 3, "normalize": "unit"},
         "inference": {
             "patch_shape": list(contenders.PATCH),
@@ -70,13 +79,19 @@ def near_borders(shape: tuple[int, ...]) -> NDArray[np.bool_]:
 def errors(found: NDArray[np.float32], exact: NDArray[np.float32]) -> dict[str, float]:
     """Near chunk borders, as a share of the output's range."""
     difference = np.abs(found - exact)[:, near_borders(exact.shape[1:])] / np.ptp(exact)
-    return {"max": float(difference.max()), "99.9th percentile": float(np.percentile(difference, 99.9))}
+    return {
+        "max": float(difference.max()),
+        "99.9th percentile": float(np.percentile(difference, 99.9)),
+    }
 
 
-def ours(folder: Path, network: str, repeats: int) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+def ours(
+    folder: Path, network: str, repeats: int
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
     """Every mode, in turn; seconds are the medians, from the first chunk on."""
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
-    outputs, rows = {}, {}
+    outputs = {}
+    rows = {}
     for repeat in range(repeats):
         for mode in MODES:
             config = parse_job(values_of(folder, network, mode), folder)
@@ -100,14 +115,29 @@ def ours(folder: Path, network: str, repeats: int) -> tuple[dict[str, Any], dict
 
 def chunkflows(python: str, folder: Path, exact: NDArray[np.float32]) -> dict[str, Any]:
     """Chunkflow's seconds and errors, with the residual U-Net."""
-    keys = {"CONTENDER_VOLUME": str(folder / "volume.npy"), "CONTENDER_OUTPUT": str(folder / "theirs.npy")}
+    keys = {
+        "CONTENDER_VOLUME": str(folder / "volume.npy"),
+        "CONTENDER_OUTPUT": str(folder / "theirs.npy"),
+    }
     keys["CONTENDER_CHUNK"] = json.dumps(CHUNK)
-    command = [python, contenders.__file__, "chunkflow job", "unet", str(len(os.sched_getaffinity(0))), "1"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | keys)
+    command = [
+        python,
+        contenders.__file__,
+        "chunkflow job",
+        "unet",
+        str(len(os.sched_getaffinity(0))),
+        "1",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | keys
+    )
     if done.returncode:
         raise SystemExit(f"chunkflow failed:\n{done.stderr[-2000:]}")
     seconds = json.loads(done.stdout.splitlines()[-1])["seconds"][0]
-    return {"seconds": round(seconds, 2), "seam error": errors(np.load(folder / "theirs.npy"), exact)}
+    return {
+        "seconds": round(seconds, 2),
+        "seam error": errors(np.load(folder / "theirs.npy"), exact),
+    }
 
 
 def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path: Path) -> None:
@@ -126,8 +156,12 @@ def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path
     for panel, mode in zip(axes[2:], ("crop", "exchange"), strict=True):
         off = np.abs(outputs[mode] - exact).max(axis=0)[z] / np.ptp(exact)
         shown = panel.imshow(np.maximum(off, 1e-9), cmap="magma", norm=LogNorm(1e-8, 1))
-    figure.colorbar(shown, ax=axes[2:], label="|output − exact|, share of the output's range", shrink=0.85)
-    for panel, title in zip(axes, ("input", "affinity along z", "seams: crop", "seams: exchange"), strict=True):
+    figure.colorbar(
+        shown, ax=axes[2:], label="|output − exact|, share of the output's range", shrink=0.85
+    )
+    for panel, title in zip(
+        axes, ("input", "affinity along z", "seams: crop", "seams: exchange"), strict=True
+    ):
         for n, line in ((1, panel.axhline), (2, panel.axvline)):
             for border in range(CHUNK[n], exact.shape[n + 1], CHUNK[n]):
                 line(border - 0.5, color="deepskyblue", lw=0.8, ls=(0, (4, 4)))
@@ -140,7 +174,9 @@ def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path
 
 def main() -> None:
     """Measure, write and draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="fib25_medulla_train2_image.npy")
     parser.add_argument("--python", help="of an environment with benchmarks/peers-requirements.txt")
     parser.add_argument("--repeats", type=int, default=2)
@@ -148,11 +184,18 @@ def main() -> None:
     z, y, x = SHAPE
     volume = np.ascontiguousarray(np.load(known.data)[:z, :y, :x])
     with tempfile.TemporaryDirectory() as name:
-        folder, box = Path(name), BoundingBox((0, 0, 0), SHAPE)
+        folder = Path(name)
+        box = BoundingBox((0, 0, 0), SHAPE)
         np.save(folder / "volume.npy", volume)
-        spec = OutputSpec(f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0))
+        spec = OutputSpec(
+            f"file://{folder}/in", "precomputed", "uint8", 1, box, (64, 64, 64), (10.0, 10.0, 10.0)
+        )
         create_output(spec).write(box, volume[None])
-        results: dict[str, Any] = {"machine": machine("torch", "openvino"), "voxels": SHAPE, "chunk": CHUNK}
+        results: dict[str, Any] = {
+            "machine": machine("torch", "openvino"),
+            "voxels": SHAPE,
+            "chunk": CHUNK,
+        }
         results["residual U-Net"], outputs = ours(folder, "unet", known.repeats)
         if known.python:
             results["chunkflow"] = chunkflows(known.python, folder, outputs["recompute"])

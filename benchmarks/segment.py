@@ -2,8 +2,9 @@
 
     python -m benchmarks.segment --data ../shared/data [--side 160]
 
-The affinities are of FIB-25's bodies and membranes, see :func:`affinities`; ours go through all stages of ``segment``,
-in chunks of 96³, one thread, from a volume to a volume, both in memory. Written to ``benchmarks/results/segment.json``.
+The affinities are of FIB-25's bodies and membranes, see :func:`affinities`; ours go through all
+stages of ``segment``, in chunks of 96³, one thread, from a volume to a volume, both in memory.
+Written to ``benchmarks/results/segment.json``.
 """
 
 from __future__ import annotations
@@ -28,14 +29,18 @@ from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks.measure import machine, peak_bytes, ratio
 
-LOW, HIGH, THRESHOLD = 0.1, 0.9999, 0.6
+LOW = 0.1
+HIGH = 0.9999
+THRESHOLD = 0.6
 CHUNK = (96, 96, 96)
 RESULTS = Path(__file__).parent / "results" / "segment.json"
 _names = itertools.count()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="the folder of FIB-25")
     parser.add_argument("--side", type=int, default=160, help="voxels of the volume on a side")
     parser.add_argument("--repeats", type=int, default=3)
@@ -45,11 +50,17 @@ def main() -> None:
     with np.load(known.data / "fib25_medulla_train2_labels.npz") as file:
         made = affinities(image, file["labels"][crop])
     box = BoundingBox((0, 0, 0), image.shape)
-    spec = OutputSpec("memory://affinities", "precomputed", "float32", 3, box, (48, 48, 48), (10.0, 10.0, 10.0))
+    spec = OutputSpec(
+        "memory://affinities", "precomputed", "float32", 3, box, (48, 48, 48), (10.0, 10.0, 10.0)
+    )
     create_output(spec).write(box, made)
 
     def theirs() -> None:
-        next(waterz.agglomerate(made, [1 - THRESHOLD], aff_threshold_low=LOW, aff_threshold_high=HIGH))
+        next(
+            waterz.agglomerate(
+                made, [1 - THRESHOLD], aff_threshold_low=LOW, aff_threshold_high=HIGH
+            )
+        )
 
     figures = {
         "machine": machine("waterz", "connected-components-3d", "tensorstore"),
@@ -68,7 +79,8 @@ def main() -> None:
 def affinities(image: NDArray[np.uint8], labels: NDArray[Any]) -> NDArray[np.float32]:
     """(3, z, y, x), to the voxels before along z, y and x: as of a network that errs at no boundary.
 
-    Within a body they are 0.5 … 1, as bright as the smoothed image is there; else 0 … 0.45, likewise.
+    Within a body they are 0.5 … 1, as bright as the smoothed image is there; else 0 … 0.45,
+    likewise.
     """
     bright = np.clip((ndimage.gaussian_filter(image.astype(np.float32), 1) - 90) / 80, 0, 1)
     made = np.empty((3, *labels.shape), np.float32)

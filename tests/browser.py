@@ -45,8 +45,9 @@ _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().spli
 def served(folders, state):
     """The viewer's URL while its server runs."""
     application, token = viewer_application(client_folder(), folders, state)
-    (socket, *_) = sockets = bind_sockets(0, "127.0.0.1")
-    started, loop = threading.Event(), asyncio.new_event_loop()
+    socket, *_ = sockets = bind_sockets(0, "127.0.0.1")
+    started = threading.Event()
+    loop = asyncio.new_event_loop()
 
     def run():
         asyncio.set_event_loop(loop)
@@ -91,11 +92,15 @@ class Page:
     def center(self, position):
         """The pixel, RGB, in the middle of the first panel, once the voxel at a position, ZYX, is there."""
         x, y, z = (n + 0.5 for n in position[::-1])
-        self.driver.execute_script(f"viewer.navigationState.position.value = Float32Array.of({x}, {y}, {z})")
+        self.driver.execute_script(
+            f"viewer.navigationState.position.value = Float32Array.of({x}, {y}, {z})"
+        )
         self.wait()
         top, left, height, width = self.driver.execute_script(_PANEL)
         # Of an even number of pixels the one left of the middle, as Neuroglancer rounds.
-        return tuple(int(value) for value in self.picture()[top + height // 2, left + (width - 1) // 2])
+        return tuple(
+            int(value) for value in self.picture()[top + height // 2, left + (width - 1) // 2]
+        )
 
     def picture(self):
         """What the panels show: (Y, X, 3)."""
@@ -115,8 +120,9 @@ class Page:
     def layer_errors(self):
         """What the viewer says it cannot load."""
         return self.driver.execute_script(
-            "return viewer.layerManager.managedLayers.flatMap(each => (each.layer?.dataSources ?? [])"
-            ".map(source => source.loadState_?.error?.message).filter(Boolean).map(text => each.name + ': ' + text))"
+            "return viewer.layerManager.managedLayers.flatMap(each => (each.layer?.dataSources ?? "
+            "[]).map(source => source.loadState_?.error?.message).filter(Boolean).map(text => "
+            "each.name + ': ' + text))"
         )
 
 
@@ -147,5 +153,10 @@ def microscope(state, voxels_per_pixel=0.02):
         for layer in state["layers"]
         if layer["type"] != "annotation"
     ]
-    bare = {"showAxisLines": False, "showScaleBar": False, "layout": "xy", "crossSectionScale": voxels_per_pixel}
+    bare = {
+        "showAxisLines": False,
+        "showScaleBar": False,
+        "layout": "xy",
+        "crossSectionScale": voxels_per_pixel,
+    }
     return {**state, "layers": layers, **bare}

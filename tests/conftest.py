@@ -18,7 +18,8 @@ from beam_inference import arrays
 
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.modules.setdefault("openvino_telemetry", None)  # it forks a process that imports openvino by itself, as tests do
+# it forks a process that imports openvino by itself, as tests do
+sys.modules.setdefault("openvino_telemetry", None)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -36,7 +37,13 @@ def _used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def used(shape, dtype):
         array = empty(shape, dtype)
-        array.fill(np.nan if array.dtype.kind == "f" else np.iinfo(array.dtype).max if array.dtype.kind in "iu" else 1)
+        array.fill(
+            np.nan
+            if array.dtype.kind == "f"
+            else np.iinfo(array.dtype).max
+            if array.dtype.kind in "iu"
+            else 1
+        )
         return array
 
     monkeypatch.setattr(arrays, "empty", used)
@@ -55,7 +62,9 @@ def job(volume_in, tmp_path):
     """Writes a job file over the small random volume; its path."""
 
     def make(**sections):
-        return str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections)))
+        return str(
+            write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections))
+        )
 
     return make
 
@@ -96,7 +105,8 @@ def _logs():
     A handler would also write to the standard error of a test that is over.
     """
     loggers = [logging.getLogger(name) for name in (None, "beam_inference", "apache_beam")]
-    levels, handlers = [each.level for each in loggers], logging.getLogger().handlers[:]
+    levels = [each.level for each in loggers]
+    handlers = logging.getLogger().handlers[:]
     yield
     for each, level in zip(loggers, levels, strict=True):
         each.setLevel(level)

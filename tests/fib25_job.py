@@ -28,7 +28,11 @@ def affinity_job(
     """A job file's values: patches of 20×48×48 at an overlap of 4×16×16; blocks as large as chunks unless told."""
     return {
         "input": {"path": str(source)},
-        "output": {"path": str(output), "dtype": "float32", "block_shape": list(block_shape or chunk_shape)},
+        "output": {
+            "path": str(output),
+            "dtype": "float32",
+            "block_shape": list(block_shape or chunk_shape),
+        },
         "model": {
             "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
             "weights": str(NETWORKS / "fib25.safetensors"),

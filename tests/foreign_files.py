@@ -11,14 +11,27 @@ import numpy as np
 _NIFTI_CODES = {"uint8": 2, "int16": 4, "int32": 8, "float32": 16, "uint16": 512, "uint64": 1280}
 
 
-def nifti_bytes(array, zooms, matrix=None, origin=(0, 0, 0), *, unit=2, slope=1.0, intercept=0.0, order="<", qform=0):
+def nifti_bytes(
+    array,
+    zooms,
+    matrix=None,
+    origin=(0, 0, 0),
+    *,
+    unit=2,
+    slope=1.0,
+    intercept=0.0,
+    order="<",
+    qform=0,
+):
     """NIfTI-1 of an array (z, y, x) or (c, z, y, x); zooms, matrix and origin in x, y, z; unit 2 is millimetres."""
     header = bytearray(348)
     shape = array.shape[::-1]
     dim = [len(shape), *shape, *[1] * (7 - len(shape))]
     struct.pack_into(f"{order}i", header, 0, 348)
     struct.pack_into(f"{order}8h", header, 40, *dim)
-    struct.pack_into(f"{order}2h", header, 70, _NIFTI_CODES[array.dtype.name], 8 * array.dtype.itemsize)
+    struct.pack_into(
+        f"{order}2h", header, 70, _NIFTI_CODES[array.dtype.name], 8 * array.dtype.itemsize
+    )
     struct.pack_into(f"{order}8f", header, 76, 1, *zooms, 1, 1, 1, 1)
     struct.pack_into(f"{order}3f", header, 108, 352, slope, intercept)
     header[123] = unit
@@ -31,7 +44,12 @@ def nifti_bytes(array, zooms, matrix=None, origin=(0, 0, 0), *, unit=2, slope=1.
 
 def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
     """NRRD of an array whose axes are those of the file, slowest first, with further lines of header."""
-    types = {"float32": "float", "float64": "double", "uint8": "unsigned char", "uint64": "unsigned long long int"}
+    types = {
+        "float32": "float",
+        "float64": "double",
+        "uint8": "unsigned char",
+        "uint64": "unsigned long long int",
+    }
     head = [
         "NRRD0004",
         "# written by hand",
@@ -43,7 +61,9 @@ def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
         *lines,
     ]
     data = array.astype(array.dtype.newbyteorder("<" if endian == "little" else ">")).tobytes()
-    return ("\n".join(head) + "\n\n").encode() + (gzip.compress(data) if encoding == "gzip" else data)
+    return ("\n".join(head) + "\n\n").encode() + (
+        gzip.compress(data) if encoding == "gzip" else data
+    )
 
 
 def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, imod=None):
@@ -52,7 +72,9 @@ def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, i
     header = bytearray(1024)
     nx, ny, nz = array.shape[::-1]
     cell = [n * s for n, s in zip((nx, ny, nz), size_angstrom, strict=True)]
-    struct.pack_into(f"{order}10i", header, 0, nx, ny, nz, modes[array.dtype.name], *start, nx, ny, nz)
+    struct.pack_into(
+        f"{order}10i", header, 0, nx, ny, nz, modes[array.dtype.name], *start, nx, ny, nz
+    )
     struct.pack_into(f"{order}6f", header, 40, *cell, 90, 90, 90)
     struct.pack_into(f"{order}3i", header, 64, 1, 2, 3)
     struct.pack_into(f"{order}2i", header, 88, 1, extended)
@@ -66,7 +88,8 @@ def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, i
 def tiff_bytes(array, *, order=">", tile=None, rows=None):
     """Uncompressed TIFF of the slices of an array (z, y, x), in strips of some rows or in square tiles."""
     array = array.astype(array.dtype.newbyteorder(order))
-    data, pages = bytearray(), []
+    data = bytearray()
+    pages = []
     for plane in array:
         y, x = plane.shape
         if tile:
@@ -84,20 +107,34 @@ def tiff_bytes(array, *, order=">", tile=None, rows=None):
             data += part.tobytes() + b"\0" * 3  # not one after the other
         pages.append(where)
     kinds = {"u": 1, "i": 2, "f": 3}
-    out = bytearray((b"MM" if order == ">" else b"II") + struct.pack(f"{order}HI", 42, 8 + len(data)) + data)
+    out = bytearray(
+        (b"MM" if order == ">" else b"II") + struct.pack(f"{order}HI", 42, 8 + len(data)) + data
+    )
     for number, where in enumerate(pages):
         offsets, counts = zip(*where, strict=True)
         lists = {273 if not tile else 324: offsets, 279 if not tile else 325: counts}
-        tags = {256: (4, x), 257: (4, y), 258: (3, 8 * array.dtype.itemsize), 259: (3, 1), 262: (3, 1), 277: (3, 1)}
+        tags = {
+            256: (4, x),
+            257: (4, y),
+            258: (3, 8 * array.dtype.itemsize),
+            259: (3, 1),
+            262: (3, 1),
+            277: (3, 1),
+        }
         tags |= {322: (4, tile), 323: (4, tile)} if tile else {278: (4, rows or y)}
         tags[339] = (3, kinds[array.dtype.kind])
         begin = len(out)
         extra = begin + 2 + 12 * (len(tags) + len(lists)) + 4
-        entries, tail = [], bytearray()
+        entries = []
+        tail = bytearray()
         for tag in sorted({**tags, **lists}):
             if tag in tags:
                 kind, value = tags[tag]
-                packed = struct.pack(f"{order}HH", value, 0) if kind == 3 else struct.pack(f"{order}I", value)
+                packed = (
+                    struct.pack(f"{order}HH", value, 0)
+                    if kind == 3
+                    else struct.pack(f"{order}I", value)
+                )
                 entries.append(struct.pack(f"{order}HHI", tag, kind, 1) + packed)
             else:
                 values = lists[tag]
@@ -107,7 +144,12 @@ def tiff_bytes(array, *, order=">", tile=None, rows=None):
                     packed = struct.pack(f"{order}I", extra + len(tail) - len(packed))
                 entries.append(struct.pack(f"{order}HHI", tag, 4, len(values)) + packed)
         following = 0 if number == len(pages) - 1 else extra + len(tail)
-        out += struct.pack(f"{order}H", len(entries)) + b"".join(entries) + struct.pack(f"{order}I", following) + tail
+        out += (
+            struct.pack(f"{order}H", len(entries))
+            + b"".join(entries)
+            + struct.pack(f"{order}I", following)
+            + tail
+        )
     return bytes(out)
 
 

@@ -26,7 +26,12 @@ TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
 
 DATAFLOW = [
-    *("--runner=DataflowRunner", "--sdk_container_image=host/image:1", "--project=my-project", "--region=europe-west4"),
+    *(
+        "--runner=DataflowRunner",
+        "--sdk_container_image=host/image:1",
+        "--project=my-project",
+        "--region=europe-west4",
+    ),
     *("--staging_location=gs://bucket/staging", "--temp_location=gs://bucket/temp"),
 ]
 """Flags of a launch on Dataflow that is complete."""
@@ -61,7 +66,9 @@ def write_volume(
 
 def write_levels(url: str, folder: Path) -> Path:
     """Count a volume's values, without Beam: the file that ``beam-inference levels`` would write."""
-    counting = CountValues(url, 0, None, Storage(), f"file://{folder}/counts", chunks_to_count(open_volume(url)))
+    counting = CountValues(
+        url, 0, None, Storage(), f"file://{folder}/counts", chunks_to_count(open_volume(url))
+    )
     for index in range(counting.count):
         counting.opened()(index)
     SumCounts(counting, (f"file://{folder}", "levels.json")).opened()(0)
@@ -85,7 +92,9 @@ def truncated(block: Path) -> Iterator[None]:
         block.write_bytes(whole)
 
 
-def job_values(source: Path | str, output: Path | str, /, **sections: dict[str, Any]) -> dict[str, Any]:
+def job_values(
+    source: Path | str, output: Path | str, /, **sections: dict[str, Any]
+) -> dict[str, Any]:
     """A small job as nested dicts: identity over small patches, unless ``sections`` say otherwise, key by key."""
     values: dict[str, Any] = {
         "input": {"path": str(source)},
@@ -162,13 +171,20 @@ def oracle(
     weights = np.zeros(domain.shape)
     window = np.einsum("i,j,k->ijk", *(bump(n) for n in lattice.patch_shape))
     starts = [
-        sorted({min(a, stop - patch) for a in range(start, max(start + 1, stop - overlap), patch - overlap)})
+        sorted(
+            {
+                min(a, stop - patch)
+                for a in range(start, max(start + 1, stop - overlap), patch - overlap)
+            }
+        )
         for start, stop, patch, overlap in zip(
             domain.start, domain.stop, lattice.patch_shape, lattice.patch_overlap, strict=True
         )
     ]
     for start in product(*starts):
-        box = BoundingBox(start, tuple(a + p for a, p in zip(start, lattice.patch_shape, strict=True)))
+        box = BoundingBox(
+            start, tuple(a + p for a, p in zip(start, lattice.patch_shape, strict=True))
+        )
         where = box.slices_in(domain)
         total[(slice(None), *where)] += predict(box).astype(np.float64) * window
         weights[where] += window
@@ -180,14 +196,18 @@ def files_of(output: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(output)): path.read_bytes()
         for path in output.rglob("*")
-        if path.is_file() and "_beam_inference" not in path.parts and not path.name.endswith(".__lock")
+        if path.is_file()
+        and "_beam_inference" not in path.parts
+        and not path.name.endswith(".__lock")
     }
 
 
 def killed_in_each(command: list[str], output: Path, kind: str, stages: list[str]) -> Iterator[str]:
     """Begin a command of stages again and again; it is killed once a chunk of the next stage is done, which is told."""
     for stage in stages:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
         deadline = time.monotonic() + 90
         while not list((output / "_beam_inference" / kind).glob(f"*/{stage}/done/*/*.json")):
             assert time.monotonic() < deadline

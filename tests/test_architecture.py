@@ -29,7 +29,8 @@ PACKAGES = [  # from the ground up
     "demo",
     "cli",
 ]
-GROUND = {"arrays", "environment", "errors", "limits", "residual_unet"}  # modules that every package may import
+# modules that every package may import
+GROUND = {"arrays", "environment", "errors", "limits", "residual_unet"}
 FORBIDDEN = {
     "geometry": {"apache_beam", "tensorstore", "torch", "pydantic"},
     "config": {"apache_beam", "tensorstore", "torch"},
@@ -74,7 +75,9 @@ MODULES = {module_of(path): path for path in FILES}
 
 def own_imports_of(path):
     """The package's own modules that a file imports, the package itself left out."""
-    return {name for name in imports_of(path) if name.startswith("beam_inference.")} - {module_of(path)}
+    return {name for name in imports_of(path) if name.startswith("beam_inference.")} - {
+        module_of(path)
+    }
 
 
 def test_every_folder_is_a_package_of_the_list():
@@ -103,8 +106,13 @@ def test_imports_go_down_or_sideways(path):
 
 
 def test_there_is_no_circle_of_imports():
-    graph = {module: own_imports_of(path) for module, path in MODULES.items() if module != "beam_inference"}
-    finished, path = set(), []
+    graph = {
+        module: own_imports_of(path)
+        for module, path in MODULES.items()
+        if module != "beam_inference"
+    }
+    finished = set()
+    path = []
 
     def visit(module):
         assert module not in path, f"circle: {' → '.join([*path, module])}"
@@ -134,9 +142,36 @@ def test_chains_of_imports_between_packages_are_short():
     assert len(longest) <= LONGEST_CHAIN, " → ".join(reversed(longest))
 
 
+def is_packed_assignment(node):
+    """Whether a statement is `a, b = x, y` and no swap."""
+    if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+        return False
+    values = {ast.unparse(each) for each in ast.walk(node.value) if isinstance(each, ast.expr)}
+    targets = [
+        each for target in node.targets if isinstance(target, ast.Tuple) for each in target.elts
+    ]
+    return bool(targets) and not any(ast.unparse(each) in values for each in targets)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_tuples_are_assigned_only_to_unpack_or_swap(path):
+    packed = [
+        node.lineno for node in ast.walk(ast.parse(path.read_text())) if is_packed_assignment(node)
+    ]
+    assert not packed, f"{path}: lines {packed}: give each name an assignment of its own"
+
+
 def test_importing_the_package_imports_neither_torch_nor_beam():
-    code = "import sys, beam_inference; print([m for m in ('torch', 'apache_beam', 'tensorstore') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    code = (
+        "import sys, beam_inference; print([m for m in ('torch', 'apache_beam', 'tensorstore') if "
+        "m in sys.modules])"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 def test_every_public_name_can_be_had():

@@ -36,7 +36,9 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of GNU's allocator")
 def test_what_is_freed_stays_on_the_heap_unless_it_is_left_alone():
-    printed = subprocess.run([sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True, timeout=60)
+    printed = subprocess.run(
+        [sys.executable, "-c", _MEMORY], capture_output=True, text=True, check=True, timeout=60
+    )
     heap, alone, again = json.loads(printed.stdout)
     assert heap > 40 * 2**20  # the last array lies behind the holes
     assert alone < 4 * 2**20
@@ -45,7 +47,13 @@ def test_what_is_freed_stays_on_the_heap_unless_it_is_left_alone():
 
 @pytest.mark.parametrize(
     ("written", "cores"),
-    [("max 100000", 64), ("400000 100000", 4), ("150000 100000", 2), ("9900000 100000", 64), (None, 64)],
+    [
+        ("max 100000", 64),
+        ("400000 100000", 4),
+        ("150000 100000", 2),
+        ("9900000 100000", 64),
+        (None, 64),
+    ],
 )
 def test_a_containers_share_of_the_cores(written, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))

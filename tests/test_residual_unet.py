@@ -64,10 +64,17 @@ def test_it_learns_and_its_weights_run_in_a_job(tmp_path):
         "activation": "sigmoid",
         "normalize": "unit",
     }
-    shapes = {"patch_shape": [8, 32, 32], "patch_overlap": [0, 0, 0], "batch_size": 1, "engine": "auto"}
+    shapes = {
+        "patch_shape": [8, 32, 32],
+        "patch_overlap": [0, 0, 0],
+        "batch_size": 1,
+        "engine": "auto",
+    }
     values = job_values(tmp_path / "in", tmp_path / "out", model=model, inference=shapes)
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     found = read_volume(tmp_path / "out")
     with torch.inference_mode():
-        np.testing.assert_allclose(found, network.eval()(batch)[0].sigmoid().numpy(), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            found, network.eval()(batch)[0].sigmoid().numpy(), rtol=0, atol=2e-5
+        )
     assert ((found > 0.5) == target[0].numpy()).mean() > 0.95

@@ -48,7 +48,11 @@ def conv_with_the_same_bias() -> nn.Module:
 def batch_norm() -> nn.Module:
     torch.manual_seed(0)
     network = nn.Sequential(
-        nn.Conv3d(1, 4, 3, padding=1), nn.BatchNorm3d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv3d(4, 2, 1)
+        nn.Conv3d(1, 4, 3, padding=1),
+        nn.BatchNorm3d(4),
+        nn.ReLU(),
+        nn.Dropout(0.5),
+        nn.Conv3d(4, 2, 1),
     )
     network[1].running_mean += 0.3
     network[1].running_var *= 2

@@ -2,8 +2,9 @@
 
     python tools/style_figures.py [CHECKOUT ...]
 
-prints one column for each checkout (this one by default). What each figure counts is said by its function's docstring.
-Code lines are the lines of ``beam_inference`` that are neither blank, nor a comment, nor part of a docstring.
+prints one column for each checkout (this one by default). What each figure counts is said by its
+function's docstring. Code lines are the lines of ``beam_inference`` that are neither blank, nor a
+comment, nor part of a docstring.
 """
 
 from __future__ import annotations
@@ -19,11 +20,48 @@ from pathlib import Path
 LONGEST_LINE = 100
 # Participles that do not end in -ed, and words in -ed that are none.
 IRREGULAR_PARTICIPLES = {
-    *("told", "found", "known", "given", "made", "drawn", "shown", "taken", "written", "cut", "kept"),
-    *("held", "sent", "left", "done", "gone", "meant", "built", "put", "foretold", "begun", "read", "said"),
+    *(
+        "told",
+        "found",
+        "known",
+        "given",
+        "made",
+        "drawn",
+        "shown",
+        "taken",
+        "written",
+        "cut",
+        "kept",
+    ),
+    *(
+        "held",
+        "sent",
+        "left",
+        "done",
+        "gone",
+        "meant",
+        "built",
+        "put",
+        "foretold",
+        "begun",
+        "read",
+        "said",
+    ),
 }
-IRREGULAR_VERBS = {"cut", "put", "read"}  # also imperatives, and counted as such where they come first
-NO_PARTICIPLES = {"need", "seed", "feed", "embed", "speed", "indeed", "exceed", "proceed", "red", "shed"}
+# also imperatives, and counted as such where they come first
+IRREGULAR_VERBS = {"cut", "put", "read"}
+NO_PARTICIPLES = {
+    "need",
+    "seed",
+    "feed",
+    "embed",
+    "speed",
+    "indeed",
+    "exceed",
+    "proceed",
+    "red",
+    "shed",
+}
 QUESTIONS = {"is", "are", "has", "have", "was", "were", "needs", "may", "can", "must"}
 FRAGMENTS = ("Of ", "Those ", "The same", "By ")
 
@@ -94,7 +132,11 @@ def packed_assignments(code: Checkout) -> str:
             for target in node.targets:
                 if isinstance(target, ast.Tuple):
                     targets = {ast.unparse(each) for each in target.elts}
-                    values = {ast.unparse(each) for each in ast.walk(node.value) if isinstance(each, ast.expr)}
+                    values = {
+                        ast.unparse(each)
+                        for each in ast.walk(node.value)
+                        if isinstance(each, ast.expr)
+                    }
                     count += not targets & values
     return f"{1000 * count / count_code_lines(code.package):.1f} ({count})"
 
@@ -102,7 +144,9 @@ def packed_assignments(code: Checkout) -> str:
 def uses_of_any(code: Checkout) -> str:
     """The type `Any` per 1000 code lines; imports of it are not counted."""
     count = sum(
-        isinstance(node, ast.Name) and node.id == "Any" for _, _, tree in code.package for node in ast.walk(tree)
+        isinstance(node, ast.Name) and node.id == "Any"
+        for _, _, tree in code.package
+        for node in ast.walk(tree)
     )
     return f"{1000 * count / count_code_lines(code.package):.1f} ({count})"
 
@@ -150,7 +194,8 @@ def fragments(code: Checkout) -> str:
 def private_members_in_tests(code: Checkout) -> str:
     """Uses in tests of names with a leading underscore that a module of the package defines.
 
-    Counted are attributes of anything but ``self`` and ``cls``, imports, and names within dotted strings.
+    Counted are attributes of anything but ``self`` and ``cls``, imports, and names within dotted
+    strings.
     """
     package_names = set()
     for _, _, tree in code.package:
@@ -161,14 +206,18 @@ def private_members_in_tests(code: Checkout) -> str:
                 package_names.add(node.id)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 package_names.add(node.attr)
-    private = {name for name in package_names if name.startswith("_") and not name.startswith("__")} - {"_"}
+    private = {
+        name for name in package_names if name.startswith("_") and not name.startswith("__")
+    } - {"_"}
     count = 0
     for _, _, tree in code.tests:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in private:
                 own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
                 count += not own
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("beam_inference"):
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "beam_inference"
+            ):
                 count += sum(alias.name in private for alias in node.names)
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 if node.value.startswith("beam_inference."):
@@ -183,7 +232,11 @@ def dotted_patches(code: Checkout) -> str:
     count = 0
     for _, _, tree in code.tests:
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("monkeypatch.setattr") and node.args:
+            if (
+                isinstance(node, ast.Call)
+                and ast.unparse(node.func).endswith("monkeypatch.setattr")
+                and node.args
+            ):
                 first = node.args[0]
                 count += isinstance(first, ast.Constant) and isinstance(first.value, str)
     return str(count)
@@ -231,10 +284,17 @@ FIGURES: dict[str, Callable[[Checkout], str]] = {
 def main(folders: list[str]) -> None:
     """Print the figures of some checkouts as a Markdown table."""
     roots = [Path(folder) for folder in folders] or [Path(__file__).resolve().parents[1]]
-    checkouts = [Checkout(root, trees_under(root / "beam_inference"), trees_under(root / "tests")) for root in roots]
+    checkouts = [
+        Checkout(root, trees_under(root / "beam_inference"), trees_under(root / "tests"))
+        for root in roots
+    ]
     print("| figure |", " | ".join(str(root) for root in roots), "|")
     print("|---|" + "---|" * len(roots))
-    print("| code lines |", " | ".join(str(count_code_lines(code.package)) for code in checkouts), "|")
+    print(
+        "| code lines |",
+        " | ".join(str(count_code_lines(code.package)) for code in checkouts),
+        "|",
+    )
     for name, figure in FIGURES.items():
         print(f"| {name} |", " | ".join(figure(code) for code in checkouts), "|")
 

@@ -1,7 +1,8 @@
 """GPUs of Dataflow workers: a few short options, checked, and expanded into the flags that Beam passes on.
 
-Which GPUs there are, and in which machines, is Google's documentation as of April 2026 ("Dataflow support for GPUs",
-"GPU machine types", "Use NVIDIA MPS", "Right fitting", "FlexRS"). P4, P100 and V100 are left out, though Dataflow has
+Which GPUs there are, and in which machines, is Google's documentation as of April 2026 ("Dataflow
+support for GPUs", "GPU machine types", "Use NVIDIA MPS", "Right fitting", "FlexRS"). P4, P100 and
+V100 are left out, though Dataflow has
 them: PyTorch as requirements.txt pins it is built for compute capability 7.5 and later.
 
 A flag that was given is never overridden: it is kept, or it is refused.
@@ -21,7 +22,8 @@ from beam_inference.errors import ConfigError
 class _Gpu(NamedTuple):
     """What Dataflow calls a GPU, and the machines that have it, by their number of GPUs; the default machine first.
 
-    ``n1_cores``: GPUs that are attached to N1 machines go with any of up to so many cores, by number of GPUs.
+    ``n1_cores``: GPUs that are attached to N1 machines go with any of up to so many cores, by
+    number of GPUs.
     """
 
     type: str
@@ -37,8 +39,14 @@ _GPUS = {
         {1: ("n1-standard-8",), 2: ("n1-highmem-2",), 4: ("n1-highmem-4",)},
         {1: 48, 2: 48, 4: 96},
     ),
-    "l4": _Gpu("nvidia-l4", {n: tuple(f"g2-standard-{c}" for c in cores) for n, cores in _G2_CORES.items()}),
-    "a100": _Gpu("nvidia-tesla-a100", {**{n: (f"a2-highgpu-{n}g",) for n in (1, 2, 4, 8)}, 16: ("a2-megagpu-16g",)}),
+    "l4": _Gpu(
+        "nvidia-l4",
+        {n: tuple(f"g2-standard-{c}" for c in cores) for n, cores in _G2_CORES.items()},
+    ),
+    "a100": _Gpu(
+        "nvidia-tesla-a100",
+        {**{n: (f"a2-highgpu-{n}g",) for n in (1, 2, 4, 8)}, 16: ("a2-megagpu-16g",)},
+    ),
     "a100-80gb": _Gpu("nvidia-a100-80gb", {n: (f"a2-ultragpu-{n}g",) for n in (1, 2, 4, 8)}),
     "h100": _Gpu("nvidia-h100-80gb", {8: ("a3-highgpu-8g", "a3-edgegpu-8g")}),
     "h100-mega": _Gpu("nvidia-h100-mega-80gb", {8: ("a3-megagpu-8g",)}),
@@ -52,9 +60,14 @@ SHARINGS = ("one-model", "mps", "processes")
 DRIVERS = "default|latest|[0-9][0-9a-z.]*"
 """A regular expression of the values of ``--gpu_driver``."""
 
-_COUNT, _DRIVER, _SHARING = 1, "latest", "one-model"  # CUDA 13, PyTorch's, needs a driver that may not be the default
-_THREADS = 2  # one reads and writes while the other computes; they share the network and take turns on the device
-_DISK_GB = 100  # Google asks for 50 or more, since images with CUDA are large; weights are fetched there too
+# CUDA 13, PyTorch's, needs a driver that may not be the default
+_COUNT = 1
+_DRIVER = "latest"
+_SHARING = "one-model"
+# one reads and writes while the other computes; they share the network and take turns on the device
+_THREADS = 2
+# Google asks for 50 or more, since images with CUDA are large; weights are fetched there too
+_DISK_GB = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +77,11 @@ class GpuOptions:
     Attributes:
         gpu: which, one of :data:`GPUS`.
         count: how many per worker.
-        driver: ``default`` is the one of the worker's system, ``latest`` the newest that system has.
-        sharing: one of :data:`SHARINGS`. ``one-model``: one process with one copy of the network. ``mps``: a process
-            per core, each with its copy, sharing one GPU through NVIDIA MPS. ``processes``: a process per core, spread
-            over the GPUs.
+        driver: ``default`` is the one of the worker's system, ``latest`` the newest that system
+            has.
+        sharing: one of :data:`SHARINGS`. ``one-model``: one process with one copy of the network.
+            ``mps``: a process per core, each with its copy, sharing one GPU through NVIDIA MPS.
+            ``processes``: a process per core, spread over the GPUs.
 
     Raises:
         ConfigError: these do not go together.
@@ -82,43 +96,63 @@ class GpuOptions:
         if self.gpu not in _GPUS:
             raise ConfigError(f"--gpu={self.gpu}: expected one of {', '.join(GPUS)}")
         if self.sharing not in SHARINGS:
-            raise ConfigError(f"--gpu_sharing={self.sharing}: expected one of {', '.join(SHARINGS)}")
+            raise ConfigError(
+                f"--gpu_sharing={self.sharing}: expected one of {', '.join(SHARINGS)}"
+            )
         if not re.fullmatch(DRIVERS, self.driver):
-            raise ConfigError(f"--gpu_driver={self.driver}: expected default, latest, or a version such as 5xx")
+            raise ConfigError(
+                f"--gpu_driver={self.driver}: expected default, latest, or a version such as 5xx"
+            )
         counts = _GPUS[self.gpu].machines
         if self.count not in counts:
             hint = "Fewer are to be had only as Spot or flex-start machines: see docs/dataflow.md. "
             raise ConfigError(
-                f"--gpu_count={self.count} with --gpu={self.gpu}: expected {_either(map(str, counts))}, as many as a "
-                f"machine has. {hint if self.gpu == 'h100' else ''}Write another count, or another GPU."
+                f"--gpu_count={self.count} with --gpu={self.gpu}: expected "
+                f"{_either(map(str, counts))}, as many as a machine has. "
+                f"{hint if self.gpu == 'h100' else ''}Write another count, or another GPU."
             )
         if self.count > 1 and self.sharing != "processes":
-            why = "one-model runs one process, which uses one GPU" if self.sharing == "one-model" else "MPS is for one"
+            why = (
+                "one-model runs one process, which uses one GPU"
+                if self.sharing == "one-model"
+                else "MPS is for one"
+            )
             raise ConfigError(
-                f"--gpu_count={self.count} with --gpu_sharing={self.sharing}: {why}, so the others would be paid for "
-                "and idle. Use --gpu_sharing=processes, or better: more workers of one GPU each (--max_num_workers)."
+                f"--gpu_count={self.count} with --gpu_sharing={self.sharing}: {why}, so the others "
+                "would be paid for and idle. Use --gpu_sharing=processes, or better: more "
+                "workers of one GPU each (--max_num_workers)."
             )
 
 
 def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
     """Add the GPU options to a command line; :func:`gpu_options` reads them."""
     group = parser.add_argument_group("GPUs of Dataflow workers")
-    group.add_argument("--gpu", choices=GPUS, help="give each worker this GPU; the job must say inference.device: cuda")
-    group.add_argument("--gpu_count", type=int, default=_COUNT, metavar="N", help="GPUs per worker (default: 1)")
+    group.add_argument(
+        "--gpu",
+        choices=GPUS,
+        help="give each worker this GPU; the job must say inference.device: cuda",
+    )
+    group.add_argument(
+        "--gpu_count", type=int, default=_COUNT, metavar="N", help="GPUs per worker (default: 1)"
+    )
     group.add_argument(
         "--gpu_driver",
         default=_DRIVER,
         metavar="VERSION",
-        help="NVIDIA driver to install: latest, default (the one of the worker's system) or a branch such as 5xx "
-        "(default: latest)",
+        help=(
+            "NVIDIA driver to install: latest, default (the one of the worker's system) or a "
+            "branch such as 5xx (default: latest)"
+        ),
     )
     group.add_argument(
         "--gpu_sharing",
         choices=SHARINGS,
         default=_SHARING,
-        help="one-model: one process per worker, with one copy of the network. mps: a process per core, each with its "
-        "copy, on one GPU through NVIDIA MPS. processes: a process per core, each with its copy, spread over the GPUs "
-        "(default: one-model)",
+        help=(
+            "one-model: one process per worker, with one copy of the network. mps: a process per "
+            "core, each with its copy, on one GPU through NVIDIA MPS. processes: a process per "
+            "core, each with its copy, spread over the GPUs (default: one-model)"
+        ),
     )
 
 
@@ -131,9 +165,16 @@ def gpu_options(known: argparse.Namespace) -> GpuOptions | None:
     if known.gpu is not None:
         return GpuOptions(known.gpu, known.gpu_count, known.gpu_driver, known.gpu_sharing)
     defaults = {"gpu_count": _COUNT, "gpu_driver": _DRIVER, "gpu_sharing": _SHARING}
-    idle = [f"--{name}={getattr(known, name)}" for name, value in defaults.items() if getattr(known, name) != value]
+    idle = [
+        f"--{name}={getattr(known, name)}"
+        for name, value in defaults.items()
+        if getattr(known, name) != value
+    ]
     if idle:  # forms pass every field: defaults alone are no wish for a GPU
-        raise ConfigError(f"{idle[0]} has an effect only with --gpu: say which GPU, such as --gpu=l4, or remove it")
+        raise ConfigError(
+            f"{idle[0]} has an effect only with --gpu: say which GPU, such as --gpu=l4, or "
+            "remove it"
+        )
     return None
 
 
@@ -146,8 +187,9 @@ def dataflow_flags(gpu: GpuOptions, given: Sequence[str]) -> list[str]:
     flags = _parse(given)
     if not is_dataflow(flags.runner):
         raise ConfigError(
-            f"--gpu={gpu.gpu} asks Dataflow for machines, but the runner is {flags.runner or 'the local one'}, which "
-            "uses the GPUs that its machines have. Remove --gpu, or add --runner=DataflowRunner."
+            f"--gpu={gpu.gpu} asks Dataflow for machines, but the runner is "
+            f"{flags.runner or 'the local one'}, which uses the GPUs that its machines have. "
+            "Remove --gpu, or add --runner=DataflowRunner."
         )
     _check_services(gpu, flags)
     accelerator = f"type:{_GPUS[gpu.gpu].type};count:{gpu.count};install-nvidia-driver"
@@ -162,7 +204,8 @@ def dataflow_flags(gpu: GpuOptions, given: Sequence[str]) -> list[str]:
         new.append(f"--disk_size_gb={_DISK_GB}")
     if gpu.sharing == "one-model" and _ONE_PROCESS not in flags.experiments:
         new.append(f"--experiments={_ONE_PROCESS}")
-    if gpu.sharing != "mps" and flags.threads is None:  # MPS excludes options that restrict parallelism
+    # MPS excludes options that restrict parallelism
+    if gpu.sharing != "mps" and flags.threads is None:
         new.append(f"--number_of_worker_harness_threads={_THREADS}")
     return new
 
@@ -176,16 +219,16 @@ def check_device(device: str, gpu: GpuOptions | None, given: Sequence[str]) -> N
     flags = _parse(given)
     if gpu is not None and device == "cpu":
         raise ConfigError(
-            f"inference.device: cpu with --gpu={gpu.gpu}: the GPUs would be paid for and idle. Write device: cuda, or "
-            "remove --gpu."
+            f"inference.device: cpu with --gpu={gpu.gpu}: the GPUs would be paid for and idle. "
+            "Write device: cuda, or remove --gpu."
         )
     asked = gpu is not None or any(
         "accelerator" in text for text in (*flags.services, *flags.experiments, *flags.hints)
     )
     if device == "cuda" and is_dataflow(flags.runner) and not asked:
         raise ConfigError(
-            "inference.device: cuda, but Dataflow is asked for no GPU: every worker would fail as it starts. Add one, "
-            "such as --gpu=l4, or write device: cpu."
+            "inference.device: cuda, but Dataflow is asked for no GPU: every worker would fail as "
+            "it starts. Add one, such as --gpu=l4, or write device: cpu."
         )
 
 
@@ -211,7 +254,11 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}") from None
     for name in ("experiments", "services"):  # Beam takes several in one flag, with commas
-        setattr(flags, name, [part.strip() for text in getattr(flags, name) for part in text.split(",")])
+        setattr(
+            flags,
+            name,
+            [part.strip() for text in getattr(flags, name) for part in text.split(",")],
+        )
     return flags
 
 
@@ -236,35 +283,45 @@ def _check_services(gpu: GpuOptions, flags: argparse.Namespace) -> None:
     modes = [*flags.services, *flags.experiments]
     if any(mode.startswith("worker_accelerator") for mode in modes):
         raise ConfigError(
-            f"--gpu={gpu.gpu} and worker_accelerator=… are both given, and say the same thing twice or two different "
-            "things. Keep one of them."
+            f"--gpu={gpu.gpu} and worker_accelerator=… are both given, and say the same thing "
+            "twice or two different things. Keep one of them."
         )
     if flags.hints:
         raise ConfigError(
-            f"--resource_hints={flags.hints[0]} with --gpu={gpu.gpu}: hints turn on right fitting, which Dataflow does "
-            "not combine with worker_accelerator, and which ignores --machine_type. Remove the hints or --gpu."
+            f"--resource_hints={flags.hints[0]} with --gpu={gpu.gpu}: hints turn on right fitting, "
+            "which Dataflow does not combine with worker_accelerator, and which ignores "
+            "--machine_type. Remove the hints or --gpu."
         )
     if flags.flexrs_goal is not None or "flexible_resource_scheduling" in modes:
-        raise ConfigError(f"FlexRS has no GPUs: remove --flexrs_goal, or remove --gpu={gpu.gpu} and run on CPUs")
+        raise ConfigError(
+            f"FlexRS has no GPUs: remove --flexrs_goal, or remove --gpu={gpu.gpu} and run on CPUs"
+        )
     if any(mode.startswith("disable_runner_v2") for mode in modes):
-        raise ConfigError(f"--gpu={gpu.gpu} needs Dataflow's Runner v2: remove the experiment disable_runner_v2")
+        raise ConfigError(
+            f"--gpu={gpu.gpu} needs Dataflow's Runner v2: remove the experiment disable_runner_v2"
+        )
     if gpu.sharing != "one-model" and _ONE_PROCESS in modes:
         raise ConfigError(
-            f"--gpu_sharing={gpu.sharing} runs a process per core, the experiment {_ONE_PROCESS} one per worker. "
-            "Remove the experiment, or use --gpu_sharing=one-model."
+            f"--gpu_sharing={gpu.sharing} runs a process per core, the experiment {_ONE_PROCESS} "
+            "one per worker. Remove the experiment, or use --gpu_sharing=one-model."
         )
     if gpu.sharing == "one-model" and "use_multiple_sdk_containers" in modes:
         raise ConfigError(
-            "--gpu_sharing=one-model runs one process per worker, the experiment use_multiple_sdk_containers one per "
-            "core. Remove the experiment, or use --gpu_sharing=mps."
+            "--gpu_sharing=one-model runs one process per worker, the experiment "
+            "use_multiple_sdk_containers one per core. Remove the experiment, or use "
+            "--gpu_sharing=mps."
         )
     if gpu.sharing == "mps" and flags.threads is not None:
         raise ConfigError(
-            f"--number_of_worker_harness_threads={flags.threads} with --gpu_sharing=mps: Dataflow's MPS excludes flags "
-            "that restrict parallelism. Remove it, and choose a machine of as many cores as there shall be processes."
+            f"--number_of_worker_harness_threads={flags.threads} with --gpu_sharing=mps: "
+            "Dataflow's MPS excludes flags that restrict parallelism. Remove it, and choose a "
+            "machine of as many cores as there shall be processes."
         )
     if gpu.sharing == "mps" and "enable_prime" in modes:
-        raise ConfigError("--gpu_sharing=mps: Dataflow Prime has no MPS. Remove enable_prime, or use another sharing.")
+        raise ConfigError(
+            "--gpu_sharing=mps: Dataflow Prime has no MPS. Remove enable_prime, or use another "
+            "sharing."
+        )
 
 
 def _check_machine(gpu: GpuOptions, machine: str) -> None:
@@ -274,14 +331,17 @@ def _check_machine(gpu: GpuOptions, machine: str) -> None:
     if description.n1_cores is not None:
         most = description.n1_cores[gpu.count]
         expected = f"an N1 machine of up to {most} cores, such as {machines[0]}"
-        n1 = re.fullmatch(r"n1-(?:standard|highmem|highcpu)-(\d+)|(?:n1-)?custom-(\d+)-\d+(?:-ext)?", machine)
+        n1 = re.fullmatch(
+            r"n1-(?:standard|highmem|highcpu)-(\d+)|(?:n1-)?custom-(\d+)-\d+(?:-ext)?", machine
+        )
         fits = n1 is not None and int(n1[1] or n1[2]) <= most
     else:  # a custom G2 machine has another amount of memory than the standard one of its cores
         fits = re.sub(r"g2-custom-(\d+)-\d+", r"g2-standard-\1", machine) in machines
     if not fits:
         raise ConfigError(
-            f"--machine_type={machine} does not have {gpu.count} {gpu.gpu}: Dataflow could not start the workers. "
-            f"Expected {expected}. Remove --machine_type for {machines[0]}, or name a machine that fits."
+            f"--machine_type={machine} does not have {gpu.count} {gpu.gpu}: Dataflow could not "
+            f"start the workers. Expected {expected}. Remove --machine_type for {machines[0]}, or "
+            "name a machine that fits."
         )
 
 

@@ -38,9 +38,9 @@ def execute(
 ) -> tuple[bool, BaseException | None]:
     """Run what ``build`` applies to a pipeline: whether it was interrupted, and what it failed with.
 
-    ``partitions`` is the number of the elements that the pipeline begins with: some runners share the work out by
-    them. From the main thread, SIGINT and SIGTERM call ``request_stop`` once, which asks the workers to start nothing
-    more; a second one ends the process.
+    ``partitions`` is the number of the elements that the pipeline begins with: some runners share
+    the work out by them. From the main thread, SIGINT and SIGTERM call ``request_stop`` once, which
+    asks the workers to start nothing more; a second one ends the process.
     """
     failures: list[BaseException] = []
     results: list[PipelineResult] = []
@@ -56,14 +56,16 @@ def execute(
                 if any(future.status != "finished" for future in getattr(result, "futures", [])):
                     raise WorkerFault("the Dask cluster was lost, or did not finish the work")
             finally:
-                if hasattr(result, "client"):  # of a Dask cluster: it would look for its scheduler for ever
+                # of a Dask cluster: it would look for its scheduler for ever
+                if hasattr(result, "client"):
                     result.client.close()
         except BaseException as failure:  # whatever it is, it is told of in the main thread
             failures.append(failure)
 
     thread = threading.Thread(target=run, name="pipeline", daemon=True)
     stop = threading.Event()
-    asked, asked_at = False, 0.0
+    asked = False
+    asked_at = 0.0
     printed = _Printed()
     with _signals(stop), progress, redirect_stderr(printed):
         thread.start()
@@ -72,15 +74,23 @@ def execute(
             if stop.is_set() and not asked:
                 asked = True
                 progress.say(
-                    "stopping: no further chunk is started, writes under way are finished (once more: end at once)"
+                    "stopping: no further chunk is started, writes under way are finished (once "
+                    "more: end at once)"
                 )
                 try:
                     request_stop()
                 except BeamInferenceError as error:
-                    logger.warning("cannot ask the workers to stop, they go on to their end: %s", error)
+                    logger.warning(
+                        "cannot ask the workers to stop, they go on to their end: %s", error
+                    )
                 asked_at = time.monotonic()
-            if asked and time.monotonic() > asked_at + _LAST_CHUNKS_SECONDS and any(map(has_no_workers, results)):
-                results.pop().cancel()  # a terminal's Ctrl-C reaches workers that it has started, too
+            if (
+                asked
+                and time.monotonic() > asked_at + _LAST_CHUNKS_SECONDS
+                and any(map(has_no_workers, results))
+            ):
+                # a terminal's Ctrl-C reaches workers that it has started, too
+                results.pop().cancel()
             printed.log()
             progress.update()
         printed.log()
@@ -98,17 +108,24 @@ def explain(error: BaseException) -> str:
     if "Channel closed prematurely" in text:
         return "a worker process died (killed, or out of memory); its runner does not start another"
     own = re.findall(r"beam_inference\.\w+\.\w+: (.+)", text)
-    text = text.removesuffix("Error:\nNone").strip()  # Dataflow's, where the job's log says nothing
+    # Dataflow's, where the job's log says nothing
+    text = text.removesuffix("Error:\nNone").strip()
     lines = (own[-1:] or text.splitlines() or [type(error).__name__])[-1:]
-    return re.sub(r"\s*\[?while running '[^']*'\]?", "", lines[0] if own else text if seen is not None else lines[0])
+    return re.sub(
+        r"\s*\[?while running '[^']*'\]?",
+        "",
+        lines[0] if own else text if seen is not None else lines[0],
+    )
 
 
 class _Printed(io.TextIOBase):
     """What is printed to standard error meanwhile, for the log, where --debug shows it.
 
-    Beam's local runner prints the stack of every exception; we tell of it once, as a message. It is only kept here, and
-    logged by the thread that waits: logging itself prints when a handler fails, and still holds that handler's lock.
-    Two threads that would log it there, each in another handler, would wait for each other for ever.
+    Beam's local runner prints the stack of every exception; we tell of it once, as a message. It is
+    only kept here, and
+    logged by the thread that waits: logging itself prints when a handler fails, and still holds
+        that handler's lock. Two threads that would log it there, each in another handler, would
+        wait for each other for ever.
     """
 
     def __init__(self) -> None:

@@ -30,9 +30,20 @@ logger = logging.getLogger(__name__)
 
 _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
-_SCHEDULER_SECONDS, _FIRST_WORKER_SECONDS = 10, 60
+_SCHEDULER_SECONDS = 10
+_FIRST_WORKER_SECONDS = 60
 _OWN_FLAGS = (  # those that may have been meant
-    *("--job", "--input", "--output", "--model", "--weights", "--roi", "--resume", "--max_failed_chunks", "--set"),
+    *(
+        "--job",
+        "--input",
+        "--output",
+        "--model",
+        "--weights",
+        "--roi",
+        "--resume",
+        "--max_failed_chunks",
+        "--set",
+    ),
     *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
     *("--gpu", "--gpu_count", "--gpu_driver", "--gpu_sharing"),
 )
@@ -43,7 +54,8 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
 
     Raises:
-        ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner cannot be had.
+        ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner
+            cannot be had.
     """
     if runner_named(flags) == "daskrunner":
         _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
@@ -62,8 +74,14 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     elif unknown:
         name = unknown[0].split("=")[0]
         close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
-        hint = f"did you mean {close[0]}?" if close else "see beam-inference run --help, and Beam's own options"
-        raise ConfigError(f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}")
+        hint = (
+            f"did you mean {close[0]}?"
+            if close
+            else "see beam-inference run --help, and Beam's own options"
+        )
+        raise ConfigError(
+            f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}"
+        )
     options = PipelineOptions(list(flags))
     if options.view_as(DirectOptions).direct_num_workers < 0:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
@@ -71,18 +89,25 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     runner = runner_name(standard.runner)
     if options.view_as(GoogleCloudOptions).template_location and not is_dataflow(runner):
         raise ConfigError(
-            f"--template_location stages a job for Dataflow, but the runner is {standard.runner or 'the local one'}: "
-            "add --runner=DataflowRunner, or remove it"
+            "--template_location stages a job for Dataflow, but the runner is "
+            f"{standard.runner or 'the local one'}: add --runner=DataflowRunner, or remove it"
         )
     if runner in ("directrunner", "fnapirunner"):
-        # Beam's DirectRunner is a switch that may download another runner: name the one that is meant.
+        # Beam's DirectRunner is a switch that may download another runner: name the one that is
+        # meant.
         given = {flag.split("=")[0] for flag in flags}
-        extra = [flag for flag in _LOCAL_FLAGS if not given & {"--direct_running_mode", "--direct_num_workers"}]
+        extra = [
+            flag
+            for flag in _LOCAL_FLAGS
+            if not given & {"--direct_running_mode", "--direct_num_workers"}
+        ]
         options = PipelineOptions([*flags, *extra])
         options.view_as(StandardOptions).runner = "FnApiRunner"
         return options
     if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
-        raise ConfigError("--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens")
+        raise ConfigError(
+            "--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens"
+        )
     if is_dataflow(runner):
         options = _with_image(flags)
     if runner == "daskrunner":
@@ -90,7 +115,9 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     try:
         create_runner(str(standard.runner))
     except (ImportError, AttributeError, ValueError):
-        raise ConfigError(f"--runner={standard.runner}: unknown runner, or what it needs is not installed") from None
+        raise ConfigError(
+            f"--runner={standard.runner}: unknown runner, or what it needs is not installed"
+        ) from None
     return options
 
 
@@ -98,7 +125,8 @@ def check_options(options: PipelineOptions) -> None:
     """What Beam itself would check only as it submits, when output and state have been created.
 
     Raises:
-        ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named are looked at.)
+        ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named
+            are looked at.)
     """
     runner = create_runner(str(options.view_as(StandardOptions).runner))
     faults = PipelineOptionsValidator(options, runner).validate()
@@ -120,7 +148,8 @@ def place_of(options: PipelineOptions) -> Place:
     if name == "daskrunner" and _dask_scheduler(options) == (None, None):
         from distributed.deploy.utils import nprocesses_nthreads
 
-        processes, threads = nprocesses_nthreads()  # what a cluster on this machine will be started with
+        # what a cluster on this machine will be started with
+        processes, threads = nprocesses_nthreads()
         return Place(processes_per_host=processes, threads_per_process=threads)
     if name == "portablerunner":
         endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
@@ -136,7 +165,8 @@ def workers_of(options: PipelineOptions) -> int:
     Raises:
         ConfigError: the Dask cluster does not answer, or has no workers.
     """
-    place, scale = place_of(options), options.view_as(WorkerOptions)
+    place = place_of(options)
+    scale = options.view_as(WorkerOptions)
     if place.is_this_machine:
         return place.processes_per_host * place.threads_per_process
     if _name(options) == "daskrunner":
@@ -147,8 +177,8 @@ def workers_of(options: PipelineOptions) -> int:
 def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
     """The options, with Dask told to make ``count`` partitions of what the pipeline begins with, if it is to run there.
 
-    A partition is Dask's unit of work and of retry; left to itself it makes one of 128 elements, so that most workers
-    would have nothing to do.
+    A partition is Dask's unit of work and of retry; left to itself it makes one of 128 elements, so
+    that most workers would have nothing to do.
     """
     if _name(options) == "daskrunner":
         from apache_beam.runners.dask.dask_runner import DaskOptions
@@ -172,13 +202,14 @@ def _with_image(flags: Sequence[str]) -> PipelineOptions:
     options = PipelineOptions(list(flags))
     if not options.view_as(WorkerOptions).sdk_container_image:
         raise ConfigError(
-            "--runner=DataflowRunner needs --sdk_container_image=IMAGE: Beam's own image has neither beam-inference "
-            "nor PyTorch. docs/dataflow.md says how to build one."
+            "--runner=DataflowRunner needs --sdk_container_image=IMAGE: Beam's own image has "
+            "neither beam-inference nor PyTorch. docs/dataflow.md says how to build one."
         )
     setup = options.view_as(SetupOptions)
     given = {flag.split("=")[0] for flag in flags}
     if "--sdk_location" not in given:
-        setup.sdk_location = "container"  # it is in the image; Beam would fetch it from PyPI to upload it
+        # it is in the image; Beam would fetch it from PyPI to upload it
+        setup.sdk_location = "container"
     if not given & {"--save_main_session", "--no_save_main_session"}:
         setup.save_main_session = False  # everything is importable there
     return options
@@ -190,11 +221,15 @@ def _need_dask() -> None:
         import distributed  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--runner=DaskRunner needs Dask, which is not installed: pip install 'beam-inference[dask]', here and on "
-            "the cluster's workers"
+            "--runner=DaskRunner needs Dask, which is not installed: pip install "
+            "'beam-inference[dask]', here and on the cluster's workers"
         ) from None
-    if logging.getLogger().level > logging.DEBUG:  # it sets a level of its own, and tells of every connection
-        for name in ("distributed", *(n for n in logging.root.manager.loggerDict if n.startswith("distributed."))):
+    # it sets a level of its own, and tells of every connection
+    if logging.getLogger().level > logging.DEBUG:
+        for name in (
+            "distributed",
+            *(n for n in logging.root.manager.loggerDict if n.startswith("distributed.")),
+        ):
             logging.getLogger(name).setLevel(logging.CRITICAL)  # some have levels of their own
 
 
@@ -220,15 +255,21 @@ def _dask_workers(options: PipelineOptions) -> int:
     from distributed import Client
 
     address, scheduler_file = _dask_scheduler(options)
-    where, patience = address or scheduler_file, options.view_as(DaskOptions).timeout or _SCHEDULER_SECONDS
+    where = address or scheduler_file
+    patience = options.view_as(DaskOptions).timeout or _SCHEDULER_SECONDS
     try:
-        with Client(address=address, scheduler_file=scheduler_file, timeout=patience, set_as_default=False) as client:
+        with Client(
+            address=address, scheduler_file=scheduler_file, timeout=patience, set_as_default=False
+        ) as client:
             client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
             workers = client.scheduler_info(n_workers=-1)["workers"]
     except TimeoutError:
         raise ConfigError(
-            f"the Dask cluster at {where} has no workers, after {_FIRST_WORKER_SECONDS} s. Start some: dask worker …"
+            f"the Dask cluster at {where} has no workers, after {_FIRST_WORKER_SECONDS} s. Start "
+            "some: dask worker …"
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the Dask scheduler at {where} does not answer: {error}. Is the cluster running?") from None
+        raise ConfigError(
+            f"the Dask scheduler at {where} does not answer: {error}. Is the cluster running?"
+        ) from None
     return sum(int(worker["nthreads"]) for worker in workers.values())

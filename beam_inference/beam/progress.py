@@ -39,7 +39,8 @@ class Progress:
     """Things done, voxels per second and time left, on standard error.
 
     Args:
-        phases: one after the other; each begins when the one before is complete, with a speed of its own.
+        phases: one after the other; each begins when the one before is complete, with a speed of
+            its own.
     """
 
     def __init__(self, *phases: Phase) -> None:
@@ -63,14 +64,18 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._next_count = 0.0
         self.update()
         self._bar.stop()
 
     def _begin(self, phase: Phase, done: int) -> None:
-        self._phase, self._start = phase, time.monotonic()
+        self._phase = phase
+        self._start = time.monotonic()
         self._at_start = self._done = done
         self._task = self._bar.add_task(phase.things, total=phase.total, completed=done, rate="")
 
@@ -88,12 +93,19 @@ class Progress:
         except BeamInferenceError:
             return  # the launch itself will tell
         spent = time.monotonic() - now
-        self._next_count = now + max(0.5, 20 * spent)  # listing many receipts must not compete with the job
+        # listing many receipts must not compete with the job
+        self._next_count = now + max(0.5, 20 * spent)
         rate = self._rate(now)
-        self._bar.update(self._task, completed=self._done, rate=f"{rate / 1e6:.2f} Mvoxel/s" if rate else "")
+        self._bar.update(
+            self._task, completed=self._done, rate=f"{rate / 1e6:.2f} Mvoxel/s" if rate else ""
+        )
         if self._bar.disable and now >= self._next_line:
             self._next_line = now + _LINE_SECONDS
-            left = (self._phase.total - self._done) * self._phase.voxels_per_thing / rate if rate else None
+            left = (
+                (self._phase.total - self._done) * self._phase.voxels_per_thing / rate
+                if rate
+                else None
+            )
             remaining = f", {left:.0f} s left" if left is not None else ""
             counted = f"{self._done} of {self._phase.total} {self._phase.things}"
             self.say(f"{counted}, {rate / 1e6:.2f} Mvoxel/s{remaining}")
@@ -109,4 +121,8 @@ class Progress:
 
     def _rate(self, now: float) -> float:
         """Voxels per second since the phase began."""
-        return (self._done - self._at_start) * self._phase.voxels_per_thing / max(1e-9, now - self._start)
+        return (
+            (self._done - self._at_start)
+            * self._phase.voxels_per_thing
+            / max(1e-9, now - self._start)
+        )

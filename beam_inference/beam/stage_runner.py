@@ -14,10 +14,22 @@ from beam_inference.beam.flags import beam_options, check_options, place_of, wor
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stages import ChunkTask, DoStages, TaskJob
 from beam_inference.config.storage import Storage
-from beam_inference.errors import COMPLETE, FAILED, INTERRUPTED, ConfigError, StateError, WorkerFault
+from beam_inference.errors import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    ConfigError,
+    StateError,
+    WorkerFault,
+)
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.state import STATE_FOLDER
-from beam_inference.volumes.kvstores import PATIENCE_SECONDS, delete_folder, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    PATIENCE_SECONDS,
+    delete_folder,
+    open_kvstore,
+    persistently,
+)
 
 _NAMED_FAILURES = 10
 
@@ -43,7 +55,11 @@ class TaskOutcome:
 
 
 def task_job(
-    kind: str, description: dict[str, Any], target: str, storage: Storage, tasks: Sequence[ChunkTask]
+    kind: str,
+    description: dict[str, Any],
+    target: str,
+    storage: Storage,
+    tasks: Sequence[ChunkTask],
 ) -> TaskJob:
     """A job whose records are in the state folder of the volume at ``target``, a URL."""
     state_url = f"{target.rstrip('/')}/{STATE_FOLDER}"
@@ -54,13 +70,16 @@ def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
     """Refuse what a pipeline with these flags of Beam could not reach where it would run.
 
     Raises:
-        ConfigError: a flag is unknown, its runner cannot be used, or its workers do not see this machine's files.
+        ConfigError: a flag is unknown, its runner cannot be used, or its workers do not see this
+            machine's files.
     """
     options = beam_options(flags)
     check_options(options)
     for url in urls:
         if url.startswith("file://") and not place_of(options).shares_files:
-            raise ConfigError(f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://.")
+            raise ConfigError(
+                f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://."
+            )
 
 
 def begin(job: TaskJob, *, overwrite: bool = False) -> None:
@@ -69,7 +88,8 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
     ``overwrite`` forgets what was done, of this and any other job of the kind.
 
     Raises:
-        StateError: another job of this kind has begun to write there, or the folder cannot be written.
+        StateError: another job of this kind has begun to write there, or the folder cannot be
+            written.
     """
     store = open_kvstore(job.state_url, job.storage)
     try:
@@ -77,12 +97,16 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
             delete_folder(store, job.state_url, f"{job.kind}/")
         there = _read(store, job)
         if there.state != "value":
-            text = json.dumps({"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True)
+            text = json.dumps(
+                {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
+            )
             generation = there.stamp.generation
             persistently(
                 "write",
                 f"{job.state_url}/{job.record}",
-                lambda: store.write(job.record, text, if_equal=generation).result(timeout=PATIENCE_SECONDS),
+                lambda: store.write(job.record, text, if_equal=generation).result(
+                    timeout=PATIENCE_SECONDS
+                ),
             )
         found = _record(_read(store, job))  # a racing launch may have been faster
     except WorkerFault as error:
@@ -91,8 +115,9 @@ def begin(job: TaskJob, *, overwrite: bool = False) -> None:
         description = json.loads(json.dumps(job.description))
         differing = ", ".join(key for key, value in description.items() if found.get(key) != value)
         raise StateError(
-            f"{job.state_url}/{job.kind} holds records of another job (what differs: {differing}): what it has made "
-            "there would be mixed with this. Use another target, or pass --overwrite to make everything anew."
+            f"{job.state_url}/{job.kind} holds records of another job (what differs: {differing}): "
+            "what it has made there would be mixed with this. Use another target, or pass "
+            "--overwrite to make everything anew."
         )
 
 
@@ -128,7 +153,9 @@ def _looked_up(job: TaskJob) -> Any:
 
 def _read(store: Any, job: TaskJob) -> Any:
     url = f"{job.state_url}/{job.record}"
-    return persistently("read", url, lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS))
+    return persistently(
+        "read", url, lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS)
+    )
 
 
 def _record(found: Any) -> dict[str, Any]:
@@ -153,7 +180,9 @@ def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> Ta
     ranges = max(len(index_ranges(task.count, workers)) for task in job.tasks)
     done = counting(job)
     start = time.monotonic()
-    finished, interrupted, error = done(), False, None
+    finished = done()
+    interrupted = False
+    error = None
     if finished < total:
         interrupted, error = execute(
             options,
@@ -211,4 +240,6 @@ def print_task_outcome(outcome: TaskOutcome, made: str, again: str) -> None:
     print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s")
     for line in outcome.failures:
         print(f"failed: {line}")
-    print(f"complete: {made}" if outcome.exit_code == COMPLETE else f"to do what is missing: {again}")
+    print(
+        f"complete: {made}" if outcome.exit_code == COMPLETE else f"to do what is missing: {again}"
+    )

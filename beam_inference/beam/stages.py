@@ -1,12 +1,14 @@
 """Work on volumes in stages, chunk by chunk, as Beam transforms: conversion, pyramids and segmentation are made of it.
 
-Inference has chunks that own patches, and receipts that prove what was written. These stages are plainer: each chunk of
-a stage reads what earlier stages have made complete, and writes whole blocks. What is done is known from small records
+Inference has chunks that own patches, and receipts that prove what was written. These stages are
+plainer: each chunk of a stage reads what earlier stages have made complete, and writes whole
+blocks. What is done is known from small records
 in the state folder of the target, so a job that was killed goes on where it stood::
 
-    KIND/job.json                                               what is made, from what, and its fingerprint
-    KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json     chunk 12 is durably done
-    KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json   why 13 could not be; superseded by a done record
+    KIND/job.json                                               what is made, from what, and its
+    fingerprint KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json     chunk 12 is durably done
+    KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json   why 13 could not be; superseded by a
+    done record
 """
 
 from __future__ import annotations
@@ -54,8 +56,9 @@ class ChunkTask(Protocol):
     def opened(self) -> DoChunk:
         """Open what is needed, once per process; what is returned does one chunk, durably, and from several threads.
 
-        A chunk that is done twice, or by two processes at once, must write the same bytes. What it raises is its own
-        fault and recorded, but for :class:`~beam_inference.errors.WorkerFault`: then the process cannot go on.
+        A chunk that is done twice, or by two processes at once, must write the same bytes. What it
+        raises is its own fault and recorded, but for :class:`~beam_inference.errors.WorkerFault`:
+        then the process cannot go on.
         """
 
 
@@ -110,7 +113,9 @@ class TaskJob:
         store = open_kvstore(self.state_url, self.storage)
         return ChunkEntries(store, self.state_url, f"{self.folder}/{task.name}/{which}")
 
-    def missing_runs(self, task: ChunkTask, index_range: tuple[int, int], length: int) -> Iterator[tuple[int, ...]]:
+    def missing_runs(
+        self, task: ChunkTask, index_range: tuple[int, int], length: int
+    ) -> Iterator[tuple[int, ...]]:
         """Runs of the chunks of a range that are not done; lists on the way, in bounded memory."""
         yield from in_runs(absent(*index_range, self.done(task).indices), length)
 
@@ -120,7 +125,8 @@ class StageWorker:
 
     def __init__(self, job: TaskJob, task: ChunkTask) -> None:
         self._task = task
-        self._done, self._failed = job.done(task), job.failed(task)
+        self._done = job.done(task)
+        self._failed = job.failed(task)
         self._should_stop = StopRequest(job.state(), job.launch)
         self._do = task.opened()
 
@@ -131,7 +137,8 @@ class StageWorker:
             WorkerFault: this process cannot go on.
         """
         unfinished = 0
-        done = {json.loads(text)["chunk"] for _, text in self._done.read(indices)}  # by a bundle's earlier attempt
+        # by a bundle's earlier attempt
+        done = {json.loads(text)["chunk"] for _, text in self._done.read(indices)}
         todo = [index for index in indices if index not in done]
         for position, index in enumerate(todo):
             if self._should_stop():
@@ -147,7 +154,9 @@ class StageWorker:
                 self._failed.write(index, json.dumps({"chunk": index, "cause": cause[:500]}))
                 unfinished += 1
             else:
-                self._done.write(index, json.dumps({"chunk": index, "seconds": time.perf_counter() - start}))
+                self._done.write(
+                    index, json.dumps({"chunk": index, "seconds": time.perf_counter() - start})
+                )
         return unfinished
 
 
@@ -163,9 +172,10 @@ def _retrying() -> tenacity.Retrying:
 class DoStages(beam.PTransform):
     """From the pipeline's begin to one number: how many chunks of the last stage begun are not done, 0 if all is done.
 
-    Between two stages stands a sum over the whole of the first, which no runner has before all of it is through. A
-    stage after an unfinished one does nothing. What other transforms make before the stages is told in the same way: by
-    one number instead of the pipeline's begin, how much of it is not done.
+    Between two stages stands a sum over the whole of the first, which no runner has before all of
+    it is through. A stage after an unfinished one does nothing. What other transforms make before
+    the stages is told in the same way: by one number instead of the pipeline's begin, how much of
+    it is not done.
 
     Args:
         job: what is to be done.
@@ -174,18 +184,22 @@ class DoStages(beam.PTransform):
 
     def __init__(self, job: TaskJob, workers: int = 1) -> None:
         super().__init__()
-        self._job, self._workers = job, workers
+        self._job = job
+        self._workers = workers
 
     def expand(self, begin: PBegin | PCollection[int]) -> PCollection[int]:
         """Chain the stages."""
-        unfinished = begin if isinstance(begin, PCollection) else begin | "Begin" >> beam.Create([0])
+        unfinished = (
+            begin if isinstance(begin, PCollection) else begin | "Begin" >> beam.Create([0])
+        )
         for number, task in enumerate(self._job.tasks):
             ranges = index_ranges(task.count, self._workers)
             length = default_run_length(task.count, self._workers)
             name = f"{number} {task.name}"
             unfinished = (
                 unfinished
-                | f"Ranges {name}" >> beam.FlatMap(_ranges_if_complete, ranges).with_output_types(tuple[int, int])
+                | f"Ranges {name}"
+                >> beam.FlatMap(_ranges_if_complete, ranges).with_output_types(tuple[int, int])
                 | f"Spread ranges {name}" >> beam.Reshuffle()
                 | f"Missing {name}" >> beam.FlatMap(_missing_runs, self._job, number, length)
                 | f"Spread runs {name}" >> beam.Reshuffle()
@@ -199,11 +213,15 @@ _UNFINISHED = -1
 """Instead of a first chunk: what follows is how many chunks an earlier stage left. It passes through all later ones."""
 
 
-def _ranges_if_complete(unfinished: int, ranges: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+def _ranges_if_complete(
+    unfinished: int, ranges: list[tuple[int, int]]
+) -> Iterable[tuple[int, int]]:
     return [(_UNFINISHED, unfinished)] if unfinished else ranges
 
 
-def _missing_runs(index_range: tuple[int, int], job: TaskJob, number: int, length: int) -> Iterator[tuple[int, ...]]:
+def _missing_runs(
+    index_range: tuple[int, int], job: TaskJob, number: int, length: int
+) -> Iterator[tuple[int, ...]]:
     if index_range[0] == _UNFINISHED:
         return iter([index_range])
     return job.missing_runs(job.tasks[number], index_range, length)
@@ -213,7 +231,8 @@ class _DoRun(beam.DoFn):
     """Plain method: :meth:`StageWorker.do`."""
 
     def __init__(self, job: TaskJob, number: int) -> None:
-        self._job, self._number = job, number
+        self._job = job
+        self._number = number
         self._shared = shared.Shared()
 
     def process(self, run: tuple[int, ...]) -> Iterator[int]:
@@ -221,6 +240,9 @@ class _DoRun(beam.DoFn):
         yield run[1] if run[0] == _UNFINISHED else self._worker().do(run)
 
     def _worker(self) -> StageWorker:
-        job, task = self._job, self._job.tasks[self._number]
-        worker: StageWorker = self._shared.acquire(lambda: StageWorker(job, task), tag=f"{job.launch} {task.name}")
+        job = self._job
+        task = self._job.tasks[self._number]
+        worker: StageWorker = self._shared.acquire(
+            lambda: StageWorker(job, task), tag=f"{job.launch} {task.name}"
+        )
         return worker

@@ -29,10 +29,11 @@ def _run_length(launch: Launch, workers: int) -> int:
 class GenerateRuns(beam.PTransform):
     """Runs of the chunks that are to be done, spread over the workers.
 
-    The graph holds a few hundred index ranges at most, whatever the number of chunks: they are expanded on the workers,
-    which list their own range's receipts and emit what is missing.
+    The graph holds a few hundred index ranges at most, whatever the number of chunks: they are
+        expanded on the workers, which list their own range's receipts and emit what is missing.
 
-    Plain functions: :func:`beam_inference.job.runs.missing_runs`, :func:`beam_inference.job.runs.runs_of_file`.
+    Plain functions: :func:`beam_inference.job.runs.missing_runs`,
+        :func:`beam_inference.job.runs.runs_of_file`.
 
     Args:
         launch: the launch.
@@ -53,14 +54,17 @@ class GenerateRuns(beam.PTransform):
             runs = (
                 begin
                 | "IndexRanges" >> beam.Create(index_ranges(count, self._workers))
-                | "MissingRuns" >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
+                | "MissingRuns"
+                >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
             )
         else:
             runs = (
                 begin
                 | "ChunksFile" >> beam.Create([self._launch.chunks_file])
                 | "RunsOfFile"
-                >> beam.FlatMap(runs_of_file, job.fingerprint, count, length, job.config.storage).with_output_types(Run)
+                >> beam.FlatMap(
+                    runs_of_file, job.fingerprint, count, length, job.config.storage
+                ).with_output_types(Run)
             )
         return runs | beam.Reshuffle()
 
@@ -68,7 +72,9 @@ class GenerateRuns(beam.PTransform):
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
     plan = launch.resolved().plan
     receivers = plan.receivers if plan.seams == "exchange" else None
-    return missing_runs(index_range, launch.state() if launch.honour_receipts else None, length, receivers)
+    return missing_runs(
+        index_range, launch.state() if launch.honour_receipts else None, length, receivers
+    )
 
 
 class _OnWorker(beam.DoFn):
@@ -76,12 +82,15 @@ class _OnWorker(beam.DoFn):
 
     def __init__(self, launch: Launch, handle: shared.Shared | None = None) -> None:
         self._launch = launch
-        # One handle holds model, stores and lock together: Shared keeps a single object alive per process.
+        # One handle holds model, stores and lock together: Shared keeps a single object alive per
+        # process.
         self._shared = handle or shared.Shared()
 
     def setup(self) -> None:
         """Open stores and network, once per process."""
-        self._worker: Worker = self._shared.acquire(lambda: Worker(self._launch), tag=self._launch.id)
+        self._worker: Worker = self._shared.acquire(
+            lambda: Worker(self._launch), tag=self._launch.id
+        )
 
 
 class InferChunks(_OnWorker):
@@ -148,7 +157,9 @@ def _count(record: Record) -> None:
     Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
     Metrics.counter("beam_inference", "uniform_patches").inc(record.uniform_patches)
     for stage in ("read", "infer", "write"):
-        Metrics.distribution("beam_inference", f"{stage}_msec").update(round(1000 * record.seconds.get(stage, 0)))
+        Metrics.distribution("beam_inference", f"{stage}_msec").update(
+            round(1000 * record.seconds.get(stage, 0))
+        )
 
 
 class InferVolume(beam.PTransform):
@@ -166,14 +177,17 @@ class InferVolume(beam.PTransform):
 
     def expand(self, begin: PBegin) -> PCollection[Record]:
         """From the pipeline's begin to records."""
-        launch, runs = self._launch, begin | GenerateRuns(self._launch, self._workers)
+        launch = self._launch
+        runs = begin | GenerateRuns(self._launch, self._workers)
         # Some chunks alone are computed without their neighbours, which may never be done.
         if launch.resolved().plan.seams != "exchange" or launch.chunks_file is not None:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch))
-        length, handle = _run_length(launch, self._workers), shared.Shared()
+        length = _run_length(launch, self._workers)
+        handle = shared.Shared()
         return (
             runs
-            | "SumChunks" >> beam.ParDo(SumChunks(launch, length, handle)).with_output_types(tuple[int, int])
+            | "SumChunks"
+            >> beam.ParDo(SumChunks(launch, length, handle)).with_output_types(tuple[int, int])
             | "Neighbours" >> beam.GroupByKey()
             | "MergeSeams" >> beam.ParDo(MergeSeams(launch, handle))
         )

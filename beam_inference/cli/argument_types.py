@@ -17,7 +17,9 @@ exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunk
 """
 
 
-def number(parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str) -> Callable[[str], Number]:
+def number(
+    parse: Callable[[str], Number], fits: Callable[[Number], bool], what: str
+) -> Callable[[str], Number]:
     """The type of an option that takes a number of which ``fits`` holds."""
 
     def parsed(text: str) -> Number:
@@ -35,7 +37,9 @@ def triple(number: Callable[[str], Number]) -> Callable[[str], tuple[Number, Num
     def parsed(text: str) -> tuple[Number, Number, Number]:
         parts = re.split("[,x]", text)
         if len(parts) != 3:
-            raise argparse.ArgumentTypeError(f"{text} is not three numbers, of z, y and x, such as 40,4,4 or 1x2x2")
+            raise argparse.ArgumentTypeError(
+                f"{text} is not three numbers, of z, y and x, such as 40,4,4 or 1x2x2"
+            )
         z, y, x = map(number, parts)
         return (z, y, x)
 
@@ -84,4 +88,6 @@ def add_logging(parser: argparse.ArgumentParser) -> None:
 
 def add_debug(parser: argparse.ArgumentParser) -> None:
     """Whether it tells everything."""
-    parser.add_argument("--debug", action="store_true", help="show all log messages, Beam's too, and stack traces")
+    parser.add_argument(
+        "--debug", action="store_true", help="show all log messages, Beam's too, and stack traces"
+    )

@@ -66,7 +66,9 @@ def _suggested(found: Survey, known: argparse.Namespace) -> int:
     if known.write:
         best = plans[found.job.plan.seams]
         if best is None:
-            raise ConfigError(f"no chunk shape fits {known.worker_memory:g} GiB per worker; nothing was written")
+            raise ConfigError(
+                f"no chunk shape fits {known.worker_memory:g} GiB per worker; nothing was written"
+            )
         set_chunk_shape(known.job, best.chunks.chunk_shape)
         told = f"{known.job}: inference.chunk_shape is now {list(best.chunks.chunk_shape)}"
         print(told, file=sys.stderr if known.json else sys.stdout)
@@ -87,7 +89,8 @@ def _calibrated(found: Survey, known: argparse.Namespace) -> int:
         prices = prices.model_copy(update={"worker_hour": known.worker_price})
     found, predictor = try_network_here(found, THIS_PROCESS, allow_pickle=known.allow_pickle)
     pyramid = planned(found)
-    measured, whole = calibrate(found, predictor), with_pyramid(totals(found), pyramid)
+    measured = calibrate(found, predictor)
+    whole = with_pyramid(totals(found), pyramid)
     expected = estimates(measured, whole, prices, known.workers, STRAGGLERS)
     print_estimates(found, pyramid, measured, whole, expected, as_json=known.json)
     return COMPLETE
@@ -105,7 +108,8 @@ def run(known: argparse.Namespace) -> int:
         and any(not flag.startswith("-") for flag in known.beam_flags)
     ):
         raise ConfigError(
-            f"there is no job file {known.job}. Put the job file first, or write flags with =: --runner=DirectRunner"
+            f"there is no job file {known.job}. Put the job file first, or write flags with =: "
+            "--runner=DirectRunner"
         )
     config = load_job(known.job, known.overrides)
     gpu = gpu_options(known)
@@ -118,7 +122,8 @@ def run(known: argparse.Namespace) -> int:
         else:
             print(asked, file=sys.stderr)
     check_device(config.inference.device, gpu, flags)
-    with redirect_stdout(sys.stderr) if known.json else nullcontext():  # of what a network prints, too
+    # of what a network prints, too
+    with redirect_stdout(sys.stderr) if known.json else nullcontext():
         outcome = run_job(
             config,
             flags,
@@ -127,11 +132,17 @@ def run(known: argparse.Namespace) -> int:
             overwrite=known.overwrite,
             allow_pickle=known.allow_pickle,
         )
-    with suppress(BrokenPipeError):  # who reads the summary may have gone; what the job came to is the same
+    # who reads the summary may have gone; what the job came to is the same
+    with suppress(BrokenPipeError):
         if known.json:
             print(as_json(outcome_values(outcome, config)))
         else:
-            view = ["beam-inference", "view", known.job, *(f"--set={each}" for each in known.overrides)]
+            view = [
+                "beam-inference",
+                "view",
+                known.job,
+                *(f"--set={each}" for each in known.overrides),
+            ]
             print_outcome(outcome, config, known.words, view)
         sys.stdout.flush()
     return outcome.exit_code
@@ -150,13 +161,20 @@ def _launched(known: argparse.Namespace, nothing: str) -> tuple[JobConfig, State
     state = State(default_state_url(config), config.storage)
     job = state.load_job()
     if job is None:
-        raise StateError(f"{nothing}: {state.url} holds no job. Has it been run, and with this output.path?")
+        raise StateError(
+            f"{nothing}: {state.url} holds no job. Has it been run, and with this output.path?"
+        )
     return config, state, job
 
 
 def status(known: argparse.Namespace) -> int:
     """Tell how far a job is."""
-    from beam_inference.cli.status_text import as_json, print_pyramid_status, print_status, status_values
+    from beam_inference.cli.status_text import (
+        as_json,
+        print_pyramid_status,
+        print_status,
+        status_values,
+    )
     from beam_inference.job.status import job_status
     from beam_inference.launch.output_pyramid import pyramid_of, status_of
 
@@ -183,7 +201,12 @@ def verify(known: argparse.Namespace) -> int:
     """Tell whether a job is complete."""
     from rich.console import Console
 
-    from beam_inference.cli.status_text import as_json, print_pyramid_status, print_verification, verification_values
+    from beam_inference.cli.status_text import (
+        as_json,
+        print_pyramid_status,
+        print_verification,
+        verification_values,
+    )
     from beam_inference.job.parts import output_spec
     from beam_inference.job.verification import verify as verified
     from beam_inference.launch.output_pyramid import pyramid_of, status_of
@@ -196,7 +219,9 @@ def verify(known: argparse.Namespace) -> int:
     if known.deep and output is None:
         raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
     with Console(stderr=True).status("verifying") as status:
-        report = verified(job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at"))
+        report = verified(
+            job, state, output, lambda done: status.update(f"verifying: {done:,} chunks looked at")
+        )
     pyramid = pyramid_of(config)
     levels = status_of(pyramid) if pyramid else None
     values = verification_values(report, levels, deep=known.deep)
@@ -224,7 +249,9 @@ def mosaic(known: argparse.Namespace) -> int:
     job = as_launched(config, job, state.url)  # its output may have moved
     indices = list(state.of(job).receipt_indices(0, job.plan.chunks.count))
     if not indices:
-        raise StateError(f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first.")
+        raise StateError(
+            f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first."
+        )
     output = open_output(output_spec(job))
     if output is None:
         raise StateError(f"nothing to draw: the output {job.config.output.path} is gone")
@@ -254,7 +281,9 @@ def report(known: argparse.Namespace) -> int:
 
     absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
     if absent:
-        raise ConfigError(f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'")
+        raise ConfigError(
+            f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'"
+        )
     path = Path(known.to)
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"--to {known.to}: write a name that ends with .html")
@@ -296,7 +325,8 @@ def clean(known: argparse.Namespace) -> int:
     left = count - state.of(job).count_receipts(0, count)
     if left:
         raise StateError(
-            f"{left} of {count} chunks have no receipt, and may still need their seam files: run them first"
+            f"{left} of {count} chunks have no receipt, and may still need their seam files: run "
+            "them first"
         )
     removed = SeamFiles(state.url, config.storage, job.fingerprint).forget_all()
     print(f"{removed} seam files removed")

@@ -1,8 +1,10 @@
 """The metadata of the Dataflow Flex Template: a form for the flags of ``templates/main.py``, made from their parser.
 
-The launcher runs ``main.py`` with these parameters and with the launch's environment as Beam's flags, which are no
-parameters: ``--runner --project --region --job_name --template_location`` (not to be changed), ``--staging_location
---temp_location``, and as asked for ``--machine_type --service_account_email --network --subnetwork`` and so on.
+The launcher runs ``main.py`` with these parameters and with the launch's environment as Beam's
+flags, which are no
+parameters: ``--runner --project --region --job_name --template_location`` (not to be changed),
+    ``--staging_location --temp_location``, and as asked for ``--machine_type
+    --service_account_email --network --subnetwork`` and so on.
 
     python -m beam_inference.cli.flex_template > templates/flex/metadata.json
 """
@@ -48,13 +50,17 @@ _FIELDS = {
     "gpu_sharing": _Field("GPU sharing", "ENUM"),
 }
 _ONLY_WITH_GPU = ("gpu_count", "gpu_driver", "gpu_sharing")
-_NOT_IN_A_FORM = ("help", "debug", "set")  # --set is repeatable, and its values have commas, which gcloud splits at
+# --set is repeatable, and its values have commas, which gcloud splits at
+_NOT_IN_A_FORM = ("help", "debug", "set")
 
 _IMAGE = {
     "name": "sdk_container_image",
     "label": "Image of the workers",
-    # Required, because without it the workers would be Beam's own, which have neither this package nor its network.
-    "helpText": "The image of this template, with its tag: the workers run in the same one as the launcher.",
+    # Required, because without it the workers would be Beam's own, which have neither this package
+    # nor its network.
+    "helpText": (
+        "The image of this template, with its tag: the workers run in the same one as the launcher."
+    ),
     "paramType": "TEXT",
     "regexes": ["^[^/ ]+/[^ ]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$"],
 }
@@ -66,7 +72,11 @@ def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
     Raises:
         LookupError: a flag is not described here.
     """
-    groups = {id(action): group.title for group in parser._action_groups for action in group._group_actions}
+    groups = {
+        id(action): group.title
+        for group in parser._action_groups
+        for action in group._group_actions
+    }
     parameters = [
         _parameter(parser, action, groups[id(action)])
         for action in parser._actions
@@ -75,15 +85,22 @@ def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
     required = [each for each in parameters if "isOptional" not in each]
     return {
         "name": "beam-inference",
-        "description": "Run a trained 3-D ConvNet over a volume of any size, or what an earlier launch left of it.",
+        "description": (
+            "Run a trained 3-D ConvNet over a volume of any size, or what an earlier launch left "
+            "of it."
+        ),
         "parameters": [*required, _IMAGE, *(each for each in parameters if each not in required)],
     }
 
 
-def _parameter(parser: argparse.ArgumentParser, action: argparse.Action, group: str | None) -> dict[str, Any]:
+def _parameter(
+    parser: argparse.ArgumentParser, action: argparse.Action, group: str | None
+) -> dict[str, Any]:
     field = _FIELDS.get(action.dest)
     if field is None or not action.help:
-        raise LookupError(f"--{action.dest}: describe it in beam_inference/cli/flex_template.py, and in its help")
+        raise LookupError(
+            f"--{action.dest}: describe it in beam_inference/cli/flex_template.py, and in its help"
+        )
     help = parser._get_formatter()._expand_help(action)
     parameter: dict[str, Any] = {
         "name": action.dest,
@@ -96,9 +113,13 @@ def _parameter(parser: argparse.ArgumentParser, action: argparse.Action, group: 
     if field.pattern is not None:
         parameter["regexes"] = [field.pattern]
     if field.type == "ENUM":
-        parameter["enumOptions"] = [{"value": value, "label": value} for value in action.choices or ()]
+        parameter["enumOptions"] = [
+            {"value": value, "label": value} for value in action.choices or ()
+        ]
     if action.default is not None:
-        parameter["defaultValue"] = str(action.default).lower() if field.type == "BOOLEAN" else str(action.default)
+        parameter["defaultValue"] = (
+            str(action.default).lower() if field.type == "BOOLEAN" else str(action.default)
+        )
     if group not in (None, "positional arguments", "options"):
         parameter["groupName"] = f"{group[0].upper()}{group[1:]}"
     if action.dest in _ONLY_WITH_GPU:

@@ -11,15 +11,18 @@ from pythonjsonlogger.json import JsonFormatter
 def configure(*, debug: bool, structured: bool) -> None:
     """Log to standard error.
 
-    Plain lines are warnings; everything with ``debug``. ``structured`` lines are JSON objects with time, level, logger
-    and message, and, where a message is about one, ``job`` (its fingerprint), ``launch``, ``run`` (its first chunk),
-    ``chunk``, ``stage`` and ``attempt``; progress and every finished run are among them.
+    Plain lines are warnings; everything with ``debug``. ``structured`` lines are JSON objects with
+    time, level, logger and message, and, where a message is about one, ``job`` (its fingerprint),
+    ``launch``, ``run`` (its first chunk), ``chunk``, ``stage`` and ``attempt``; progress and every
+    finished run are among them.
     """
     handler = logging.StreamHandler(sys.stderr)
     if structured:
         fields = {"asctime": "time", "levelname": "level", "name": "logger"}
         formatter: logging.Formatter = JsonFormatter(
-            "%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=fields, datefmt="%Y-%m-%dT%H:%M:%S%z"
+            "%(asctime)s %(levelname)s %(name)s %(message)s",
+            rename_fields=fields,
+            datefmt="%Y-%m-%dT%H:%M:%S%z",
         )
     else:
         formatter = logging.Formatter("%(levelname)s: %(message)s")
@@ -33,5 +36,6 @@ def configure(*, debug: bool, structured: bool) -> None:
     logging.getLogger("beam_inference").setLevel(
         logging.DEBUG if debug else logging.INFO if structured else logging.NOTSET
     )
-    # Beam logs every exception with its stack, at each level it passes; the message is told once, by us.
+    # Beam logs every exception with its stack, at each level it passes; the message is told once,
+    # by us.
     logging.getLogger("apache_beam").setLevel(logging.INFO if debug else logging.CRITICAL)

@@ -1,6 +1,7 @@
 """The command line, from its words to an exit code.
 
-Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound, 130 interrupted.
+Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound,
+    130 interrupted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_with_flags(arguments: Sequence[str] | None = None) -> int:
     """``run``, for launchers that pass flags only: ``--job=job.yaml`` and the flags of ``run``.
 
-    Launchers with forms pass every field: ``--flag=`` is a flag not given, and switches take ``=true`` or ``=false``.
+    Launchers with forms pass every field: ``--flag=`` is a flag not given, and switches take
+        ``=true`` or ``=false``.
     """
     parser = flags_parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -77,8 +79,8 @@ def guarded(known: argparse.Namespace) -> int:
             raise
         reason = " ".join(str(error).split()) or "no message"
         _tell(
-            f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a defect of beam-inference. "
-            "With --debug the command shows where it happened.",
+            f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a "
+            "defect of beam-inference. With --debug the command shows where it happened.",
             structured,
         )
         return FAILED

@@ -16,7 +16,14 @@ from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.seam_sums import most_files
 from beam_inference.job.place import THIS_PROCESS, Place
-from beam_inference.launch.cost import Estimate, Measured, Totals, blocks_written, chunk_seconds, totals
+from beam_inference.launch.cost import (
+    Estimate,
+    Measured,
+    Totals,
+    blocks_written,
+    chunk_seconds,
+    totals,
+)
 from beam_inference.launch.output_pyramid import with_pyramid
 from beam_inference.launch.survey import Survey
 
@@ -30,40 +37,66 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
     if as_json:
         print(json.dumps(plan_values(survey, pyramid), indent=2))
         return
-    job, output = survey.job, survey.output
-    plan, config = job.plan, job.config
+    job = survey.job
+    output = survey.output
+    plan = job.plan
+    config = job.config
     console = Console(width=110, highlight=False)
     facts = Table(show_header=False, box=None, pad_edge=False)
     facts.add_row("input", f"{plan.volume}, {job.input_channels} channel(s) of {job.input_dtype}")
     facts.add_row("roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels")
     facts.add_row("domain", f"{plan.lattice.domain}, what the patch lattice tiles")
-    facts.add_row("output", f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}")
+    facts.add_row(
+        "output",
+        f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
+    )
     facts.add_row("", "exists already" if survey.output_exists else "will be created")
     for name, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
         if mask is not None:
-            facts.add_row(name, f"{mask.path}{', inverse' if mask.inverse else ''}, elsewhere {mask.fill_value}")
+            facts.add_row(
+                name,
+                f"{mask.path}{', inverse' if mask.inverse else ''}, elsewhere {mask.fill_value}",
+            )
     if config.mask is not None:
-        facts.add_row("", "chunks wholly outside it cost nothing: the figures below are upper bounds")
+        facts.add_row(
+            "", "chunks wholly outside it cost nothing: the figures below are upper bounds"
+        )
     chunk = plan.chunks.chunk_shape
-    facts.add_row("chunks", f"{plan.chunks.count:,} of {_by(chunk)} voxels, {_by(plan.chunks.shape)} of them")
+    facts.add_row(
+        "chunks", f"{plan.chunks.count:,} of {_by(chunk)} voxels, {_by(plan.chunks.shape)} of them"
+    )
     patch = plan.lattice.patch_shape
-    facts.add_row("patches", f"{plan.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}")
+    facts.add_row(
+        "patches",
+        f"{plan.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
+    )
     read = plan.input_voxels * job.input_channels * _itemsize(job.input_dtype)
-    facts.add_row("read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks")
+    facts.add_row(
+        "read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks"
+    )
     written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
     blocks = blocks_written(plan)
-    facts.add_row("written", f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}")
+    facts.add_row(
+        "written",
+        f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}",
+    )
     seam_files = most_files(plan, config.model.output_channels)
     objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
-    facts.add_row("objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else ""))
+    facts.add_row(
+        "objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else "")
+    )
     if config.output.pyramid is not None:
         for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
             facts.add_row(heading, line)
     place = Place()
     memory = survey.memory(place)
     threads = f"{place.threads_per_process} harness threads"
-    facts.add_row("memory", f"{_bytes(memory.host_bytes)} per worker process with {threads}, for its chunks;")
-    facts.add_row("", "beside the libraries, the weights, and what the network itself allocates for a batch")
+    facts.add_row(
+        "memory", f"{_bytes(memory.host_bytes)} per worker process with {threads}, for its chunks;"
+    )
+    facts.add_row(
+        "", "beside the libraries, the weights, and what the network itself allocates for a batch"
+    )
     if config.inference.device == "cuda":
         facts.add_row("", f"{_bytes(memory.device_bytes)} on the GPU, likewise")
     console.print(facts)
@@ -76,14 +109,22 @@ def _pyramid_lines(pyramid: Pyramid | None) -> list[str]:
         return ["no level: one block holds the output"]
     coarsest = _by(pyramid.levels[-1].bounds.shape)
     return [
-        f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once every chunk is done",
-        f"{_bytes(pyramid.size)} before compression, in {sum(pyramid.blocks):,} blocks + {pyramid.count:,} records",
+        (
+            f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; "
+            "once every chunk is done"
+        ),
+        (
+            f"{_bytes(pyramid.size)} before compression, in {sum(pyramid.blocks):,} blocks + "
+            f"{pyramid.count:,} records"
+        ),
     ]
 
 
 def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
     """The same as values for machines; bytes are decoded, shapes ZYX; what is stored includes the pyramid."""
-    job, plan, whole = survey.job, survey.job.plan, with_pyramid(totals(survey), pyramid)
+    job = survey.job
+    plan = survey.job.plan
+    whole = with_pyramid(totals(survey), pyramid)
     memory = survey.memory(Place())
     return {
         "roi": job.roi.model_dump(),
@@ -115,17 +156,39 @@ def _seams_table(survey: Survey) -> Table:
     exchange, recompute, crop = map(survey.job.plan_in, ("exchange", "recompute", "crop"))
     margin = crop.chunk_crop_margin
     table = Table(title="seam modes", title_justify="left")
-    for column in ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"):
-        table.add_column(column, justify="left" if column in ("seams", "at chunk borders") else "right")
-    borders = ((exchange, "exact to rounding"), (recompute, "exact"), (crop, f"seams; margin {_by(margin)} cropped"))
-    modes = [(mode, border) for mode, border in borders if mode.seams in survey.job.config.seam_modes]
+    for column in (
+        "seams",
+        "network calls",
+        "patch voxels per voxel",
+        "seam files",
+        "at chunk borders",
+    ):
+        table.add_column(
+            column, justify="left" if column in ("seams", "at chunk borders") else "right"
+        )
+    borders = (
+        (exchange, "exact to rounding"),
+        (recompute, "exact"),
+        (crop, f"seams; margin {_by(margin)} cropped"),
+    )
+    modes = [
+        (mode, border) for mode, border in borders if mode.seams in survey.job.config.seam_modes
+    ]
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
-        calls, redundancy = f"{mode.patch_count:,}", f"{mode.patch_voxels_per_voxel:.2f}"
-        files = _bytes(mode.seam_voxels * survey.job.config.model.output_channels * 4) if mode.seam_voxels else "none"
+        calls = f"{mode.patch_count:,}"
+        redundancy = f"{mode.patch_voxels_per_voxel:.2f}"
+        files = (
+            _bytes(mode.seam_voxels * survey.job.config.model.output_channels * 4)
+            if mode.seam_voxels
+            else "none"
+        )
         table.add_row(mode.seams + chosen, calls, redundancy, files, border)
     fewest = min((mode for mode, _ in modes), key=lambda mode: mode.patch_count)
-    table.caption = f"fewest network calls: {fewest.seams}; seam files are written and read once, and then removed"
+    table.caption = (
+        f"fewest network calls: {fewest.seams}; seam files are written and read once, and then "
+        "removed"
+    )
     table.caption_justify = "left"
     return table
 
@@ -143,21 +206,35 @@ def print_suggestions(
         print(json.dumps(suggested_values(found, plans, workers), indent=2))
         return
     floor = (
-        found.job.plan.lattice.count * math.prod(found.job.plan.lattice.patch_shape) / found.job.plan.chunks.roi.size
+        found.job.plan.lattice.count
+        * math.prod(found.job.plan.lattice.patch_shape)
+        / found.job.plan.chunks.roi.size
     )
     table = Table(
-        title=f"best chunk shapes for {workers} worker process(es) of {_bytes(memory_bytes)}", title_justify="left"
+        title=f"best chunk shapes for {workers} worker process(es) of {_bytes(memory_bytes)}",
+        title_justify="left",
     )
-    columns = ("seams", "chunk_shape", "chunks", "patch voxels per voxel", "memory", "on device", "read", "written")
+    columns = (
+        "seams",
+        "chunk_shape",
+        "chunks",
+        "patch voxels per voxel",
+        "memory",
+        "on device",
+        "read",
+        "written",
+    )
     for column in (*columns, "seam files", "objects", "busiest worker"):
         table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
-    itemsize, channels = _itemsize(found.job.config.output.dtype), found.output.channels
+    itemsize = _itemsize(found.job.config.output.dtype)
+    channels = found.output.channels
     for seams, plan in plans.items():
         if plan is None:
             table.add_row(seams, "none fits")
             continue
         memory = found.memory_for(plan, plan.extremes, THIS_PROCESS)
-        blocks, seam_files = blocks_written(plan), most_files(plan, found.job.config.model.output_channels)
+        blocks = blocks_written(plan)
+        seam_files = most_files(plan, found.job.config.model.output_channels)
         read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
         table.add_row(
             seams,
@@ -168,36 +245,51 @@ def print_suggestions(
             _bytes(memory.device_bytes),
             _bytes(read),
             _bytes(plan.chunks.roi.size * channels * itemsize),
-            _bytes(plan.seam_voxels * found.job.config.model.output_channels * 4) if seams == "exchange" else "none",
+            (
+                _bytes(plan.seam_voxels * found.job.config.model.output_channels * 4)
+                if seams == "exchange"
+                else "none"
+            ),
             f"{blocks + plan.chunks.count + plan.owners + seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
-    network = f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as measured here"
+    network = (
+        f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as "
+        "measured here"
+    )
     if not found.job.working_set_bytes:
         network = (
-            "without what the network itself allocates for a batch; --calibrate measures it, where that can be done"
+            "without what the network itself allocates for a batch; --calibrate measures it, where "
+            "that can be done"
         )
     console = Console(width=max(150, Console().width), highlight=False)
     console.print(table)
     console.print(
-        f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its patches at worst, over an "
-        f"even share. Seam files are written and read once, and removed. Memory is counted {network}."
+        f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its "
+        "patches at worst, over an even share. Seam files are written and read once, and "
+        f"removed. Memory is counted {network}."
     )
 
 
-def suggested_values(found: Survey, plans: Mapping[str, InferencePlan | None], workers: int) -> dict[str, Any]:
+def suggested_values(
+    found: Survey, plans: Mapping[str, InferencePlan | None], workers: int
+) -> dict[str, Any]:
     """The same as values for machines, by seam mode; null where no shape fits."""
     return {
-        seams: plan
-        and {
-            "chunk_shape": plan.chunks.chunk_shape,
-            "chunks": plan.chunks.count,
-            "network_calls": plan.patch_count,
-            "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
-            "host_bytes_per_worker": found.memory_for(plan, plan.extremes, THIS_PROCESS).host_bytes,
-            "seam_bytes": plan.seam_voxels * found.job.config.model.output_channels * 4,
-            "busiest_worker": busiest_worker(plan, workers),
-        }
+        seams: (
+            plan
+            and {
+                "chunk_shape": plan.chunks.chunk_shape,
+                "chunks": plan.chunks.count,
+                "network_calls": plan.patch_count,
+                "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
+                "host_bytes_per_worker": (
+                    found.memory_for(plan, plan.extremes, THIS_PROCESS).host_bytes
+                ),
+                "seam_bytes": plan.seam_voxels * found.job.config.model.output_channels * 4,
+                "busiest_worker": busiest_worker(plan, workers),
+            }
+        )
         for seams, plan in plans.items()
     }
 
@@ -215,21 +307,39 @@ def print_estimates(
     per_chunk = chunk_seconds(measured, whole)
     speed = whole.voxels / whole.chunks / per_chunk
     if as_json:
-        values = {"measured": asdict(measured), "seconds_per_chunk": per_chunk, "voxels_per_second_and_worker": speed}
-        print(json.dumps(plan_values(found, pyramid) | values | {"estimates": [asdict(e) for e in expected]}, indent=2))
+        values = {
+            "measured": asdict(measured),
+            "seconds_per_chunk": per_chunk,
+            "voxels_per_second_and_worker": speed,
+        }
+        print(
+            json.dumps(
+                plan_values(found, pyramid) | values | {"estimates": [asdict(e) for e in expected]},
+                indent=2,
+            )
+        )
         return
     print(
-        f"measured here: {measured.call_seconds:.3g} s a call, reading {1e-6 / measured.read_seconds:.0f} MB/s,",
+        f"measured here: {measured.call_seconds:.3g} s a call, reading "
+        f"{1e-6 / measured.read_seconds:.0f} MB/s,",
         end="",
     )
     print(f" writing {1e-6 / measured.write_seconds:.0f} MB/s")
-    print(f"so {per_chunk:.3g} s a chunk, {speed / 1e6:.3g} Mvoxel/s for each worker like this machine")
+    print(
+        f"so {per_chunk:.3g} s a chunk, {speed / 1e6:.3g} Mvoxel/s for each worker like this "
+        "machine"
+    )
     for each in expected:
-        line = f"{each.workers} worker(s), {each.kind}: {_hours(each.hours)}, at worst {_hours(each.hours_at_worst)}"
+        line = (
+            f"{each.workers} worker(s), {each.kind}: {_hours(each.hours)}, at worst "
+            f"{_hours(each.hours_at_worst)}"
+        )
         if each.interruptions:
             line += f", {each.interruptions:.3g} interruptions"
         if each.money:
-            line += f"; {each.money:.2f} in all, {each.money_per_billion_voxels:.3g} per 10^9 voxels"
+            line += (
+                f"; {each.money:.2f} in all, {each.money_per_billion_voxels:.3g} per 10^9 voxels"
+            )
         print(line)
     if pyramid is not None:
         print("the pyramid is in what is kept and in what requests cost, not in the hours")
@@ -252,21 +362,48 @@ def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(_base_values(pyramid) | pyramid_values(pyramid), indent=2))
         return
-    base, rows = _base_values(pyramid), Table(box=None, pad_edge=False)
-    for heading in ("level", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"):
+    base = _base_values(pyramid)
+    rows = Table(box=None, pad_edge=False)
+    for heading in (
+        "level",
+        "voxels z, y, x",
+        "voxel size nm",
+        "factor",
+        "chunks",
+        "objects",
+        "bytes",
+    ):
         rows.add_column(heading, justify="left" if heading == "level" else "right")
-    rows.add_row("base", _by(base["shape"]), _sizes(base["voxel_size_nm"]), "", "", "", _bytes(base["base_bytes"]))
+    rows.add_row(
+        "base",
+        _by(base["shape"]),
+        _sizes(base["voxel_size_nm"]),
+        "",
+        "",
+        "",
+        _bytes(base["base_bytes"]),
+    )
     for level in pyramid_values(pyramid)["levels"]:
         rows.add_row(
-            *(level["name"], _by(level["shape"]), _sizes(level["voxel_size_nm"]), _by(level["factor"])),
+            *(
+                level["name"],
+                _by(level["shape"]),
+                _sizes(level["voxel_size_nm"]),
+                _by(level["factor"]),
+            ),
             *(f"{level['chunks']:,}", f"{level['blocks']:,}", _bytes(level["bytes"])),
         )
     console = Console(width=110, highlight=False)
-    told = f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}"
+    told = (
+        f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}"
+    )
     console.print(told, soft_wrap=True)
     console.print(rows)
-    chunk, read = _bytes(base["chunk_bytes"]), _bytes(base["read_at_once_bytes"])
-    console.print(f"bytes are those before compression; a chunk takes {chunk}, and {read} of what it reads")
+    chunk = _bytes(base["chunk_bytes"])
+    read = _bytes(base["read_at_once_bytes"])
+    console.print(
+        f"bytes are those before compression; a chunk takes {chunk}, and {read} of what it reads"
+    )
 
 
 def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
@@ -285,7 +422,9 @@ def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
                 "blocks": blocks,
                 "bytes": level.bounds.size * voxel,
             }
-            for level, stage, blocks in zip(pyramid.levels, pyramid.stages, pyramid.blocks, strict=True)
+            for level, stage, blocks in zip(
+                pyramid.levels, pyramid.stages, pyramid.blocks, strict=True
+            )
         ],
         "bytes": pyramid.size,
     }
@@ -302,8 +441,12 @@ def _base_values(pyramid: Pyramid) -> dict[str, Any]:
         "shape": base.bounds.shape,
         "voxel_size_nm": base.voxel_size_nm,
         "base_bytes": base.bounds.size * voxel,
-        "chunk_bytes": max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel,
-        "read_at_once_bytes": max(math.prod(s.part_shape) * math.prod(s.level.factor) for s in pyramid.stages) * voxel,
+        "chunk_bytes": (
+            max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel
+        ),
+        "read_at_once_bytes": (
+            max(math.prod(s.part_shape) * math.prod(s.level.factor) for s in pyramid.stages) * voxel
+        ),
     }
 
 

@@ -38,7 +38,10 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
         "missing_of_job": outcome.missing_of_job,
         "quarantined": len(outcome.quarantined),
         "quarantine": list(map(_record_values, outcome.quarantined)),
-        "pyramid": outcome.pyramid and pyramid_status_values(outcome.pyramid, waits=outcome.missing_of_job > 0),
+        "pyramid": (
+            outcome.pyramid
+            and pyramid_status_values(outcome.pyramid, waits=outcome.missing_of_job > 0)
+        ),
         "seconds": outcome.seconds,
         "error": outcome.error,
         "staged_at": outcome.staged_at,
@@ -47,7 +50,9 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
     }
 
 
-def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, deep: bool) -> dict[str, Any]:
+def verification_values(
+    report: VerifyReport, pyramid: PyramidStatus | None, *, deep: bool
+) -> dict[str, Any]:
     """What verification found; of the missing chunks the first few are named."""
     return {
         "complete": report.complete and (pyramid is None or pyramid.complete),
@@ -59,7 +64,9 @@ def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, 
         "quarantined": len(report.quarantined),
         "quarantine": list(map(_record_values, report.quarantined)),
         "wrong": report.wrong,
-        "pyramid": pyramid and pyramid_status_values(pyramid, waits=report.receipts < report.chunks),
+        "pyramid": (
+            pyramid and pyramid_status_values(pyramid, waits=report.receipts < report.chunks)
+        ),
     }
 
 
@@ -91,13 +98,19 @@ def _record_values(record: QuarantineRecord) -> dict[str, Any]:
     return record.model_dump(mode="json", include={"chunk", "box", "stage", "cause", "attempts"})
 
 
-def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]) -> None:
+def print_outcome(
+    outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]
+) -> None:
     """What a launch came to, and what to do next; ``words`` are the command given, ``view`` the one to look at it."""
-    state, again = default_state_url(config), _without_chunks(words)
+    state = default_state_url(config)
+    again = _without_chunks(words)
     if not config.job.resume:
         again += ["--set", "job.resume=true"]  # what is done is not to be done anew
     if outcome.staged_at:
-        print(f"staged at {outcome.staged_at}: whoever launches it runs the job; see how far it is with status")
+        print(
+            f"staged at {outcome.staged_at}: whoever launches it runs the job; see how far it is "
+            "with status"
+        )
         return
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
@@ -122,12 +135,16 @@ def print_outcome(outcome: JobOutcome, config: JobConfig, words: Sequence[str], 
     elif not outcome.missing_of_job:
         print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
     elif outcome.done == outcome.chunks:
-        print(f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: {shlex.join(again)}")
+        print(
+            f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: "
+            f"{shlex.join(again)}"
+        )
 
 
 def _without_chunks(words: Sequence[str]) -> list[str]:
     """A command without what chooses chunks, and without --overwrite: what does the rest of the job."""
-    choosing, kept = ("--chunks", "--sample", "--seed"), []
+    choosing = ("--chunks", "--sample", "--seed")
+    kept = []
     for before, word in zip(["", *words], words, strict=False):
         if before not in choosing and word.partition("=")[0] not in (*choosing, "--overwrite"):
             kept.append(word)
@@ -145,7 +162,9 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
         print(f"quarantined: chunk {record.chunk} {record.box.box()}: {record.cause}")
     if report.missing_count:
         more = " …" if report.missing_count > len(report.missing) else ""
-        print(f"missing: {report.missing_count} chunks: {', '.join(map(str, report.missing))}{more}")
+        print(
+            f"missing: {report.missing_count} chunks: {', '.join(map(str, report.missing))}{more}"
+        )
     if report.complete:
         print("complete" + (", and every chunk reads back as it was written" if deep else ""))
     else:
@@ -155,10 +174,17 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
 def print_status(status: JobStatus) -> None:
     """How far a job is, in a few lines."""
     done = status.done / status.planned
-    print(f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} missing", end="")
+    print(
+        f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} "
+        "missing",
+        end="",
+    )
     print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
     if status.summed is not None and status.missing:
-        print(f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are computed")
+        print(
+            f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are "
+            "computed"
+        )
     if not status.missing:
         print(
             "nothing is left but what is quarantined; run --chunks does it again"
@@ -166,13 +192,20 @@ def print_status(status: JobStatus) -> None:
             else "complete; verify reads it back"
         )
     elif status.rate is None:
-        since = f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC" if status.latest else ""
+        since = (
+            f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC"
+            if status.latest
+            else ""
+        )
         print(f"no chunk was finished in the last five minutes{since}")
     else:
         speed = f"{status.rate:.3g} chunks/s, {(status.voxels_per_second or 0) / 1e6:.3g} Mvoxel/s"
         left = timedelta(seconds=round(status.seconds_left or 0))
         stage = " of the first stage" if status.in_first_stage else ""
-        print(f"{speed}, by {status.workers} or more worker processes; {left} left{stage} at this rate")
+        print(
+            f"{speed}, by {status.workers} or more worker processes; {left} left{stage} at this "
+            "rate"
+        )
 
 
 def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:

@@ -50,7 +50,9 @@ def pyramid(known: argparse.Namespace) -> int:
     url = url_of(known.volume)
     check_place(known.beam_flags, [url])
     if url.startswith("http"):
-        raise ConfigError(f"{url}: http(s):// can only be read from; levels are written beside their volume")
+        raise ConfigError(
+            f"{url}: http(s):// can only be read from; levels are written beside their volume"
+        )
     volume = multiscale_volume(url, storage_of_environment(LOCAL), known.scale)
     planned = plan_pyramid(volume, known.method, known.factor, known.levels)
     print_pyramid(planned, as_json=known.json)
@@ -58,7 +60,9 @@ def pyramid(known: argparse.Namespace) -> int:
         return COMPLETE
     sys.stdout.flush()
     outcome = make_pyramid(planned, known.beam_flags, overwrite=known.overwrite)
-    print_task_outcome(outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words))
+    print_task_outcome(
+        outcome, f"{url}, with {len(planned.levels)} more levels", shlex.join(known.words)
+    )
     return outcome.exit_code
 
 
@@ -85,13 +89,18 @@ def components(known: argparse.Namespace) -> int:
         connectivity=known.connectivity,
         **_labels_asked(known),
     )
-    return make_labels(work, components_described(work), component_stages, known.beam_flags, **_how(known))
+    return make_labels(
+        work, components_described(work), component_stages, known.beam_flags, **_how(known)
+    )
 
 
 def segment(known: argparse.Namespace) -> int:
     """Segment a volume of affinities."""
     from beam_inference.segmentation.make_labels import make_labels
-    from beam_inference.segmentation.segment_job import planned_segmentation, segmentation_described
+    from beam_inference.segmentation.segment_job import (
+        planned_segmentation,
+        segmentation_described,
+    )
     from beam_inference.segmentation.segment_stages import segment_stages
 
     work = planned_segmentation(
@@ -103,17 +112,22 @@ def segment(known: argparse.Namespace) -> int:
         to_next=known.to_next,
         **_labels_asked(known),
     )
-    return make_labels(work, segmentation_described(work), segment_stages, known.beam_flags, **_how(known))
+    return make_labels(
+        work, segmentation_described(work), segment_stages, known.beam_flags, **_how(known)
+    )
 
 
 def _source_and_target(known: argparse.Namespace) -> tuple[str, str]:
     from beam_inference.beam.stage_runner import check_place
     from beam_inference.volumes.kvstores import url_of
 
-    source, target = url_of(known.source), url_of(known.target)
+    source = url_of(known.source)
+    target = url_of(known.target)
     check_place(known.beam_flags, [source, target])
     if target.startswith("http"):
-        raise ConfigError(f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://")
+        raise ConfigError(
+            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
     return source, target
 
 
@@ -134,8 +148,19 @@ def _how(known: argparse.Namespace) -> dict[str, Any]:
 
 def levels(known: argparse.Namespace) -> int:
     """Count a volume's values."""
-    from beam_inference.beam.stage_runner import begin, check_place, print_task_outcome, run_tasks, task_job
-    from beam_inference.operators.level_counts import CountValues, SumCounts, chunks_to_count, described
+    from beam_inference.beam.stage_runner import (
+        begin,
+        check_place,
+        print_task_outcome,
+        run_tasks,
+        task_job,
+    )
+    from beam_inference.operators.level_counts import (
+        CountValues,
+        SumCounts,
+        chunks_to_count,
+        described,
+    )
     from beam_inference.volumes.kvstores import (
         LOCAL,
         delete_folder,
@@ -147,7 +172,8 @@ def levels(known: argparse.Namespace) -> int:
     from beam_inference.volumes.opening import open_volume
 
     storage = storage_of_environment(LOCAL)
-    path, to = url_of(known.volume), url_of(known.to)
+    path = url_of(known.volume)
+    to = url_of(known.to)
     check_place(known.beam_flags, [path, to])
     channel = None if known.channel is None else tuple(known.channel)
     volume = open_volume(path, scale=known.scale, channel=known.channel, storage=storage)
@@ -166,5 +192,7 @@ def levels(known: argparse.Namespace) -> int:
     outcome = run_tasks(job, known.beam_flags, chunks.roi.size / chunks.count)
     if outcome.exit_code == COMPLETE:
         delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
-    print_task_outcome(outcome, to, shlex.join(word for word in known.words if word != "--overwrite"))
+    print_task_outcome(
+        outcome, to, shlex.join(word for word in known.words if word != "--overwrite")
+    )
     return outcome.exit_code

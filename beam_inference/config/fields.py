@@ -6,7 +6,15 @@ import re
 from typing import Annotated
 from urllib.parse import unquote
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, PositiveFloat, Strict
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveFloat,
+    Strict,
+)
 
 _FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
 
@@ -37,15 +45,17 @@ def refuse_credentials(url: str) -> None:
     """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
     if holds_credentials(url):
         raise ValueError(
-            "this URL holds credentials (user:password@, or a signature or token after ?). What a job names is "
-            "recorded beside its output and told in messages, where others can read it. Let the store find its "
-            "credentials, see docs/object-stores.md"
+            "this URL holds credentials (user:password@, or a signature or token after ?). What a "
+            "job names is recorded beside its output and told in messages, where others can read "
+            "it. Let the store find its credentials, see docs/object-stores.md"
         )
 
 
 def _as_writable(value: object) -> object:
     if isinstance(value, str) and re.match("https?://", value):
-        raise ValueError("http(s):// can only be read from; write to a local folder, gs:// or s3://")
+        raise ValueError(
+            "http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
     return _as_path(value)
 
 
@@ -65,7 +75,9 @@ WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
 class Model(BaseModel):
     """Frozen, and strict about unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True
+    )
 
 
 class Frozen(BaseModel):
@@ -95,7 +107,9 @@ def as_list(value: object) -> object:
 
 
 _InThree = BeforeValidator(
-    _three, json_schema_input_type=tuple[int, int, int] | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")]
+    _three,
+    json_schema_input_type=tuple[int, int, int]
+    | Annotated[str, Field(pattern=r"^-?\d+x-?\d+x-?\d+$")],
 )
 
 

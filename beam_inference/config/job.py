@@ -25,7 +25,13 @@ from beam_inference.config.fields import (
     WritableUrl,
 )
 from beam_inference.config.normalize import Normalize
-from beam_inference.config.operators import Operator, channels_after, gives_labels, largest_label, total_halo
+from beam_inference.config.operators import (
+    Operator,
+    channels_after,
+    gives_labels,
+    largest_label,
+    total_halo,
+)
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Input, Mask, Output, Roi
 
@@ -34,7 +40,11 @@ class Channel(Model):
     """What an output channel says."""
 
     affinity: Point | None = Field(
-        None, description="offset, ZYX: whether a voxel and the one at this offset belong together; else of the voxel"
+        None,
+        description=(
+            "offset, ZYX: whether a voxel and the one at this offset belong together; else of the "
+            "voxel"
+        ),
     )
 
 
@@ -42,13 +52,20 @@ class Network(Model):
     """The trained network."""
 
     path: Url = Field(
-        description="identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file (.onnx), an "
-        "OpenVINO file (.xml), package.module:factory or file.py:factory"
+        description=(
+            "identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file "
+            "(.onnx), an OpenVINO file (.xml), package.module:factory or file.py:factory"
+        )
     )
     weights: Url | None = Field(
-        None, description="state dict or safetensors, for a factory; the .bin of an .xml, by default beside it"
+        None,
+        description=(
+            "state dict or safetensors, for a factory; the .bin of an .xml, by default beside it"
+        ),
     )
-    sha256: str | None = Field(None, description="expected hash of the weights, or of path where there are none")
+    sha256: str | None = Field(
+        None, description="expected hash of the weights, or of path where there are none"
+    )
     input_channels: Count = 1
     output_channels: Count = 1
     channels: list[Channel] | None = Field(
@@ -56,15 +73,25 @@ class Network(Model):
     )
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     normalize: Normalize = Field("none", description="unit: the stored dtype's maximum becomes 1")
-    batch_norm: Literal["running", "batch"] = Field("running", description="statistics that BatchNorm layers use")
-    crop_margin: Margin = Field((0, 0, 0), description="voxels by which the input exceeds its patch, per side")
+    batch_norm: Literal["running", "batch"] = Field(
+        "running", description="statistics that BatchNorm layers use"
+    )
+    crop_margin: Margin = Field(
+        (0, 0, 0), description="voxels by which the input exceeds its patch, per side"
+    )
     dims: Literal[2, 3] = 3
-    voxel_size_nm: VoxelSize | None = Field(None, description="voxel size the network was trained at, ZYX, nanometres")
+    voxel_size_nm: VoxelSize | None = Field(
+        None, description="voxel size the network was trained at, ZYX, nanometres"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _beside(cls, values: Any) -> Any:
-        if isinstance(values, dict) and str(values.get("path")).endswith(".xml") and not values.get("weights"):
+        if (
+            isinstance(values, dict)
+            and str(values.get("path")).endswith(".xml")
+            and not values.get("weights")
+        ):
             return {**values, "weights": values["path"].removesuffix(".xml") + ".bin"}
         return values
 
@@ -74,17 +101,26 @@ class Network(Model):
             raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
         is_factory = self.path != "identity" and _FACTORY.fullmatch(self.path) is not None
         if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
-            raise ValueError(f"weights go with a factory (package.module:factory), not with path: {self.path}")
+            raise ValueError(
+                f"weights go with a factory (package.module:factory), not with path: {self.path}"
+            )
         if self.path == "identity":
             if self.sha256 is not None or self.activation == "softmax":
                 raise ValueError("identity takes no sha256 and no softmax")
             if self.input_channels != self.output_channels:
                 raise ValueError("identity needs as many output_channels as input_channels")
         if self.channels is not None and len(self.channels) != self.output_channels:
-            raise ValueError(f"channels describes {len(self.channels)}, output_channels says {self.output_channels}")
-        offsets = [channel.affinity for channel in self.channels or [] if channel.affinity is not None]
+            raise ValueError(
+                f"channels describes {len(self.channels)}, output_channels says "
+                f"{self.output_channels}"
+            )
+        offsets = [
+            channel.affinity for channel in self.channels or [] if channel.affinity is not None
+        ]
         if len(set(offsets)) < len(offsets) or (0, 0, 0) in offsets:
-            raise ValueError("channels: each affinity needs an offset of its own, other than [0, 0, 0]")
+            raise ValueError(
+                "channels: each affinity needs an offset of its own, other than [0, 0, 0]"
+            )
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
@@ -118,11 +154,15 @@ class Inference(Model):
     patch_shape: Shape
     patch_overlap: Margin = (0, 0, 0)
     chunk_shape: _ChunkShape = Field(
-        description="the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per worker process, "
-        "found at first launch, kept ever after"
+        description=(
+            "the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per "
+            "worker process, found at first launch, kept ever after"
+        )
     )
     seams: SeamMode = "recompute"
-    chunk_crop_margin: Margin | None = Field(None, description="only for seams: crop; default patch_overlap")
+    chunk_crop_margin: Margin | None = Field(
+        None, description="only for seams: crop; default patch_overlap"
+    )
     batch_size: _BatchSize = Field(
         1, description="patches per network call. auto: tried at first launch, kept ever after"
     )
@@ -130,21 +170,32 @@ class Inference(Model):
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
     engine: Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"] = Field(
         "auto",
-        description="what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is installed "
-        "and gives what PyTorch gives, else torch. fastest: whichever is, with its memory_format, tried where the "
-        "network will run. Both are decided at first launch, kept ever after",
+        description=(
+            "what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is "
+            "installed and gives what PyTorch gives, else torch. fastest: whichever is, with its "
+            "memory_format, tried where the network will run. Both are decided at first launch, "
+            "kept ever after"
+        ),
     )
     memory_format: Literal["contiguous", "channels_last"] = Field(
         "contiguous",
-        description="how PyTorch lays out the network's arrays; which is faster depends on network and GPU",
+        description=(
+            "how PyTorch lays out the network's arrays; which is faster depends on network and GPU"
+        ),
     )
     augment: Literal["none", "xy", "xyz"] = Field(
-        "none", description="mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
+        "none",
+        description=(
+            "mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
+        ),
     )
     threads: Count | None = Field(
         None,
-        description="CPU threads of the network per worker process; they change its last bits. Default: the cores "
-        "shared by the worker processes at first launch, kept ever after; 1 on remote runners",
+        description=(
+            "CPU threads of the network per worker process; they change its last bits. Default: "
+            "the cores shared by the worker processes at first launch, kept ever after; 1 on "
+            "remote runners"
+        ),
     )
 
     @property
@@ -156,19 +207,23 @@ class Inference(Model):
     def _check(self) -> Self:
         if any(o >= p for o, p in zip(self.patch_overlap, self.patch_shape, strict=True)):
             raise ValueError(
-                f"patch_overlap {list(self.patch_overlap)} must be smaller than patch_shape {list(self.patch_shape)} "
-                "on every axis (z, y, x)"
+                f"patch_overlap {list(self.patch_overlap)} must be smaller than patch_shape "
+                f"{list(self.patch_shape)} on every axis (z, y, x)"
             )
         if self.chunk_crop_margin is not None and self.seams != "crop":
             raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
         if self.device == "cpu" and self.precision == "tf32":
             raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
-        if self.engine in ("openvino", "onnxruntime") and (self.device == "cuda" or self.precision != "float32"):
-            raise ValueError(f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto")
+        if self.engine in ("openvino", "onnxruntime") and (
+            self.device == "cuda" or self.precision != "float32"
+        ):
+            raise ValueError(
+                f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto"
+            )
         if self.memory_format != "contiguous" and self.engine not in ("torch", "compile"):
             raise ValueError(
-                f"memory_format: {self.memory_format} is PyTorch's; write engine: torch or compile, or remove it "
-                f"(engine: fastest tries both)"
+                f"memory_format: {self.memory_format} is PyTorch's; write engine: torch or "
+                "compile, or remove it (engine: fastest tries both)"
             )
         return self
 
@@ -182,7 +237,9 @@ class Job(Model):
     attempts: Count = Field(3, description="attempts per chunk and stage, inside the worker")
     resume: bool = Field(True, description="skip chunks that have a receipt")
     state_path: WritableUrl | None = Field(None, description="default <output>/_beam_inference")
-    run_length: Count | None = Field(None, description="chunks per Beam element; default from their number")
+    run_length: Count | None = Field(
+        None, description="chunks per Beam element; default from their number"
+    )
 
 
 class JobConfig(Model):
@@ -203,8 +260,12 @@ class JobConfig(Model):
     output: Output
     model: Network
     inference: Inference
-    postprocess: list[Operator] = Field([], description="what is done to the network's values, in this order")
-    mask: Mask | None = Field(None, description="where the output is wanted; default: in the whole ROI")
+    postprocess: list[Operator] = Field(
+        [], description="what is done to the network's values, in this order"
+    )
+    mask: Mask | None = Field(
+        None, description="where the output is wanted; default: in the whole ROI"
+    )
     roi: Roi | None = Field(None, description="default: the whole input")
     job: Job = Job()
     storage: Storage = Storage()
@@ -222,56 +283,72 @@ class JobConfig(Model):
     @property
     def seam_modes(self) -> list[str]:
         """What ``inference.seams`` may be; operators that look beyond a chunk leave no exchange."""
-        return [mode for mode in get_args(SeamMode) if mode != "exchange" or not any(total_halo(self.postprocess))]
+        return [
+            mode
+            for mode in get_args(SeamMode)
+            if mode != "exchange" or not any(total_halo(self.postprocess))
+        ]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        inference, model = self.inference, self.model
+        inference = self.inference
+        model = self.model
         if inference.seams not in self.seam_modes:
             raise ValueError(
-                "inference.seams: exchange gives a chunk the sums of its own voxels only, but postprocess looks "
-                f"{list(total_halo(self.postprocess))} voxels (z, y, x) further: write seams: recompute"
+                "inference.seams: exchange gives a chunk the sums of its own voxels only, but "
+                f"postprocess looks {list(total_halo(self.postprocess))} voxels (z, y, x) "
+                "further: write seams: recompute"
             )
-        if self.gives_labels and (self.output.dtype == "float32" or self.output.value_range is not None):
+        if self.gives_labels and (
+            self.output.dtype == "float32" or self.output.value_range is not None
+        ):
             raise ValueError(
-                "the last operator of postprocess gives whole numbers, which are written as they are: write an integer "
-                "output.dtype, and no output.value_range"
+                "the last operator of postprocess gives whole numbers, which are written as they "
+                "are: write an integer output.dtype, and no output.value_range"
             )
         if self.gives_labels:
             largest = largest_label(self.postprocess, model.output_channels)
             if largest > np.iinfo(self.output.dtype).max:
-                raise ValueError(f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold")
+                raise ValueError(
+                    f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold"
+                )
         if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
-            raise ValueError(f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make")
+            raise ValueError(
+                f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make"
+            )
         if model.dims == 2 and inference.patch_shape[0] != 1:
             raise ValueError(
-                f"a 2-D network (model.dims: 2) takes patches of depth 1, but inference.patch_shape is "
-                f"{list(inference.patch_shape)}: its first number must be 1"
+                "a 2-D network (model.dims: 2) takes patches of depth 1, but "
+                f"inference.patch_shape is {list(inference.patch_shape)}: its first number must "
+                "be 1"
             )
         if inference.augment != "none" and model.channels is None:
             raise ValueError(
-                f"inference.augment: {inference.augment} needs to know what each output channel says: write "
-                f"model.channels: [{', '.join(['{}'] * min(3, model.output_channels))}] for values of voxels, "
+                f"inference.augment: {inference.augment} needs to know what each output channel "
+                "says: write model.channels: "
+                f"[{', '.join(['{}'] * min(3, model.output_channels))}] for values of voxels, "
                 "{affinity: [z, y, x]} for affinities"
             )
         plane = [list(shape[1:]) for shape in (inference.patch_shape, model.crop_margin)]
         if inference.augment != "none" and any(y != x for y, x in plane):
             raise ValueError(
-                f"inference.augment: {inference.augment} swaps y and x, but patches are {plane[0]} and crop margins "
-                f"{plane[1]} there (y, x): they must be equal"
+                f"inference.augment: {inference.augment} swaps y and x, but patches are {plane[0]} "
+                f"and crop margins {plane[1]} there (y, x): they must be equal"
             )
         if model.dims == 2 and inference.augment == "xyz":
-            raise ValueError("a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy")
+            raise ValueError(
+                "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy"
+            )
         if model.batch_norm == "batch" and inference.batch_size != 1:
             raise ValueError(
-                "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its neighbours' "
-                f"statistics; found {inference.batch_size}"
+                "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its "
+                f"neighbours' statistics; found {inference.batch_size}"
             )
         channels = self.output_channels  # raises what the operators cannot do
         if self.output.encoding != "raw" and channels != 1:
             raise ValueError(
-                f"output.encoding: {self.output.encoding} is for one channel (readers disagree about the order of "
-                f"more), and there are {channels}"
+                f"output.encoding: {self.output.encoding} is for one channel (readers disagree "
+                f"about the order of more), and there are {channels}"
             )
         scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
         if scaled and self.output.value_range is None and model.activation == "none":

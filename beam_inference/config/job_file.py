@@ -1,6 +1,7 @@
 """Understanding a job file: YAML, overrides, and errors that name the key and what was meant.
 
-Unknown keys are refused with the nearest known one; paths are taken relative to the job file's folder.
+Unknown keys are refused with the nearest known one; paths are taken relative to the job file's
+folder.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if str(key) in seen:
-                raise ConfigError(f"the key '{key}' is given twice (line {key_node.start_mark.line + 1})")
+                raise ConfigError(
+                    f"the key '{key}' is given twice (line {key_node.start_mark.line + 1})"
+                )
             seen.add(str(key))
         return super().construct_mapping(node, deep)
 
 
-def parse_job_text(text: str, folder: str | Path, source: str, overrides: Sequence[str] = ()) -> JobConfig:
+def parse_job_text(
+    text: str, folder: str | Path, source: str, overrides: Sequence[str] = ()
+) -> JobConfig:
     """Validate a job file's text, after ``key.key=value`` overrides (values are YAML); see :func:`parse_job`.
 
     Raises:
@@ -58,7 +63,9 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
         ConfigError: the job is not valid.
     """
     if not isinstance(values, dict):
-        raise ConfigError(f"{source}: expected a mapping with the keys {', '.join(JobConfig.model_fields)}")
+        raise ConfigError(
+            f"{source}: expected a mapping with the keys {', '.join(JobConfig.model_fields)}"
+        )
     try:
         job = JobConfig.model_validate(values)
         # Once more: what a relative path leads to may be what cannot be written to.
@@ -71,7 +78,9 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
 def _override(values: Any, override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"--set takes key.key=value, such as inference.device=cpu; found '{override}'")
+        raise ConfigError(
+            f"--set takes key.key=value, such as inference.device=cpu; found '{override}'"
+        )
     *parents, last = key.split(".")
     for parent in parents:
         if isinstance(values, dict) and values.get(parent) is None:
@@ -105,8 +114,14 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel]:
     models: list[type[BaseModel]] = [JobConfig]
     for part in location[:-1]:
         named = [model for model in models if model.__name__.lower() == part]
-        fields = [model.model_fields[part] for model in models if isinstance(part, str) and part in model.model_fields]
-        models = named or [each for field in fields for each in _models_in(field.annotation)] or models
+        fields = [
+            model.model_fields[part]
+            for model in models
+            if isinstance(part, str) and part in model.model_fields
+        ]
+        models = (
+            named or [each for field in fields for each in _models_in(field.annotation)] or models
+        )
     return models[0]
 
 
@@ -138,7 +153,9 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             bucket, _, inside = place.partition("/")
             joined = posixpath.normpath(posixpath.join(inside, path))
             if joined.startswith(".."):
-                raise ConfigError(f"the path {path} leads out of {scheme}://{bucket}, where the job file is")
+                raise ConfigError(
+                    f"the path {path} leads out of {scheme}://{bucket}, where the job file is"
+                )
             return f"{scheme}://{bucket}/{joined}"
         return str((Path(folder) / Path(path).expanduser()).absolute())
 
@@ -159,11 +176,17 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     if isinstance(normalize, FromLevels):
         normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
     network = job.model.model_copy(
-        update={"path": model(job.model.path), "weights": absolute(job.model.weights), "normalize": normalize}
+        update={
+            "path": model(job.model.path),
+            "weights": absolute(job.model.weights),
+            "normalize": normalize,
+        }
     )
     return job.model_copy(
         update={
-            "input": job.input.model_copy(update={"path": url(job.input.path), "mask": mask(job.input.mask)}),
+            "input": job.input.model_copy(
+                update={"path": url(job.input.path), "mask": mask(job.input.mask)}
+            ),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,
             "mask": mask(job.mask),

@@ -30,7 +30,9 @@ class FromLevels(Model):
     """What is made of a volume's own values, once its levels file is read."""
 
     levels: Url = Field(description="a file that beam-inference levels has made of the input")
-    by: Literal["volume", "section"] = Field("volume", description="values of the whole, or of each section along z")
+    by: Literal["volume", "section"] = Field(
+        "volume", description="values of the whole, or of each section along z"
+    )
 
 
 class Contrast(FromLevels):
@@ -62,14 +64,19 @@ def _kind(value: object) -> str:
     if isinstance(value, dict):
         made = "standard" if "to" in value else "contrast" if "levels" in value else "affine"
         return "sections" if "start" in value else made
-    return type(value).__name__.lower() if isinstance(value, (Affine, FromLevels, Sections)) else "name"
+    return (
+        type(value).__name__.lower()
+        if isinstance(value, (Affine, FromLevels, Sections))
+        else "name"
+    )
 
 
 def _known(value: object) -> object:
     if _kind(value) == "name" and value not in ("none", "unit"):
         raise ValueError(
-            f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, {{levels: FILE, "
-            "low: …, high: …, by: volume or section} or {levels: FILE, to: standard, by: …, clip: [low, high]}"
+            f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, "
+            "{levels: FILE, low: …, high: …, by: volume or section} or {levels: FILE, to: "
+            "standard, by: …, clip: [low, high]}"
         )
     return value
 

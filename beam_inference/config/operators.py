@@ -46,12 +46,16 @@ class Threshold(Model):
 class Argmax(Model):
     """The number of the channel with the largest value, the first of equal ones.
 
-    With ``background`` it is 0 where no channel reaches that value, and channels are counted from 1 (a vote).
+    With ``background`` it is 0 where no channel reaches that value, and channels are counted from 1
+    (a vote).
     """
 
     operator: Literal["argmax"]
     background: FiniteFloat | None = Field(
-        None, description="the result is 0 where no channel's value is at least this, and channels count from 1"
+        None,
+        description=(
+            "the result is 0 where no channel's value is at least this, and channels count from 1"
+        ),
     )
 
 
@@ -76,7 +80,11 @@ Operator = Annotated[Smooth | Select | Threshold | Argmax | Own, Discriminator("
 def total_halo(operators: list[Operator]) -> tuple[int, int, int]:
     """Voxels beyond its core that a chunk must compute, per side, ZYX, for all operators one after the other."""
     halos = [operator.halo for operator in operators if isinstance(operator, (Smooth, Own))]
-    return (sum(halo[0] for halo in halos), sum(halo[1] for halo in halos), sum(halo[2] for halo in halos))
+    return (
+        sum(halo[0] for halo in halos),
+        sum(halo[1] for halo in halos),
+        sum(halo[2] for halo in halos),
+    )
 
 
 def channels_after(operators: list[Operator], channels: int) -> int:
@@ -89,7 +97,8 @@ def channels_after(operators: list[Operator], channels: int) -> int:
         if isinstance(operator, Select):
             if max(operator.channels) >= channels:
                 raise ValueError(
-                    f"postprocess: select {operator.channels}, but there are the channels 0 … {channels - 1}"
+                    f"postprocess: select {operator.channels}, but there are the channels 0 … "
+                    f"{channels - 1}"
                 )
             channels = len(operator.channels)
         elif isinstance(operator, Own):
@@ -97,7 +106,8 @@ def channels_after(operators: list[Operator], channels: int) -> int:
         elif isinstance(operator, Argmax):
             if channels == 1 and operator.background is None:
                 raise ValueError(
-                    "postprocess: argmax of one channel is 0 everywhere; threshold makes two classes of it"
+                    "postprocess: argmax of one channel is 0 everywhere; threshold makes two "
+                    "classes of it"
                 )
             channels = 1
     return channels
@@ -121,11 +131,13 @@ def operator_bytes(operators: list[Operator], channels: int) -> int:
         if isinstance(operator, Threshold):
             beside = channels  # what is so, as bools
         elif isinstance(operator, Argmax):
-            beside = 4 * channels + 8  # NumPy's copy with the channels last, and the numbers as int64
+            # NumPy's copy with the channels last, and the numbers as int64
+            beside = 4 * channels + 8
         elif isinstance(operator, Own):
             beside = 4 * max(channels, after)  # not known: one array on the way
         most = max(most, held + 4 * after + beside)
-        held, channels = 4 * after, after
+        held = 4 * after
+        channels = after
     return max(most, held + channels) if operators else 0  # what is finite, as bools
 
 

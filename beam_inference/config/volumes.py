@@ -42,7 +42,11 @@ _Scale = Annotated[
 class Mask(Model):
     """What is kept of a volume: where another one is not zero."""
 
-    path: Url = Field(description="a volume of one channel and any voxel size; beyond its bounds it counts as zero")
+    path: Url = Field(
+        description=(
+            "a volume of one channel and any voxel size; beyond its bounds it counts as zero"
+        )
+    )
     scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
     inverse: bool = Field(False, description="what is kept is where the volume is zero, instead")
     fill_value: int | FiniteFloat = Field(0, description="what stands elsewhere, in stored units")
@@ -51,18 +55,33 @@ class Mask(Model):
 class Input(Model):
     """The volume to read."""
 
-    path: Url | None = Field(None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume")
-    spec: dict[str, Any] | None = Field(None, description="a full TensorStore spec, instead of path")
+    path: Url | None = Field(
+        None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume"
+    )
+    spec: dict[str, Any] | None = Field(
+        None, description="a full TensorStore spec, instead of path"
+    )
     scale: _Scale = Field(
-        0, description="which scale of a multiscale volume: its index, 0 the finest, or its voxel size, ZYX, nanometres"
+        0,
+        description=(
+            "which scale of a multiscale volume: its index, 0 the finest, or its voxel size, ZYX, "
+            "nanometres"
+        ),
     )
-    select: dict[str, Natural] = Field({}, description="position on axes other than z, y, x and channels, as {t: 0}")
-    channel: Annotated[list[Natural], BeforeValidator(as_list, json_schema_input_type=int | list[int])] | None = Field(
-        None, description="channel or channels to read; default all"
+    select: dict[str, Natural] = Field(
+        {}, description="position on axes other than z, y, x and channels, as {t: 0}"
     )
-    fill: Literal["reflect", "constant"] = Field("reflect", description="what lies outside the volume")
+    channel: (
+        Annotated[list[Natural], BeforeValidator(as_list, json_schema_input_type=int | list[int])]
+        | None
+    ) = Field(None, description="channel or channels to read; default all")
+    fill: Literal["reflect", "constant"] = Field(
+        "reflect", description="what lies outside the volume"
+    )
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
-    mask: Mask | None = Field(None, description="where the network sees the volume, and elsewhere mask.fill_value")
+    mask: Mask | None = Field(
+        None, description="where the network sees the volume, and elsewhere mask.fill_value"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -72,19 +91,25 @@ class Input(Model):
             raise ValueError("spec is no TensorStore spec: it has no 'driver'")
         if self.spec is not None and _spec_holds_credentials(self.spec):
             raise ValueError(
-                "spec holds credentials (headers, or a URL with user:password@, a signature or a token). The job is "
-                "recorded beside its output, where others can read it. See docs/object-stores.md"
+                "spec holds credentials (headers, or a URL with user:password@, a signature or a "
+                "token). The job is recorded beside its output, where others can read it. See "
+                "docs/object-stores.md"
             )
         if self.spec is not None and self.scale != 0:
             raise ValueError("scale has no effect beside spec: put scale_index into the spec")
         if self.fill == "reflect" and self.fill_value:
-            raise ValueError("fill_value has no effect with fill: reflect; write fill: constant, or remove it")
+            raise ValueError(
+                "fill_value has no effect with fill: reflect; write fill: constant, or remove it"
+            )
         return self
 
 
 def _spec_holds_credentials(spec: object) -> bool:
     if isinstance(spec, dict):
-        return any(_SECRET_KEY.search(str(key)) or _spec_holds_credentials(value) for key, value in spec.items())
+        return any(
+            _SECRET_KEY.search(str(key)) or _spec_holds_credentials(value)
+            for key, value in spec.items()
+        )
     if isinstance(spec, list):
         return any(map(_spec_holds_credentials, spec))
     return isinstance(spec, str) and holds_credentials(spec)
@@ -99,22 +124,33 @@ class Bounds(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
-            raise ValueError(f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis (z, y, x)")
+            raise ValueError(
+                f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis "
+                "(z, y, x)"
+            )
         return self
 
 
 class Roi(Bounds):
     """The box to produce."""
 
-    context: Margin = Field((0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI")
+    context: Margin = Field(
+        (0, 0, 0), description="voxels by which the patch lattice reaches beyond the ROI"
+    )
 
 
 class Pyramid(Model):
     """Coarser levels of the output, as the command ``pyramid`` makes them."""
 
-    levels: Count | None = Field(None, description="how many; default until one block holds the volume")
+    levels: Count | None = Field(
+        None, description="how many; default until one block holds the volume"
+    )
     factor: Shape | None = Field(
-        None, description="from level to level, ZYX; default [1, 2, 2], say, until voxels are isotropic, then [2, 2, 2]"
+        None,
+        description=(
+            "from level to level, ZYX; default [1, 2, 2], say, until voxels are isotropic, then "
+            "[2, 2, 2]"
+        ),
     )
     method: Literal["mean", "mode"] | None = Field(
         None, description="default mode where threshold or argmax make labels, else mean"
@@ -134,7 +170,9 @@ def _as_pyramid(value: object) -> object:
         return None
     if value is None or isinstance(value, (dict, Pyramid)):
         return value
-    raise ValueError(f"write true, or a mapping with {', '.join(Pyramid.model_fields)}; found {value!r}")
+    raise ValueError(
+        f"write true, or a mapping with {', '.join(Pyramid.model_fields)}; found {value!r}"
+    )
 
 
 SHARDED_FORMATS = ("precomputed", "zarr3", "ome_zarr")
@@ -147,52 +185,91 @@ class Output(Model):
 
     path: WritableUrl = Field(description="URL or path; created at launch if absent")
     format: Literal["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"] = Field(
-        "precomputed", description="ome_zarr is version 0.5, a group of zarr v3 arrays; ome_zarr_0.4 one of zarr v2"
+        "precomputed",
+        description=(
+            "ome_zarr is version 0.5, a group of zarr v3 arrays; ome_zarr_0.4 one of zarr v2"
+        ),
     )
     dtype: Literal["float32", "uint8", "uint16", "int8", "int16", "uint32", "uint64"] = "float32"
-    block_shape: Shape = Field((64, 64, 64), description="voxels of a storage block, ZYX: what a reader fetches")
+    block_shape: Shape = Field(
+        (64, 64, 64), description="voxels of a storage block, ZYX: what a reader fetches"
+    )
     shard_shape: Shape | None = Field(
-        None, description="voxels of a shard, ZYX: a file of many blocks, written whole; precomputed, zarr3, ome_zarr"
+        None,
+        description=(
+            "voxels of a shard, ZYX: a file of many blocks, written whole; precomputed, zarr3, "
+            "ome_zarr"
+        ),
     )
     encoding: Literal["raw", "jpeg", "png", "compressed_segmentation"] = Field(
-        "raw", description="of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back"
+        "raw",
+        description=(
+            "of precomputed blocks; jpeg is lossy, and what receipts tell is of what reads back"
+        ),
     )
     value_range: Range | None = Field(
-        None, description="what maps onto an integer dtype's full range; 0 to 1 after sigmoid or softmax"
+        None,
+        description=(
+            "what maps onto an integer dtype's full range; 0 to 1 after sigmoid or softmax"
+        ),
     )
-    bounds: Bounds | None = Field(None, description="extent of a new output, when the ROI is only a part of it")
-    pyramid: Annotated[Pyramid | None, BeforeValidator(_as_pyramid, json_schema_input_type=bool | Pyramid | None)] = (
-        Field(None, description="coarser levels, made once every chunk is done: true, or levels, factor and method")
+    bounds: Bounds | None = Field(
+        None, description="extent of a new output, when the ROI is only a part of it"
+    )
+    pyramid: Annotated[
+        Pyramid | None, BeforeValidator(_as_pyramid, json_schema_input_type=bool | Pyramid | None)
+    ] = Field(
+        None,
+        description=(
+            "coarser levels, made once every chunk is done: true, or levels, factor and method"
+        ),
     )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.value_range is not None:
             if self.dtype == "float32":
-                raise ValueError("value_range has no effect with dtype: float32, which is written as it is; remove it")
+                raise ValueError(
+                    "value_range has no effect with dtype: float32, which is written as it is; "
+                    "remove it"
+                )
             if self.value_range[0] >= self.value_range[1]:
-                raise ValueError(f"value_range {list(self.value_range)} must be [low, high] with low < high")
+                raise ValueError(
+                    f"value_range {list(self.value_range)} must be [low, high] with low < high"
+                )
         dtypes = LABEL_DTYPES if self.encoding == "compressed_segmentation" else ("uint8",)
         if self.encoding != "raw" and (self.format != "precomputed" or self.dtype not in dtypes):
-            raise ValueError(f"encoding: {self.encoding} is for precomputed volumes of {' or '.join(dtypes)}")
-        if self.shard_shape is not None and self.format not in SHARDED_FORMATS:
-            raise ValueError(f"{self.format} has no shards: remove shard_shape, or write one of {SHARDED_FORMATS}")
-        if self.shard_shape is not None and any(s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)):
             raise ValueError(
-                f"shard_shape {list(self.shard_shape)} must be a multiple of block_shape {list(self.block_shape)}"
+                f"encoding: {self.encoding} is for precomputed volumes of {' or '.join(dtypes)}"
+            )
+        if self.shard_shape is not None and self.format not in SHARDED_FORMATS:
+            raise ValueError(
+                f"{self.format} has no shards: remove shard_shape, or write one of "
+                f"{SHARDED_FORMATS}"
+            )
+        if self.shard_shape is not None and any(
+            s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)
+        ):
+            raise ValueError(
+                f"shard_shape {list(self.shard_shape)} must be a multiple of block_shape "
+                f"{list(self.block_shape)}"
             )
         if self.pyramid is not None and self.format not in MULTISCALE_FORMATS:
             raise ValueError(
-                f"{self.format} is a single array, which has no place for the levels of a pyramid: remove pyramid, or "
-                f"write one of {', '.join(MULTISCALE_FORMATS)}"
+                f"{self.format} is a single array, which has no place for the levels of a pyramid: "
+                f"remove pyramid, or write one of {', '.join(MULTISCALE_FORMATS)}"
             )
         if self.pyramid is not None and self.bounds is not None:
             raise ValueError(
-                "pyramid makes levels of the whole volume, of which bounds says that this job fills a part: remove "
-                "pyramid, and give the command beam-inference pyramid once all parts are there"
+                "pyramid makes levels of the whole volume, of which bounds says that this job "
+                "fills a part: remove pyramid, and give the command beam-inference pyramid once "
+                "all parts are there"
             )
         if self.format == "precomputed" and self.dtype in ("int8", "int16"):
-            raise ValueError(f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or zarr2")
+            raise ValueError(
+                f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or "
+                "zarr2"
+            )
         return self
 
     @property

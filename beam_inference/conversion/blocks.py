@@ -45,8 +45,11 @@ class CopyBlocks:
     @property
     def grid(self) -> ChunkGrid:
         """The chunks, on the target's blocks: the first ones may begin before the box."""
-        origin, block = self.target.bounds.start, self.target.write_shape
-        start = tuple(o + (a - o) // b * b for a, o, b in zip(self.box.start, origin, block, strict=True))
+        origin = self.target.bounds.start
+        block = self.target.write_shape
+        start = tuple(
+            o + (a - o) // b * b for a, o, b in zip(self.box.start, origin, block, strict=True)
+        )
         return ChunkGrid(BoundingBox(start, self.box.stop), self.shapes.chunk)  # type: ignore[arg-type]
 
     @property
@@ -56,11 +59,16 @@ class CopyBlocks:
 
     def opened(self) -> Any:
         """Open both; what is returned copies one chunk."""
-        read, volume = self.source.opened(), open_output(self.target)
+        read = self.source.opened()
+        volume = open_output(self.target)
         if volume is None:
             raise WorkerFault(f"the target {self.target.url} is gone")
         start = self.source.facts.bounds.start
-        back: Zyx = (start[0] - self.box.start[0], start[1] - self.box.start[1], start[2] - self.box.start[2])
+        back: Zyx = (
+            start[0] - self.box.start[0],
+            start[1] - self.box.start[1],
+            start[2] - self.box.start[2],
+        )
 
         def read_moved(box: BoundingBox) -> NDArray[Any]:
             return read(moved(box, back))

@@ -1,7 +1,7 @@
 """Convert a volume from one format into another: what is asked for is checked whole, told, and done.
 
-Into volumes of blocks as a Beam job, chunk by chunk, which goes on where it was killed; into single files by this
-process alone.
+Into volumes of blocks as a Beam job, chunk by chunk, which goes on where it was killed; into single
+files by this process alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import numpy as np
 
 from beam_inference.beam.flags import beam_options, place_of
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.beam.stage_runner import begin, check_place, has_begun, print_task_outcome, run_tasks, task_job
+from beam_inference.beam.stage_runner import (
+    begin,
+    check_place,
+    has_begun,
+    print_task_outcome,
+    run_tasks,
+    task_job,
+)
 from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import SHARDED_FORMATS, Output
@@ -29,12 +36,24 @@ from beam_inference.conversion.copying import copy, cut, moved
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.find_source import StoredVolume, find_source, split_dataset
 from beam_inference.conversion.protocol import Facts, Source
-from beam_inference.conversion.targets import FILE_FORMATS, check_holds, filling, format_of, grain_of
+from beam_inference.conversion.targets import (
+    FILE_FORMATS,
+    check_holds,
+    filling,
+    format_of,
+    grain_of,
+)
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.volumes.kvstores import local_folder, place_of_url, url_of
-from beam_inference.volumes.outputs import OutputSpec, check_output, create_output, default_bounds, open_output
+from beam_inference.volumes.outputs import (
+    OutputSpec,
+    check_output,
+    create_output,
+    default_bounds,
+    open_output,
+)
 from beam_inference.volumes.volume import VoxelSizeNm
 
 _BLOCK_FORMATS: tuple[str, ...] = get_args(Output.model_fields["format"].annotation)
@@ -97,22 +116,35 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
         print(f"note: {note}", file=sys.stderr)
     if not facts.bounds.size:
         raise ConfigError(f"{request.source} has no voxels")
-    box = facts.bounds if request.offset is None else BoundingBox(request.offset, _stop(request.offset, facts))
+    box = (
+        facts.bounds
+        if request.offset is None
+        else BoundingBox(request.offset, _stop(request.offset, facts))
+    )
     path, dataset = split_dataset(request.target)
     format = request.format or format_of(path) or _BY_SUFFIX.get(Path(path).suffix, "precomputed")
     if format not in (*_BLOCK_FORMATS, *FILE_FORMATS):
-        raise ConfigError(f"--format {format}: expected one of {', '.join((*_BLOCK_FORMATS, *FILE_FORMATS))}")
+        raise ConfigError(
+            f"--format {format}: expected one of {', '.join((*_BLOCK_FORMATS, *FILE_FORMATS))}"
+        )
     if format in FILE_FORMATS:
         if flags:
-            raise ConfigError(f"a single file is written by this process alone: {' '.join(flags)} would change nothing")
+            raise ConfigError(
+                f"a single file is written by this process alone: {' '.join(flags)} would change "
+                "nothing"
+            )
         return _into_file(request, source, box, format, path, dataset)
     return _into_blocks(request, source, box, format, flags, again)
 
 
-def _into_file(request: Request, source: Source, box: BoundingBox, format: str, path: str, dataset: str | None) -> int:
+def _into_file(
+    request: Request, source: Source, box: BoundingBox, format: str, path: str, dataset: str | None
+) -> int:
     path = _local_target(path, format)
     if request.block_shape or request.shard_shape or request.encoding or request.labels:
-        raise ConfigError(f"format {format} has no blocks: --block_shape and the like are for others")
+        raise ConfigError(
+            f"format {format} has no blocks: --block_shape and the like are for others"
+        )
     size = request.voxel_size_nm or source.facts.voxel_size_nm
     if size is None and FILE_FORMATS[format].voxel_size and "voxel-size" not in request.drop:
         raise ConfigError(_NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
@@ -129,7 +161,13 @@ def _into_file(request: Request, source: Source, box: BoundingBox, format: str, 
         total = chunks.count + target.steps
         with Progress(Phase("chunks", total, box.size / total, lambda: done)) as progress:
             for index in range(chunks.count):
-                copy(lambda part: read(moved(part, back)), target.put, chunks.core_box(index), shapes, source.facts)
+                copy(
+                    lambda part: read(moved(part, back)),
+                    target.put,
+                    chunks.core_box(index),
+                    shapes,
+                    source.facts,
+                )
                 done += 1
                 progress.update()
             for _ in target.finish():
@@ -140,7 +178,12 @@ def _into_file(request: Request, source: Source, box: BoundingBox, format: str, 
 
 
 def _into_blocks(
-    request: Request, source: Source, box: BoundingBox, format: str, flags: Sequence[str], again: str
+    request: Request,
+    source: Source,
+    box: BoundingBox,
+    format: str,
+    flags: Sequence[str],
+    again: str,
 ) -> int:
     facts = source.facts
     if request.drop:
@@ -150,30 +193,44 @@ def _into_blocks(
         raise ConfigError(_NO_VOXEL_SIZE)
     if re.match("https?://", request.target):
         raise ConfigError(
-            f"{request.target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
+            f"{request.target}: http(s):// can only be read from; write to a local folder, gs:// "
+            "or s3://"
         )
     url = url_of(request.target)
-    check_place(flags, [source.url if isinstance(source, StoredVolume) else url_of(request.source), url])
+    check_place(
+        flags, [source.url if isinstance(source, StoredVolume) else url_of(request.source), url]
+    )
     if isinstance(source, StoredVolume) and source.place == place_of_url(url, request.storage):
-        raise ConfigError(f"{request.target} is the source: choose another place, so as not to overwrite it")
+        raise ConfigError(
+            f"{request.target} is the source: choose another place, so as not to overwrite it"
+        )
     spec = _output(request, facts, box, format, url, size)
     task = CopyBlocks(source, spec, box)
     scratch = task.shapes.scratch_bytes(facts)
     folder = tempfile.gettempdir()
     if place_of(beam_options(flags)).is_this_machine and scratch > shutil.disk_usage(folder).free:
         raise ConfigError(
-            f"a slab of {spec.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more than {folder} has left. Set "
-            "TMPDIR to a folder with more space, or choose a --block_shape that is flatter."
+            f"a slab of {spec.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more than "
+            f"{folder} has left. Set TMPDIR to a folder with more space, or choose a "
+            "--block_shape that is flatter."
         )
-    print(f"target: {request.target}, {format}, blocks of {_shape(spec.block_shape)}, voxels {spec.bounds}")
+    print(
+        f"target: {request.target}, {format}, blocks of {_shape(spec.block_shape)}, voxels "
+        f"{spec.bounds}"
+    )
     print(f"chunks: {task.count} of {_shape(task.shapes.chunk)}")
     exists = open_output(spec) is not None
-    description = {"source": source.identity, "target": _recorded(spec), "start": box.start, "chunk": task.shapes.chunk}
+    description = {
+        "source": source.identity,
+        "target": _recorded(spec),
+        "start": box.start,
+        "chunk": task.shapes.chunk,
+    }
     job = task_job("convert", description, url, request.storage, [task])
     if exists and not request.overwrite and not has_begun(job):
         raise StateError(
-            f"{request.target} holds a volume that this conversion did not begin: choose another place, or pass "
-            "--overwrite to write over it"
+            f"{request.target} holds a volume that this conversion did not begin: choose another "
+            "place, or pass --overwrite to write over it"
         )
     begin(job, overwrite=request.overwrite)
     if not exists:
@@ -183,14 +240,16 @@ def _into_blocks(
     return outcome.exit_code
 
 
-def _output(request: Request, facts: Facts, box: BoundingBox, format: str, url: str, size: VoxelSizeNm) -> OutputSpec:
+def _output(
+    request: Request, facts: Facts, box: BoundingBox, format: str, url: str, size: VoxelSizeNm
+) -> OutputSpec:
     """The volume to be; what it cannot be is refused."""
     try:
         bounds = default_bounds(format, box)
     except ConfigError:
         raise ConfigError(
-            f"{format} volumes start at 0, and these voxels at {box.start} (z, y, x). Move them with --offset 0,0,0, "
-            "or write --format precomputed, which has an offset."
+            f"{format} volumes start at 0, and these voxels at {box.start} (z, y, x). Move them "
+            "with --offset 0,0,0, or write --format precomputed, which has an offset."
         ) from None
     spec = OutputSpec(
         url=url,
@@ -209,19 +268,25 @@ def _output(request: Request, facts: Facts, box: BoundingBox, format: str, url: 
         raise ConfigError(f"--encoding {request.encoding} is for --format precomputed")
     if spec.encoding != "raw" and facts.channels > 1:
         raise ConfigError(
-            f"--encoding {spec.encoding} is for one channel (readers disagree about the order of more), and "
-            f"{request.source} has {facts.channels}"
+            f"--encoding {spec.encoding} is for one channel (readers disagree about the order of "
+            f"more), and {request.source} has {facts.channels}"
         )
     if spec.labels and np.dtype(facts.dtype).kind == "f":
-        raise ConfigError(f"--labels: {request.source} holds {facts.dtype}, and names of objects are integers")
+        raise ConfigError(
+            f"--labels: {request.source} holds {facts.dtype}, and names of objects are integers"
+        )
     if spec.shard_shape is not None and format not in SHARDED_FORMATS:
-        raise ConfigError(f"--shard_shape: {format} has no shards; {', '.join(SHARDED_FORMATS)} have")
+        raise ConfigError(
+            f"--shard_shape: {format} has no shards; {', '.join(SHARDED_FORMATS)} have"
+        )
     if any(s % b for s, b in zip(spec.write_shape, spec.block_shape, strict=True)):
         raise ConfigError(
-            f"--shard_shape {_shape(spec.write_shape)} must be a multiple of --block_shape {_shape(spec.block_shape)}"
+            f"--shard_shape {_shape(spec.write_shape)} must be a multiple of --block_shape "
+            f"{_shape(spec.block_shape)}"
         )
     check_output(spec)
-    create_output(replace(spec, url=f"memory://{uuid.uuid4().hex}/"))  # in vain: to hear of what cannot be created
+    # in vain: to hear of what cannot be created
+    create_output(replace(spec, url=f"memory://{uuid.uuid4().hex}/"))
     return spec
 
 
@@ -234,7 +299,8 @@ def _recorded(spec: OutputSpec) -> dict[str, Any]:
 
 def _check_replaceable(request: Request, path: str, format: str) -> None:
     """Refuse a target that is there and may not be replaced."""
-    target, source = Path(path), Path(split_dataset(request.source)[0])
+    target = Path(path)
+    source = Path(split_dataset(request.source)[0])
     if not target.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {target.parent}")
     if not target.exists():
@@ -243,15 +309,21 @@ def _check_replaceable(request: Request, path: str, format: str) -> None:
         raise ConfigError(f"{path} is the source: choose another place, so as not to overwrite it")
     if not request.overwrite:
         raise StateError(f"{path} exists: choose another name, or pass --overwrite to replace it")
-    others = [each.name for each in target.iterdir() if each.suffix != ".png"] if target.is_dir() else []
+    others = (
+        [each.name for each in target.iterdir() if each.suffix != ".png"] if target.is_dir() else []
+    )
     if target.is_dir() and (format != "png" or others):
-        raise StateError(f"{path} is a folder{f' that holds {others[0]}' if others else ''}: it is not replaced")
+        raise StateError(
+            f"{path} is a folder{f' that holds {others[0]}' if others else ''}: it is not replaced"
+        )
 
 
 def _local_target(path: str, format: str) -> str:
     local = local_folder(path)
     if local is None and "://" in path:
-        raise ConfigError(f"{path}: format {format} is written to this machine's disks only; copy it from there")
+        raise ConfigError(
+            f"{path}: format {format} is written to this machine's disks only; copy it from there"
+        )
     return str(Path(local or path).absolute())
 
 
@@ -259,8 +331,8 @@ def _told(facts: Facts) -> str:
     size = "not stated" if facts.voxel_size_nm is None else f"{_shape(facts.voxel_size_nm)} nm"
     return (
         f"{_shape(facts.bounds.shape)} voxels (z, y, x) from {facts.bounds.start}, "
-        f"{facts.channels} channel{'' if facts.channels == 1 else 's'} of {facts.dtype}; voxel size {size}; "
-        f"{facts.bounds.size * facts.itemsize / 2**20:.1f} MiB"
+        f"{facts.channels} channel{'' if facts.channels == 1 else 's'} of {facts.dtype}; voxel "
+        f"size {size}; {facts.bounds.size * facts.itemsize / 2**20:.1f} MiB"
     )
 
 

@@ -53,7 +53,10 @@ class Cut:
         """What a chunk needs of disk; 0 where it is held in memory."""
         if self.chunk == self.window:
             return 0
-        return math.prod(min(c, n) for c, n in zip(self.chunk, facts.bounds.shape, strict=True)) * facts.itemsize
+        return (
+            math.prod(min(c, n) for c, n in zip(self.chunk, facts.bounds.shape, strict=True))
+            * facts.itemsize
+        )
 
 
 def cut(facts: Facts, block_shape: Zyx) -> Cut:
@@ -97,8 +100,8 @@ def copy(read: Read, put: Put, box: BoundingBox, shapes: Cut, facts: Facts) -> N
     free = shutil.disk_usage(folder).free
     if size > free:
         raise WorkerFault(
-            f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. Set TMPDIR to a "
-            "folder with more space, or choose blocks that are flatter."
+            f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. "
+            "Set TMPDIR to a folder with more space, or choose blocks that are flatter."
         )
     layout = RawLayout(np.dtype(facts.dtype).str, (facts.channels, *box.shape), "CZYX", 0)
     with tempfile.TemporaryFile() as file:
@@ -121,7 +124,9 @@ def _within(box: BoundingBox, frame: BoundingBox) -> BoundingBox:
 
 def moved(box: BoundingBox, by: Zyx) -> BoundingBox:
     """The box, each voxel of it moved."""
-    start, stop = (_zyx(a + b for a, b in zip(point, by, strict=True)) for point in (box.start, box.stop))
+    start, stop = (
+        _zyx(a + b for a, b in zip(point, by, strict=True)) for point in (box.start, box.stop)
+    )
     return BoundingBox(start, stop)
 
 

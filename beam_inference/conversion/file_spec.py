@@ -32,7 +32,13 @@ class FileSpec:
 
     def layout(self, offset: int) -> RawLayout:
         """The array in C order from a byte of the file on, little-endian."""
-        dtype = "|u1" if self.dtype == "uint8" else "|i1" if self.dtype == "int8" else _little_endian(self.dtype)
+        dtype = (
+            "|u1"
+            if self.dtype == "uint8"
+            else "|i1"
+            if self.dtype == "int8"
+            else _little_endian(self.dtype)
+        )
         return RawLayout(dtype, self.shape, "CZYX"[-len(self.shape) :], offset)
 
 

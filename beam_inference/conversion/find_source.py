@@ -26,7 +26,11 @@ _PLAIN: dict[str, Callable[[str], Source]] = {
     ".npy": npy_source,
     **dict.fromkeys((".nii", ".nii.gz"), nifti_source),
     **dict.fromkeys((".nrrd", ".nhdr"), nrrd_source),
-    **{f"{name}{packed}": mrc_source for name in (".mrc", ".rec", ".map", ".st") for packed in ("", ".gz", ".bz2")},
+    **{
+        f"{name}{packed}": mrc_source
+        for name in (".mrc", ".rec", ".map", ".st")
+        for packed in ("", ".gz", ".bz2")
+    },
 }
 _WITH_DATASETS: dict[str, Callable[[str, str | None], Source]] = {
     **dict.fromkeys((".h5", ".hdf5", ".hdf"), hdf5_source),
@@ -72,7 +76,9 @@ def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
     """
     volume = open_volume(url, scale=scale, storage=storage)
     z, y, x = (max(1, int(n)) for n in volume.read_shape)
-    facts = Facts(volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x))
+    facts = Facts(
+        volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x)
+    )
     return StoredVolume(url, scale, storage, facts, volume.place)
 
 
@@ -85,7 +91,9 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
     if "|" in path or ("://" in path and not path.startswith("file://")):
         suffix = _suffix(path)
         if "|" not in path and suffix is not None:
-            raise ConfigError(f"{path}: single files are read from this machine's disks only. Copy it here first.")
+            raise ConfigError(
+                f"{path}: single files are read from this machine's disks only. Copy it here first."
+            )
         return stored_volume(path, scale, storage)
     local = str(local_folder(path) or path)
     local, named = split_dataset(local)
@@ -93,9 +101,13 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
     suffix = _suffix(local)
     found = Path(local)
     if dataset is not None and suffix not in _WITH_DATASETS:
-        raise ConfigError(f"--dataset {dataset}: {local} has no datasets. HDF5, .npz and TIFF files have.")
+        raise ConfigError(
+            f"--dataset {dataset}: {local} has no datasets. HDF5, .npz and TIFF files have."
+        )
     if scale and not (found.is_dir() and volume_at(found.absolute().as_uri(), storage)):
-        raise ConfigError(f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have")
+        raise ConfigError(
+            f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have"
+        )
     if found.is_dir():
         url = found.absolute().as_uri()
         return stored_volume(url, scale, storage) if volume_at(url, storage) else slice_stack(local)
@@ -106,7 +118,9 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
             return _WITH_DATASETS[suffix](str(found.absolute()), dataset)
         if suffix in _SLICES:
             return slice_stack(local)
-        raise VolumeError(f"{local} is of no kind that is known here, by its name: {', '.join(sorted(_SUFFIXES))}")
+        raise VolumeError(
+            f"{local} is of no kind that is known here, by its name: {', '.join(sorted(_SUFFIXES))}"
+        )
     if re.search(r"[*?\[]", local):
         return slice_stack(local)
     raise VolumeError(f"there is nothing at {local}")
@@ -124,4 +138,7 @@ def split_dataset(path: str) -> tuple[str, str | None]:
 
 def _suffix(path: str) -> str | None:
     name = path.lower()
-    return next((suffix for suffix in sorted(_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)), None)
+    return next(
+        (suffix for suffix in sorted(_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)),
+        None,
+    )

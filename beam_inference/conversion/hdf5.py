@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.protocol import FREE, Facts, Read, as_czyx, library, number_dtype, voxel_offset
+from beam_inference.conversion.protocol import (
+    FREE,
+    Facts,
+    Read,
+    as_czyx,
+    library,
+    number_dtype,
+    voxel_offset,
+)
 from beam_inference.conversion.raw_array import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox, Zyx
@@ -52,13 +60,16 @@ class Hdf5Source:
 
         def read(box: BoundingBox) -> NDArray[Any]:
             windows = {
-                axis: slice(a - o, b - o) for axis, a, b, o in zip("ZYX", box.start, box.stop, origin, strict=True)
+                axis: slice(a - o, b - o)
+                for axis, a, b, o in zip("ZYX", box.start, box.stop, origin, strict=True)
             }
             try:
                 with lock:
                     array = dataset[tuple(windows.get(axis, slice(None)) for axis in self.axes)]
             except (OSError, ValueError) as error:
-                raise PermanentReadError(f"cannot read {box} of {self.path}:{self.dataset}: {error}") from error
+                raise PermanentReadError(
+                    f"cannot read {box} of {self.path}:{self.dataset}: {error}"
+                ) from error
             return np.ascontiguousarray(as_czyx(array, self.axes), dtype=self.facts.dtype)
 
         weakref.finalize(read, file.close)
@@ -104,14 +115,17 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
                 dataset[(0,) * dataset.ndim]
             except OSError as error:
                 raise VolumeError(
-                    f"{path}:{name} cannot be decoded: {error}. If it needs a plugin: pip install hdf5plugin"
+                    f"{path}:{name} cannot be decoded: {error}. If it needs a plugin: pip install "
+                    "hdf5plugin"
                 ) from None
     return Hdf5Source(path, name, axes, facts)
 
 
 def _volumes(file: Any) -> list[str]:
     found: list[str] = []
-    file.visititems(lambda name, item: found.append(name) if len(getattr(item, "shape", ())) in (3, 4) else None)
+    file.visititems(
+        lambda name, item: found.append(name) if len(getattr(item, "shape", ())) in (3, 4) else None
+    )
     return found
 
 
@@ -124,7 +138,9 @@ def _axes(name: str, dataset: Any) -> str:
     labels = "".join(str(dim.label)[:1].upper() for dim in dataset.dims)
     axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
     if sorted(axes) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
-        raise VolumeError(f"{name} has the axes {axes} of {dataset.shape}; expected z, y, x, and perhaps channels")
+        raise VolumeError(
+            f"{name} has the axes {axes} of {dataset.shape}; expected z, y, x, and perhaps channels"
+        )
     return axes
 
 
@@ -137,7 +153,9 @@ def _geometry(dataset: Any) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
         and np.size(dataset.attrs[key]) == 3
         and np.asarray(dataset.attrs[key]).dtype.kind in "iuf"
     }
-    sizes = values.get("resolution") or [float(f"{1e3 * each:.9g}") for each in values.get("element_size_um", [])]
+    sizes = values.get("resolution") or [
+        float(f"{1e3 * each:.9g}") for each in values.get("element_size_um", [])
+    ]
     if not sizes or min(sizes) <= 0:
         return None, (0, 0, 0), ()
     size = (sizes[0], sizes[1], sizes[2])
@@ -173,7 +191,9 @@ class Hdf5Target:
             dim.label = label
         if spec.voxel_size_nm is not None:
             self._dataset.attrs["resolution"] = spec.voxel_size_nm
-            self._dataset.attrs["offset"] = [a * s for a, s in zip(self._origin, spec.voxel_size_nm, strict=True)]
+            self._dataset.attrs["offset"] = [
+                a * s for a, s in zip(self._origin, spec.voxel_size_nm, strict=True)
+            ]
 
     def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
         """Write (channels, *box.shape) voxels to a box counted from the first voxel."""

@@ -17,7 +17,9 @@ from beam_inference.geometry.bounding_box import BoundingBox
 _HEADER_BYTES = 1024
 _NM_PER_ANGSTROM = 0.1
 _VOLUME_STACKS = range(401, 631)
-_IMOD_STAMP, _IMOD_AT, _IMOD_SIGNED = 1146047817, 152, 1
+_IMOD_STAMP = 1146047817
+_IMOD_AT = 152
+_IMOD_SIGNED = 1
 
 
 def mrc_source(path: str) -> RawSource:
@@ -31,10 +33,15 @@ def mrc_source(path: str) -> RawSource:
     packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is unusual in a header, and does not concern the voxels
+            # of what is unusual in a header, and does not concern the voxels
+            warnings.simplefilter("ignore")
             with mrcfile.open(path, permissive=True, header_only=True) as mrc:
-                header, size, start = mrc.header.copy(), mrc.voxel_size, mrc.nstart
-        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(header.dtype["nx"].byteorder)
+                header = mrc.header.copy()
+                size = mrc.voxel_size
+                start = mrc.nstart
+        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(
+            header.dtype["nx"].byteorder
+        )
     except (ValueError, OSError, EOFError, AttributeError) as error:
         raise VolumeError(f"{path} is no MRC file: {error}") from None
     if dtype == np.int8 and _unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
@@ -44,18 +51,22 @@ def mrc_source(path: str) -> RawSource:
     stack = int(header.ispg) in _VOLUME_STACKS
     if order not in ((1, 2, 3), (0, 0, 0)) or stack:
         raise VolumeError(
-            f"{path} is {'a stack of volumes' if stack else f'stored in the axis order {order}'}; expected one volume "
-            "with the axis order (1, 2, 3). Save it as such first."
+            f"{path} is {'a stack of volumes' if stack else f'stored in the axis order {order}'}; "
+            "expected one volume with the axis order (1, 2, 3). Save it as such first."
         )
     shape = (int(header.nz), int(header.ny), int(header.nx))
     layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + int(header.nsymbt))
     if packing is None:
         check_length(path, layout)
     z, y, x = (float(f"{float(each) * _NM_PER_ANGSTROM:.6g}") for each in (size.z, size.y, size.x))
-    z0, y0, x0 = (int(start.z), int(start.y), int(start.x))
+    z0 = int(start.z)
+    y0 = int(start.y)
+    x0 = int(start.x)
     bounds = BoundingBox((z0, y0, x0), (z0 + shape[0], y0 + shape[1], x0 + shape[2]))
     known = (z, y, x) if min(z, y, x) > 0 else None
-    return RawSource(path, layout, Facts(bounds, 1, number_dtype(dtype, path), known, FREE), packing)
+    return RawSource(
+        path, layout, Facts(bounds, 1, number_dtype(dtype, path), known, FREE), packing
+    )
 
 
 def _unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:

@@ -14,7 +14,8 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 from beam_inference.volumes.volume import VoxelSizeNm
 
-_NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}  # without a unit, every reader takes millimetres
+# without a unit, every reader takes millimetres
+_NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}
 _LONGEST_AXIS = 2**15 - 1  # of NIfTI-1
 _VECTOR = 1007
 
@@ -33,12 +34,16 @@ def nifti_source(path: str) -> RawSource:
         image = nibabel.load(path)
     except (nibabel.filebasedimages.ImageFileError, ValueError, OSError, EOFError) as error:
         raise VolumeError(f"{path} is no NIfTI file: {error}") from None
-    header, data = image.header, image.dataobj
-    stored, shape = header.get_data_dtype(), tuple(int(n) for n in data.shape)
+    header = image.header
+    data = image.dataobj
+    stored = header.get_data_dtype()
+    shape = tuple(int(n) for n in data.shape)
     number_dtype(stored, path)
     long = [n for n in shape[3:] if n > 1]
     if len(shape) < 2 or len(long) > 1:
-        raise VolumeError(f"{path} has the shape {shape}; expected x, y, z and at most one more axis, of channels")
+        raise VolumeError(
+            f"{path} has the shape {shape}; expected x, y, z and at most one more axis, of channels"
+        )
     channels = long[0] if long else 1
     x, y, z = (*shape[:3], 1)[:3]
     layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", int(data.offset))
@@ -46,7 +51,10 @@ def nifti_source(path: str) -> RawSource:
     size, offset, notes = _geometry(image)
     if scaled:
         notes += (
-            f"values are the stored {stored.name} × {data.slope:g} + {data.inter:g}, as its header says, in float32",
+            (
+                f"values are the stored {stored.name} × {data.slope:g} + {data.inter:g}, as its "
+                "header says, in float32"
+            ),
         )
     bounds = BoundingBox(offset, (offset[0] + z, offset[1] + y, offset[2] + x))
     dtype = "float32" if scaled else number_dtype(stored, path)

@@ -40,7 +40,8 @@ def npz_source(path: str, name: str | None) -> RawSource:
             names = [each.removesuffix(".npy") for each in archive.namelist()]
             if len(names) != 1 if name is None else name not in names:
                 raise VolumeError(
-                    f"{path} holds {', '.join(names)}{f', not {name}' if name else ''}: name one with --dataset"
+                    f"{path} holds {', '.join(names)}{f', not {name}' if name else ''}: name one "
+                    "with --dataset"
                 )
             member = f"{name or names[0]}.npy"
             with archive.open(member) as file:
@@ -53,7 +54,10 @@ def npz_source(path: str, name: str | None) -> RawSource:
 def _layout(file: IO[bytes], name: str) -> RawLayout:
     try:
         version = np.lib.format.read_magic(file)
-        reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        reads = {
+            (1, 0): np.lib.format.read_array_header_1_0,
+            (2, 0): np.lib.format.read_array_header_2_0,
+        }
         shape, fortran, dtype = reads[version](file)
     except (ValueError, KeyError, EOFError) as error:
         raise VolumeError(f"{name} is no array of numbers as NumPy saves it: {error}") from None

@@ -42,7 +42,10 @@ def nrrd_source(path: str) -> RawSource:
         start = file.tell()
     number_dtype(dtype, path)
     if encoding not in _PACKINGS:
-        raise VolumeError(f"{path} has the encoding {encoding}; expected raw, gzip or bzip2. Save it as one of these.")
+        raise VolumeError(
+            f"{path} has the encoding {encoding}; expected raw, gzip or bzip2. Save it as one of "
+            "these."
+        )
     skip = int(header.get("byte skip", header.get("byteskip", 0)))
     if int(header.get("line skip", header.get("lineskip", 0))) or (skip and _PACKINGS[encoding]):
         raise VolumeError(f"{path} skips lines, or bytes of compressed data: save it without")
@@ -50,8 +53,11 @@ def nrrd_source(path: str) -> RawSource:
     if beside is not None:
         file_of_data = Path(path).parent / str(beside)
         if not file_of_data.is_file():
-            raise VolumeError(f"{path} names the data file {beside}, which is not one file beside it")
-        path, start = str(file_of_data), 0
+            raise VolumeError(
+                f"{path} names the data file {beside}, which is not one file beside it"
+            )
+        path = str(file_of_data)
+        start = 0
     if skip == -1:
         start = Path(path).stat().st_size - math.prod(sizes) * dtype.itemsize
     elif skip:
@@ -60,7 +66,12 @@ def nrrd_source(path: str) -> RawSource:
 
 
 def _source(
-    path: str, header: dict[str, Any], dtype: np.dtype[Any], sizes: list[int], packing: str | None, start: int
+    path: str,
+    header: dict[str, Any],
+    dtype: np.dtype[Any],
+    sizes: list[int],
+    packing: str | None,
+    start: int,
 ) -> RawSource:
     axes = _axes(path, header, sizes)
     layout = RawLayout(dtype.str, tuple(sizes[::-1]), axes, 0 if packing else start)
@@ -71,7 +82,9 @@ def _source(
     size, offset, notes = _geometry(header, positions)
     shape = (extent.get("Z", 1), extent["Y"], extent["X"])
     stop = (offset[0] + shape[0], offset[1] + shape[1], offset[2] + shape[2])
-    facts = Facts(BoundingBox(offset, stop), extent.get("C", 1), number_dtype(dtype, path), size, FREE, notes)
+    facts = Facts(
+        BoundingBox(offset, stop), extent.get("C", 1), number_dtype(dtype, path), size, FREE, notes
+    )
     return RawSource(path, layout, facts, packing, start if packing else 0)
 
 
@@ -83,8 +96,8 @@ def _axes(path: str, header: dict[str, Any], sizes: list[int]) -> str:
         other = [3]
     if len(sizes) - len(other) not in (2, 3) or len(other) > 1:
         raise VolumeError(
-            f"{path} has the axes {', '.join(map(str, kinds))} of {sizes} (fastest first); expected x, y, z and at "
-            "most one of channels"
+            f"{path} has the axes {', '.join(map(str, kinds))} of {sizes} (fastest first); "
+            "expected x, y, z and at most one of channels"
         )
     letters = list("XYZ")
     for axis in other:
@@ -92,7 +105,9 @@ def _axes(path: str, header: dict[str, Any], sizes: list[int]) -> str:
     return "".join(letters[: len(sizes)][::-1])
 
 
-def _geometry(header: dict[str, Any], positions: list[int]) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
+def _geometry(
+    header: dict[str, Any], positions: list[int]
+) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
     """Voxel size, offset, and what is not kept."""
     rows, units = _steps(header, positions)
     spacings = np.linalg.norm(rows, axis=1)
@@ -101,8 +116,14 @@ def _geometry(header: dict[str, Any], positions: list[int]) -> tuple[VoxelSizeNm
     factors = [length_nm(str(unit)) for unit in units]
     if None in factors:
         told = " × ".join(f"{each:g}" for each in spacings[::-1])
-        return None, (0, 0, 0), (f"its header says {told} (z, y, x), in no unit of length that is known here",)
-    x, y, z = (float(f"{a * b:.12g}") for a, b in zip(spacings, factors, strict=True) if b is not None)
+        return (
+            None,
+            (0, 0, 0),
+            (f"its header says {told} (z, y, x), in no unit of length that is known here",),
+        )
+    x, y, z = (
+        float(f"{a * b:.12g}") for a, b in zip(spacings, factors, strict=True) if b is not None
+    )
     return (z, y, x), *placed(rows, spacings, header.get("space origin"))
 
 
@@ -114,7 +135,9 @@ def _steps(header: dict[str, Any], positions: list[int]) -> tuple[NDArray[Any], 
             return np.array(directions, float), list(header.get("space units") or [""] * 3)
     elif len(positions) == 3 and "spacings" in header:
         units = header.get("units") or [""] * len(header["sizes"])
-        return np.diag([float(header["spacings"][axis]) for axis in positions]), [units[axis] for axis in positions]
+        return np.diag([float(header["spacings"][axis]) for axis in positions]), [
+            units[axis] for axis in positions
+        ]
     return np.zeros((3, 3)), []
 
 
@@ -133,8 +156,13 @@ def create_nrrd(path: str, spec: FileSpec) -> RawLayout:
     ]
     if spec.voxel_size_nm is not None:
         size = xyz(spec.voxel_size_nm)
-        rows = [f"({','.join(f'{s:.17g}' if a == b else '0' for b in range(3))})" for a, s in enumerate(size)]
-        origin = ",".join(f"{a * s:.17g}" for a, s in zip(xyz(spec.bounds.start), size, strict=True))
+        rows = [
+            f"({','.join(f'{s:.17g}' if a == b else '0' for b in range(3))})"
+            for a, s in enumerate(size)
+        ]
+        origin = ",".join(
+            f"{a * s:.17g}" for a, s in zip(xyz(spec.bounds.start), size, strict=True)
+        )
         lines += [
             "space dimension: 3",
             'space units: "nm" "nm" "nm"',

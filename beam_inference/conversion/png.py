@@ -13,7 +13,8 @@ from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox, Zyx
 
 _CHANNELS = {"L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1}
-_GREY, _PALETTE_TYPE = 0, 3
+_GREY = 0
+_PALETTE_TYPE = 3
 
 PNG_CHANNELS = {"uint8": (1, 2, 3, 4), "uint16": (1,)}
 """How many channels a PNG may have, by dtype."""
@@ -34,7 +35,9 @@ def picture_header(path: str) -> tuple[int, int, int, str, Zyx]:
     pillow = _pillow()
     try:
         with pillow.open(path) as image:
-            (width, height), mode, kind = image.size, image.mode, image.format
+            width, height = image.size
+            mode = image.mode
+            kind = image.format
     except (OSError, ValueError, SyntaxError) as error:
         raise VolumeError(f"{path} cannot be read as a picture: {error}") from None
     deep = False
@@ -42,13 +45,17 @@ def picture_header(path: str) -> tuple[int, int, int, str, Zyx]:
         with Path(path).open("rb") as file:
             bits, colour = file.read(26)[24:]
         deep = bits == 16
-        if bits < 8 or (deep and colour != _GREY):  # Pillow would stretch the one, and halve the other
+        # Pillow would stretch the one, and halve the other
+        if bits < 8 or (deep and colour != _GREY):
             raise VolumeError(
-                f"{path} has {bits} bits a channel in PNG's colour type {colour}; expected 8, or 16 for grey. Save it "
-                "as TIFF."
+                f"{path} has {bits} bits a channel in PNG's colour type {colour}; expected 8, or "
+                "16 for grey. Save it as TIFF."
             )
     if mode not in _CHANNELS:
-        raise VolumeError(f"{path} is of Pillow's mode {mode}; expected grey, RGB or RGBA with 8 bits, or grey with 16")
+        raise VolumeError(
+            f"{path} is of Pillow's mode {mode}; expected grey, RGB or RGBA with 8 bits, or grey "
+            "with 16"
+        )
     return _CHANNELS[mode], height, width, "uint16" if deep else "uint8", (1, height, width)
 
 
@@ -60,7 +67,8 @@ def read_picture(path: str, box: BoundingBox) -> NDArray[Any]:
     except Exception as error:  # the decoders have errors of their own
         raise PermanentReadError(f"cannot read {path}: {error}") from error
     array = array[..., np.newaxis] if array.ndim == 2 else array
-    (_, y0, x0), (_, y1, x1) = box.start, box.stop
+    _, y0, x0 = box.start
+    _, y1, x1 = box.stop
     return np.moveaxis(array[y0:y1, x0:x1], -1, 0)[:, np.newaxis]
 
 

@@ -32,8 +32,9 @@ class Facts:
         channels: number of channels.
         dtype: name of the dtype of its values.
         voxel_size_nm: ZYX, or None where it does not say.
-        grain: the voxels that are read and decoded together, whatever part of them is asked for, ZYX: a whole slice of
-            a PNG stack, a block of a zarr; (1, 1, 1) where any window is as good as another.
+        grain: the voxels that are read and decoded together, whatever part of them is asked for,
+            ZYX: a whole slice of a PNG stack, a block of a zarr; (1, 1, 1) where any window is as
+            good as another.
         notes: what a person should know before it is converted.
     """
 
@@ -77,8 +78,8 @@ def number_dtype(dtype: np.dtype[Any], name: str) -> str:
     """
     if dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise VolumeError(
-            f"{name} holds {dtype}; expected integers or floating-point numbers of up to 64 bits. Values are never "
-            "converted here: save it as one of these first (bool as uint8)."
+            f"{name} holds {dtype}; expected integers or floating-point numbers of up to 64 bits. "
+            "Values are never converted here: save it as one of these first (bool as uint8)."
         )
     return dtype.newbyteorder("=").name
 
@@ -87,7 +88,8 @@ def as_czyx(array: NDArray[Any], axes: str) -> NDArray[Any]:
     """An array with the axes CZYX, whatever some of its own are, as a view: "ZYX", "ZYXC", "XYZ" …."""
     for axis in "CZYX":
         if axis not in axes:
-            array, axes = array[np.newaxis], axis + axes
+            array = array[np.newaxis]
+            axes = axis + axes
     return array.transpose([axes.index(axis) for axis in "CZYX"])
 
 
@@ -101,11 +103,14 @@ def library(module: str, what: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"{what} needs {module.partition('.')[0]}, which is not installed: pip install 'beam-inference[formats]'"
+            f"{what} needs {module.partition('.')[0]}, which is not installed: pip install "
+            "'beam-inference[formats]'"
         ) from None
 
 
-def placed(matrix: NDArray[Any], spacings: NDArray[Any], origin: NDArray[Any] | None) -> tuple[Zyx, tuple[str, ...]]:
+def placed(
+    matrix: NDArray[Any], spacings: NDArray[Any], origin: NDArray[Any] | None
+) -> tuple[Zyx, tuple[str, ...]]:
     """The offset that a position in space comes to, and what of it is not kept.
 
     Args:
@@ -114,15 +119,27 @@ def placed(matrix: NDArray[Any], spacings: NDArray[Any], origin: NDArray[Any] | 
         origin: where the first voxel is, in the same space; None: at its origin.
     """
     if not np.allclose(matrix, np.diag(spacings), rtol=0, atol=1e-4 * spacings.max()):
-        return (0, 0, 0), ("its axes are turned or flipped in space: voxels keep their stored order, from offset 0",)
-    offset = (0, 0, 0) if origin is None else voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))
-    return ((0, 0, 0), ("its origin lies between voxels: the offset is 0",)) if offset is None else (offset, ())
+        return (0, 0, 0), (
+            (
+                "its axes are turned or flipped in space: voxels keep their stored order, from "
+                "offset 0"
+            ),
+        )
+    offset = (
+        (0, 0, 0) if origin is None else voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))
+    )
+    return (
+        ((0, 0, 0), ("its origin lies between voxels: the offset is 0",))
+        if offset is None
+        else (offset, ())
+    )
 
 
 def voxel_offset(origin: tuple[float, ...], voxel_size: tuple[float, ...]) -> Zyx | None:
     """A position, in the unit of the voxel size, as whole voxels; None where it lies between voxels.
 
-    Files keep positions in single precision, which is a twentieth of a voxel at a distance of some 400,000.
+    Files keep positions in single precision, which is a twentieth of a voxel at a distance of some
+    400,000.
     """
     offset = [a / b for a, b in zip(origin, voxel_size, strict=True)]
     z, y, x = (round(each) for each in offset)

@@ -1,7 +1,7 @@
 """Arrays that lie in a file as they are in memory: read and written in any window, through memory maps.
 
-Each access maps the file anew, so that what was touched is not held: the process stays small, the system keeps pages as
-it sees fit.
+Each access maps the file anew, so that what was touched is not held: the process stays small, the
+    system keeps pages as it sees fit.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class RawLayout:
         return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
     def _mapped(self, file: str | IO[bytes], mode: str) -> NDArray[Any]:
-        view: NDArray[Any] = np.memmap(file, dtype=self.dtype, mode=mode, offset=self.offset, shape=self.shape)  # type: ignore[call-overload]
+        view: NDArray[Any] = np.memmap(
+            file, dtype=self.dtype, mode=mode, offset=self.offset, shape=self.shape
+        )  # type: ignore[call-overload]
         return as_czyx(view, self.axes)
 
     def read(self, file: str | IO[bytes], box: BoundingBox) -> NDArray[Any]:
@@ -75,7 +77,8 @@ class RawSource:
         facts: what is known of it.
         packing: None, "gzip", "bzip2", or the name of a member of a zip archive.
         packed_from: where in the file the compressed bytes begin.
-        scaling: a slope and an intercept that make float32 values of what is stored, or None where that is the same.
+        scaling: a slope and an intercept that make float32 values of what is stored, or None where
+            that is the same.
     """
 
     path: str
@@ -88,18 +91,23 @@ class RawSource:
     @property
     def identity(self) -> dict[str, Any]:
         """The file as it is."""
-        return file_identity(self.path) | {"layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]}
+        return file_identity(self.path) | {
+            "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
+        }
 
     def opened(self) -> Read:
         """A file that is compressed is unpacked once, to a temporary one that goes with the process."""
         file: str | IO[bytes] = self.path
         if self.packing is not None:
             file = unpacked(self.path, self.packing, self.packed_from, self.layout.stop)
-        layout, facts, scaling = self.layout, self.facts, self.scaling
+        layout = self.layout
+        facts = self.facts
+        scaling = self.scaling
 
         def read(box: BoundingBox) -> NDArray[Any]:
             start, stop = (
-                tuple(a - o for a, o in zip(p, facts.bounds.start, strict=True)) for p in (box.start, box.stop)
+                tuple(a - o for a, o in zip(p, facts.bounds.start, strict=True))
+                for p in (box.start, box.stop)
             )
             try:
                 array = layout.read(file, BoundingBox(start, stop))  # type: ignore[arg-type]
@@ -108,7 +116,9 @@ class RawSource:
             if scaling is None:
                 return array
             slope, intercept = scaling
-            values: NDArray[Any] = array.astype(np.float32) * np.float32(slope) + np.float32(intercept)
+            values: NDArray[Any] = array.astype(np.float32) * np.float32(slope) + np.float32(
+                intercept
+            )
             return values
 
         if not isinstance(file, str):
@@ -119,7 +129,11 @@ class RawSource:
 def file_identity(path: str) -> dict[str, Any]:
     """What changes when a file does, as JSON values."""
     status = Path(path).stat()
-    return {"path": str(Path(path).absolute()), "bytes": status.st_size, "modified_ns": status.st_mtime_ns}
+    return {
+        "path": str(Path(path).absolute()),
+        "bytes": status.st_size,
+        "modified_ns": status.st_mtime_ns,
+    }
 
 
 def check_length(path: str, layout: RawLayout) -> None:
@@ -127,7 +141,8 @@ def check_length(path: str, layout: RawLayout) -> None:
     size = Path(path).stat().st_size
     if size < layout.stop:
         raise VolumeError(
-            f"{path} has {size} bytes, and its header speaks of {layout.stop}: it was cut off. Copy it again."
+            f"{path} has {size} bytes, and its header speaks of {layout.stop}: it was cut off. "
+            "Copy it again."
         )
 
 
@@ -142,8 +157,8 @@ def unpacked(path: str, packing: str, start: int, size: int) -> IO[bytes]:
     free = shutil.disk_usage(folder).free
     if size > free:
         raise WorkerFault(
-            f"{path} unpacks to {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB left. Set TMPDIR to a "
-            "folder with more space."
+            f"{path} unpacks to {size / 2**30:.1f} GiB, and {folder} has {free / 2**30:.1f} GiB "
+            "left. Set TMPDIR to a folder with more space."
         )
     target = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
     try:
@@ -154,7 +169,9 @@ def unpacked(path: str, packing: str, start: int, size: int) -> IO[bytes]:
         target.flush()
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         target.close()
-        raise PermanentReadError(f"cannot unpack {path}: {error}. Was it copied completely?") from error
+        raise PermanentReadError(
+            f"cannot unpack {path}: {error}. Was it copied completely?"
+        ) from error
     return target
 
 

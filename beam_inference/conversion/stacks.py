@@ -55,7 +55,9 @@ class SliceStack:
         """List the files again."""
         paths = _paths(self.pattern)
         if _hash(paths) != self.names_hash:
-            raise WorkerFault(f"the slices {self.pattern} are not those that were there at the launch")
+            raise WorkerFault(
+                f"the slices {self.pattern} are not those that were there at the launch"
+            )
         _, read_one = _READERS[Path(paths[0]).suffix.lower()]
 
         def read(box: BoundingBox) -> NDArray[Any]:
@@ -80,22 +82,33 @@ def slice_stack(pattern: str) -> SliceStack:
         pattern = f"{glob.escape(pattern)}/*"
     paths = _paths(pattern)
     if not paths:
-        raise VolumeError(f"{pattern} gives no slices: expected files named {', '.join(sorted(_READERS))}")
+        raise VolumeError(
+            f"{pattern} gives no slices: expected files named {', '.join(sorted(_READERS))}"
+        )
     kinds = {path.suffix.lower() for path in map(Path, paths)}
     if len({_READERS[kind] for kind in kinds}) > 1:
         raise VolumeError(
-            f"{pattern} gives slices of several kinds: {', '.join(sorted(kinds))}. Give a glob: '*{min(kinds)}'"
+            f"{pattern} gives slices of several kinds: {', '.join(sorted(kinds))}. Give a glob: "
+            f"'*{min(kinds)}'"
         )
     channels, y, x, dtype, grain = _common_header(paths)
     bounds = BoundingBox((0, 0, 0), (len(paths), y, x))
     statuses = [Path(path).stat() for path in paths]
-    files = _hash([f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in zip(paths, statuses, strict=True)])
-    facts = Facts(bounds, channels, dtype, None, grain, numbering_notes([Path(path).name for path in paths]))
+    files = _hash(
+        [f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in zip(paths, statuses, strict=True)]
+    )
+    facts = Facts(
+        bounds, channels, dtype, None, grain, numbering_notes([Path(path).name for path in paths])
+    )
     return SliceStack(pattern, _hash(paths), files, facts)
 
 
 def _paths(pattern: str) -> list[str]:
-    found = [path for path in glob.iglob(pattern) if Path(path).suffix.lower() in _READERS and Path(path).is_file()]
+    found = [
+        path
+        for path in glob.iglob(pattern)
+        if Path(path).suffix.lower() in _READERS and Path(path).is_file()
+    ]
     return sorted(found, key=natural_key)
 
 
@@ -105,7 +118,10 @@ def natural_key(path: str) -> tuple[tuple[str | int, ...], str]:
     >>> sorted(["s10.png", "s9.png", "s1.png"], key=natural_key)
     ['s1.png', 's9.png', 's10.png']
     """
-    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)), path
+    return (
+        tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)),
+        path,
+    )
 
 
 def _common_header(paths: Sequence[str]) -> _Header:
@@ -120,13 +136,14 @@ def _common_header(paths: Sequence[str]) -> _Header:
     alike = {header[:4] for header in first}
     if len(alike) > 1:
         told = [
-            f"{count[header]} such as {Path(path).name}: {y} × {x} (y, x), channels: {channels}, {dtype}"
+            f"{count[header]} such as {Path(path).name}: {y} × {x} (y, x), channels: {channels}, "
+            f"{dtype}"
             for header, path in sorted(first.items(), key=lambda item: -count[item[0]])
             for channels, y, x, dtype, _ in [header]
         ]
         raise VolumeError(
-            f"the slices differ: {'; '.join(told[:_NAMED])}. A volume needs one shape and dtype: mend or leave out the "
-            "odd ones, or give a glob that does."
+            f"the slices differ: {'; '.join(told[:_NAMED])}. A volume needs one shape and dtype: "
+            "mend or leave out the odd ones, or give a glob that does."
         )
     ((channels, y, x, dtype),) = alike
     grains = [header[4] for header in first]
@@ -142,7 +159,11 @@ def numbering_notes(names: Sequence[str]) -> tuple[str, ...]:
     order = f"the order of the slices is {names[0]} … {names[-1]}"
     groups = [re.split(r"(\d+)", Path(name).stem) for name in names]
     texts = {tuple(group[::2]) for group in groups}
-    varying = [] if len(texts) > 1 else [k for k in range(1, len(groups[0]), 2) if len({int(g[k]) for g in groups}) > 1]
+    varying = (
+        []
+        if len(texts) > 1
+        else [k for k in range(1, len(groups[0]), 2) if len({int(g[k]) for g in groups}) > 1]
+    )
     if len(names) == 1:
         return ()
     if len(varying) != 1:

@@ -1,6 +1,7 @@
 """Single files, and stacks of PNG slices, as targets: what each can hold, and how it is filled.
 
-All but HDF5 are a header and a raw array, which is written in windows. A file has its name only once it is complete.
+All but HDF5 are a header and a raw array, which is written in windows. A file has its name only
+once it is complete.
 """
 
 from __future__ import annotations
@@ -60,9 +61,15 @@ class FileFormat:
 
 
 FILE_FORMATS = {
-    "tiff": FileFormat((".tif", ".tiff"), OME_DTYPES, _MANY, True, False, create_tiff, ("tifffile",)),
-    "hdf5": FileFormat((".h5", ".hdf5"), _INTEGERS | _FLOATS | {"float16"}, _MANY, True, True, None, ("h5py",)),
-    "nifti": FileFormat((".nii", ".nii.gz"), _INTEGERS | _FLOATS, _MANY, True, True, create_nifti, ("nibabel",)),
+    "tiff": FileFormat(
+        (".tif", ".tiff"), OME_DTYPES, _MANY, True, False, create_tiff, ("tifffile",)
+    ),
+    "hdf5": FileFormat(
+        (".h5", ".hdf5"), _INTEGERS | _FLOATS | {"float16"}, _MANY, True, True, None, ("h5py",)
+    ),
+    "nifti": FileFormat(
+        (".nii", ".nii.gz"), _INTEGERS | _FLOATS, _MANY, True, True, create_nifti, ("nibabel",)
+    ),
     "nrrd": FileFormat((".nrrd",), _INTEGERS | _FLOATS, _MANY, True, True, create_nrrd),
     "mrc": FileFormat(
         (".mrc", ".rec"),
@@ -73,15 +80,26 @@ FILE_FORMATS = {
         create_mrc,
         ("mrcfile",),
     ),
-    "npy": FileFormat((".npy",), _INTEGERS | _FLOATS | {"float16"}, _MANY, False, False, create_npy),
-    "png": FileFormat((), frozenset(PNG_CHANNELS), (1, 2, 3, 4), False, False, None, ("PIL.Image",)),
+    "npy": FileFormat(
+        (".npy",), _INTEGERS | _FLOATS | {"float16"}, _MANY, False, False, create_npy
+    ),
+    "png": FileFormat(
+        (), frozenset(PNG_CHANNELS), (1, 2, 3, 4), False, False, None, ("PIL.Image",)
+    ),
 }
 
 
 def format_of(path: str) -> str | None:
     """The file format that a path's name says, or None."""
     name = path.lower()
-    return next((key for key, each in FILE_FORMATS.items() if name.endswith(each.suffixes) and each.suffixes), None)
+    return next(
+        (
+            key
+            for key, each in FILE_FORMATS.items()
+            if name.endswith(each.suffixes) and each.suffixes
+        ),
+        None,
+    )
 
 
 def check_holds(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> None:
@@ -95,7 +113,9 @@ def check_holds(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> 
     for module in kind.libraries:
         library(module, f"--format {format}")
     if kind.suffixes and not path.lower().endswith(kind.suffixes):
-        raise ConfigError(f"{path}: a name of format {format} ends with {' or '.join(kind.suffixes)}")
+        raise ConfigError(
+            f"{path}: a name of format {format} ends with {' or '.join(kind.suffixes)}"
+        )
     channels = PNG_CHANNELS.get(spec.dtype, ()) if format == "png" else kind.channels
     if spec.dtype not in kind.dtypes or spec.channels not in channels:
         able = [
@@ -104,9 +124,9 @@ def check_holds(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> 
             if spec.dtype in each.dtypes and spec.channels in each.channels and name != format
         ]
         raise VolumeError(
-            f"{path}: {format} holds no volume of {spec.channels} {'channel' if spec.channels == 1 else 'channels'} of "
-            f"{spec.dtype}, and values are never converted here. Formats that do: {', '.join(able)}, and volumes of "
-            "blocks."
+            f"{path}: {format} holds no volume of {spec.channels} "
+            f"{'channel' if spec.channels == 1 else 'channels'} of {spec.dtype}, and values are "
+            f"never converted here. Formats that do: {', '.join(able)}, and volumes of blocks."
         )
     lost = []
     if not kind.offset and any(spec.bounds.start):
@@ -114,12 +134,15 @@ def check_holds(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> 
     if not kind.voxel_size and spec.voxel_size_nm is not None:
         lost.append(("voxel-size", f"the voxel size {_commas(spec.voxel_size_nm)} nm (z, y, x)"))
     if kind.offset and any(spec.bounds.start) and spec.voxel_size_nm is None and format != "mrc":
-        raise ConfigError(f"{path}: {format} states an offset as a length, which needs --voxel-size")
+        raise ConfigError(
+            f"{path}: {format} states an offset as a length, which needs --voxel-size"
+        )
     refused = [each for each in lost if each[0] not in drop]
     if refused:
         raise VolumeError(
-            f"{path}: {format} has no place for {' and '.join(text for _, text in refused)}, which would be lost. To "
-            f"accept that: --drop {','.join([*drop, *(name for name, _ in refused)])}"
+            f"{path}: {format} has no place for {' and '.join(text for _, text in refused)}, which "
+            "would be lost. To accept that: --drop "
+            f"{','.join([*drop, *(name for name, _ in refused)])}"
         )
 
 
@@ -157,11 +180,14 @@ def filling(path: str, format: str, spec: FileSpec, dataset: str | None) -> Iter
         free = shutil.disk_usage(target.parent).free
         if format != "hdf5" and size > free:
             raise VolumeError(
-                f"{path} needs {size / 2**30:.1f} GiB, and {target.parent} has {free / 2**30:.1f} GiB left"
+                f"{path} needs {size / 2**30:.1f} GiB, and {target.parent} has {free / 2**30:.1f} "
+                "GiB left"
             )
         _remove(partial)  # of a process that was killed
         try:
-            with _begun(partial, scratch, format, spec, dataset, packed=target.suffix.lower() == ".gz") as begun:
+            with _begun(
+                partial, scratch, format, spec, dataset, packed=target.suffix.lower() == ".gz"
+            ) as begun:
                 yield begun
             _remove(target)
             partial.replace(target)
@@ -181,7 +207,9 @@ def _begun(
     if format == "hdf5":
         file = Hdf5Target(str(path), dataset, spec)
         try:
-            yield Filling(lambda box, array: file.write(moved(box, origin), array), lambda: iter(()), 0)
+            yield Filling(
+                lambda box, array: file.write(moved(box, origin), array), lambda: iter(()), 0
+            )
         finally:
             file.close()
         return

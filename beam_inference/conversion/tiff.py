@@ -1,7 +1,7 @@
 """TIFF: files of many pages, slices of one, and what ImageJ and OME say of voxel sizes.
 
-Pages that are not compressed are read through memory maps; of others, only the strips or tiles that a box touches are
-decoded.
+Pages that are not compressed are read through memory maps; of others, only the strips or tiles that
+a box touches are decoded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _PALETTE = 3
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
 
-OME_DTYPES = frozenset({"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"})
+OME_DTYPES = frozenset(
+    {"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"}
+)
 """What an OME-TIFF may hold."""
 
 
@@ -67,17 +69,27 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
     page = series.keyframe
     ends = (series.pages[0], series.pages[-1]) if series.dataoffset is None else ()
     if any(each is None or each.parent is not tiff for each in ends):
-        raise VolumeError(f"{path} is one of several files of an OME data set: convert the files as a stack of slices")
+        raise VolumeError(
+            f"{path} is one of several files of an OME data set: convert the files as a stack of "
+            "slices"
+        )
     leading, axes = _axes(path, series, page)
     dtype = number_dtype(page.dtype, path)
     extent = dict(zip(axes, [n for n, _ in leading] + list(_page_shape(page)), strict=True))
-    notes = ("its table of colours is not kept, its values are",) if page.photometric == _PALETTE else ()
+    notes = (
+        ("its table of colours is not kept, its values are",)
+        if page.photometric == _PALETTE
+        else ()
+    )
     shape: Zyx = (extent.get("Z", 1), extent["Y"], extent["X"])
     bounds = BoundingBox((0, 0, 0), shape)
     size = _voxel_size(tiff)
     if series.dataoffset is not None:
         layout = RawLayout(
-            page.dtype.newbyteorder(tiff.byteorder).str, tuple(extent.values()), axes, int(series.dataoffset)
+            page.dtype.newbyteorder(tiff.byteorder).str,
+            tuple(extent.values()),
+            axes,
+            int(series.dataoffset),
         )
         check_length(path, layout)
         return RawSource(path, layout, Facts(bounds, extent.get("C", 1), dtype, size, FREE, notes))
@@ -104,8 +116,8 @@ def _axes(path: str, series: Any, page: Any) -> tuple[list[tuple[int, str]], str
     axes = "".join(axis for _, axis in leading) + page_axes
     if rest != 1 or len(set(axes)) != len(axes) or "Y" not in axes:
         raise VolumeError(
-            f"{path} has the axes {series.axes} of {series.shape}; expected pages along z, and at most one axis of "
-            "channels"
+            f"{path} has the axes {series.axes} of {series.shape}; expected pages along z, and at "
+            "most one axis of channels"
         )
     return leading, axes
 
@@ -159,14 +171,21 @@ class TiffPages:
         pages = tiff.series[self.series].pages
         lock = threading.Lock()  # of the file's position, while a page's header is read
         file = os.open(self.path, os.O_RDONLY)
-        depth, channels = self.facts.bounds.shape[0], self.facts.channels
+        depth = self.facts.bounds.shape[0]
+        channels = self.facts.channels
 
         def read(box: BoundingBox) -> NDArray[Any]:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
             out = np.empty((channels, *box.shape), self.facts.dtype)
             for z in range(box.start[0], box.stop[0]):
                 for c in range(channels) if "C" in self.leading else (None,):
-                    number = z if c is None else c * depth + z if self.leading[0] == "C" else z * channels + c
+                    number = (
+                        z
+                        if c is None
+                        else c * depth + z
+                        if self.leading[0] == "C"
+                        else z * channels + c
+                    )
                     with lock:
                         page = pages[number]
                     where = slice(None) if c is None else slice(c, c + 1)
@@ -188,21 +207,30 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> NDArray[An
     try:
         if keyframe.is_final:
             dtype = keyframe.dtype.newbyteorder(page.parent.byteorder).str
-            layout = RawLayout(dtype, _page_shape(keyframe), _page_axes(keyframe), int(page.dataoffsets[0]))
+            layout = RawLayout(
+                dtype, _page_shape(keyframe), _page_axes(keyframe), int(page.dataoffsets[0])
+            )
             return layout.read(path, box)
         return _decoded(file, page, box)
     except Exception as error:  # codecs have errors of their own
-        advice = "pip install imagecodecs" if "imagecodecs" in str(error) else "the file is damaged, or unusual"
+        advice = (
+            "pip install imagecodecs"
+            if "imagecodecs" in str(error)
+            else "the file is damaged, or unusual"
+        )
         raise PermanentReadError(
-            f"cannot read {path}, a TIFF with {keyframe.compression.name} compression: {error}: {advice}"
+            f"cannot read {path}, a TIFF with {keyframe.compression.name} compression: {error}: "
+            f"{advice}"
         ) from error
 
 
 def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
     keyframe = page.keyframe
     length, width = _segment_shape(keyframe)
-    rows, columns = -(-keyframe.imagelength // length), -(-keyframe.imagewidth // width)
-    (_, y0, x0), (_, y1, x1) = box.start, box.stop
+    rows = -(-keyframe.imagelength // length)
+    columns = -(-keyframe.imagewidth // width)
+    _, y0, x0 = box.start
+    _, y1, x1 = box.stop
     out = np.zeros((keyframe.samplesperpixel, *box.shape), keyframe.dtype.newbyteorder("="))
     tables = {}
     if keyframe.compression in {6, 7, 34892, 33007}:  # JPEG, as tifffile itself asks
@@ -218,9 +246,12 @@ def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
                 if len(data) < count:
                     raise ValueError("it was cut off")
                 segment = keyframe.decode(data, index, **tables)[0][0]
-                tile = BoundingBox((0, j * length, i * width), (1, j * length + segment.shape[0], (i + 1) * width))
+                tile = BoundingBox(
+                    (0, j * length, i * width), (1, j * length + segment.shape[0], (i + 1) * width)
+                )
                 both = box.intersection(tile)
-                source, target = both.slices_in(tile)[1:], both.slices_in(box)[1:]
+                source = both.slices_in(tile)[1:]
+                target = both.slices_in(box)[1:]
                 samples = slice(plane, plane + segment.shape[-1])
                 out[(samples, 0, *target)] = np.moveaxis(segment, -1, 0)[(slice(None), *source)]
     return out
@@ -251,9 +282,14 @@ def _of_ome(text: str) -> VoxelSizeNm | None:
 def _of_imagej(metadata: dict[str, Any], tags: Any) -> VoxelSizeNm | None:
     unit = length_nm(str(metadata.get("unit", "")).replace("\\u00B5", "µ"))
     spacing = metadata.get("spacing")
-    if unit is None or spacing is None or not {"XResolution", "YResolution"} <= {tag.name for tag in tags}:
+    if (
+        unit is None
+        or spacing is None
+        or not {"XResolution", "YResolution"} <= {tag.name for tag in tags}
+    ):
         return None
-    (xn, xd), (yn, yd) = tags["XResolution"].value, tags["YResolution"].value
+    xn, xd = tags["XResolution"].value
+    yn, yd = tags["YResolution"].value
     if not (xn and yn and float(spacing) > 0):
         return None
     z, y, x = (float(f"{each * unit:.6g}") for each in (float(spacing), yd / yn, xd / xn))

@@ -1,10 +1,11 @@
 """Test-time augmentation: a network's mean answer over flips and transposes of its patch.
 
-A symmetry g maps voxel u of a patch to g(u). The network is given the mapped patch, and its answer is mapped back. An
-affinity channel says whether voxel w and w + o belong together, o being its offset. What it says of a mapped patch is,
-mapped back, about the pair u and u + g⁻¹(o): the pair of the channel with that offset; or, where that is the negative
-of a channel's offset o', the pair that this channel keeps at w = u - o', so its values move by o', and a margin as wide
-as o' is left without one. A channel that no other answers for under g goes without: each voxel's mean is over the
+A symmetry g maps voxel u of a patch to g(u). The network is given the mapped patch, and its answer
+is mapped back. An affinity channel says whether voxel w and w + o belong together, o being its
+offset. What it says of a mapped patch is, mapped back, about the pair u and u + g⁻¹(o): the pair of
+the channel with that offset; or, where that is the negative of a channel's offset o', the pair that
+this channel keeps at w = u - o', so its values move by o', and a margin as wide as o' is left
+without one. A channel that no other answers for under g goes without: each voxel's mean is over the
 symmetries that say something about it, which always include the identity.
 """
 
@@ -52,7 +53,8 @@ def symmetries(kind: str) -> list[Symmetry]:
 class AugmentedPredictor:
     """A predictor whose predictions are means over symmetries; all else is the inner one's.
 
-    ``offsets`` has each output channel's offset, ZYX in voxels, or None for one that is about voxels themselves.
+    ``offsets`` has each output channel's offset, ZYX in voxels, or None for one that is about
+    voxels themselves.
     """
 
     def __init__(self, inner: Predictor, kind: str, offsets: Sequence[Zyx | None]) -> None:

@@ -1,9 +1,11 @@
 """BatchNorm with stored statistics, folded into the convolution before it: for PyTorch's eager mode.
 
-Other engines do so themselves. With y = (w * x + b) the layer gives γ (y - μ) / √(σ² + ε) + β, which is a convolution,
-too: of the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and Training of Neural Networks for Efficient
-Integer-Arithmetic-Only Inference", eq. 14). And in such a network activations that are the only ones to want an array
-overwrite it; others say so themselves (``inplace=True``).
+Other engines do so themselves. With y = (w * x + b) the layer gives γ (y - μ) / √(σ² + ε) + β,
+which is a convolution,
+too: of the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and Training of Neural
+    Networks for Efficient Integer-Arithmetic-Only Inference", eq. 14). And in such a network
+    activations that are the only ones to want an array overwrite it; others say so themselves
+    (``inplace=True``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from beam_inference.engines.onednn import by_onednn
 
 logger = logging.getLogger(__name__)
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
@@ -31,11 +40,13 @@ _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
 def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
     """A network in eval mode with its BatchNorms folded, or as it is where that cannot be done.
 
-    torch.fx follows its code, and says where what it does depends on its input; what it may not notice, such as a
-    question of types, shows as another answer to a batch of ``shape``, on the network's ``device``.
+    torch.fx follows its code, and says where what it does depends on its input; what it may not
+    notice, such as a question of types, shows as another answer to a batch of ``shape``, on the
+    network's ``device``.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory to try it; what is computed must not depend on that.
+        MemoryError, RuntimeError: there is no memory to try it; what is computed must not depend on
+            that.
     """
     if not any(isinstance(layer, _NORMS) for layer in network.modules()):
         return network
@@ -49,7 +60,9 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
     if simpler is None:
         return network
     batch = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
-    exactly = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    exactly = torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    )
     with torch.inference_mode(), exactly:
         try:
             theirs = by_onednn(network)(batch)
@@ -59,7 +72,9 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
             logger.info("BatchNorm is not folded: the network fails: %s", error)
             return network
         ours = by_onednn(simpler)(batch)
-        difference = float((ours - theirs).square().mean().sqrt()) / max(1.0, float(theirs.abs().max()))
+        difference = float((ours - theirs).square().mean().sqrt()) / max(
+            1.0, float(theirs.abs().max())
+        )
     if not difference <= TOLERANCES["float32"]:
         logger.warning("BatchNorm is not folded: the answer would differ by %.1e", difference)
         return network
@@ -79,12 +94,19 @@ def _followed(network: nn.Module) -> nn.Module | None:
 
     count = 0
     for node in list(traced.graph.nodes):
-        norm, before = called(node, _NORMS), _first_argument(node)
+        norm = called(node, _NORMS)
+        before = _first_argument(node)
         convolution = called(before, _CONVOLUTIONS)
-        if norm is None or convolution is None or len(before.users) > 1 or norm.running_mean is None:
+        if (
+            norm is None
+            or convolution is None
+            or len(before.users) > 1
+            or norm.running_mean is None
+        ):
             continue
         transposed = isinstance(convolution, _TRANSPOSED)
-        if transposed and convolution.groups > 1:  # whose weights are (inputs, outputs / groups, …)
+        # whose weights are (inputs, outputs / groups, …)
+        if transposed and convolution.groups > 1:
             continue
         fused = fuse_conv_bn_eval(convolution, norm, transpose=transposed)
         modules[before.target] = fused
@@ -95,8 +117,13 @@ def _followed(network: nn.Module) -> nn.Module | None:
     if not count:
         return None
     for node in traced.graph.nodes:
-        activation, before = called(node, _ACTIVATIONS), _first_argument(node)
-        if activation is not None and called(before, _CONVOLUTIONS) is not None and len(before.users) == 1:
+        activation = called(node, _ACTIVATIONS)
+        before = _first_argument(node)
+        if (
+            activation is not None
+            and called(before, _CONVOLUTIONS) is not None
+            and len(before.users) == 1
+        ):
             activation.inplace = True
     traced.delete_all_unused_submodules()
     traced.graph.lint()

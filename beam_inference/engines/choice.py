@@ -13,7 +13,12 @@ from beam_inference.config.job import Inference, Network, factory_parts
 from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.errors import ConfigError, EngineError
 
-_PACKAGES = {"torch": "torch", "compile": "torch", "openvino": "openvino", "onnxruntime": "onnxruntime"}
+_PACKAGES = {
+    "torch": "torch",
+    "compile": "torch",
+    "openvino": "openvino",
+    "onnxruntime": "onnxruntime",
+}
 CONVERTED_SUFFIXES = (".onnx", ".xml")
 """Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
 
@@ -21,11 +26,15 @@ CPU_ENGINES = ("openvino", "onnxruntime")
 """They run on CPUs only here, and have allocators of their own, which keep what a network took."""
 
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
-"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a share of the largest
-magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in the wrong mode, is far beyond it."""
+"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a
+share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in
+the wrong mode, is far beyond it.
+"""
 
 
-def engine_description(model: Network, inference: Inference, parameters: str | None = None) -> dict[str, str]:
+def engine_description(
+    model: Network, inference: Inference, parameters: str | None = None
+) -> dict[str, str]:
     """What determines bits: ``threads`` on a CPU, ``parameters`` where no weights file states them.
 
     ``inference.engine`` must be definite.
@@ -68,12 +77,18 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
     if suffix not in CONVERTED_SUFFIXES:
         if inference.engine != "auto":
             return [inference.engine]
-        converts = inference.device == "cpu" and inference.precision == "float32" and model.path != "identity"
+        converts = (
+            inference.device == "cpu"
+            and inference.precision == "float32"
+            and model.path != "identity"
+        )
         return [*_installed("openvino"), "torch"] if converts else ["torch"]
-    found, able = _of_files(model, inference), _runs(suffix)
+    found = _of_files(model, inference)
+    able = _runs(suffix)
     if inference.engine not in ("auto", *able):
         raise EngineError(
-            f"model.path {model.path} is run by {' or '.join(able)}, not by inference.engine: {inference.engine}"
+            f"model.path {model.path} is run by {' or '.join(able)}, not by inference.engine: "
+            f"{inference.engine}"
         )
     return found[:1] if inference.engine == "auto" else [inference.engine]
 
@@ -86,7 +101,9 @@ def _of_files(model: Network, inference: Inference) -> list[str]:
     """What is installed of the engines that run a file."""
     able = _runs(suffix_of(model))
     if inference.device != "cpu" or inference.precision != "float32":
-        raise EngineError(f"model.path {model.path} runs on the CPU in float32 only: write device: cpu")
+        raise EngineError(
+            f"model.path {model.path} runs on the CPU in float32 only: write device: cpu"
+        )
     found = _installed(*able)
     if not found:
         raise EngineError(
@@ -110,7 +127,11 @@ def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, s
     others = _installed("openvino", "onnxruntime") if of_cpus else []
     return [
         *({"engine": engine} for engine in others),
-        *({"engine": e, "memory_format": f} for e in ("torch", "compile") for f in ("contiguous", "channels_last")),
+        *(
+            {"engine": e, "memory_format": f}
+            for e in ("torch", "compile")
+            for f in ("contiguous", "channels_last")
+        ),
     ]
 
 
@@ -142,8 +163,9 @@ def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str
         return IdentityPredictor().describe()
     if factory_parts(model.path) and model.weights is None:
         raise ConfigError(
-            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not tell whether they "
-            "have the same network. Save its weights to a file, and name that as model.weights."
+            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "
+            "tell whether they have the same network. Save its weights to a file, and name that "
+            "as model.weights."
         )
     return engine_description(model, inference)
 

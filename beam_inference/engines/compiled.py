@@ -20,7 +20,9 @@ def compiled_forward(
         EngineError: it cannot compile the network.
     """
     if isinstance(source, torch.jit.ScriptModule):
-        raise EngineError("a TorchScript network cannot be compiled; write engine: openvino or torch")
+        raise EngineError(
+            "a TorchScript network cannot be compiled; write engine: openvino or torch"
+        )
     with converting("torch.compile"):
         from torch._inductor import config
 

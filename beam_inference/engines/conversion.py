@@ -15,7 +15,14 @@ import torch
 from beam_inference.engines.stable_norms import by_short_sums
 from beam_inference.errors import EngineError
 
-_TALKERS = ("torch.onnx", "torch.export", "torch._dynamo", "torch._inductor", "onnxscript", "openvino")
+_TALKERS = (
+    "torch.onnx",
+    "torch.export",
+    "torch._dynamo",
+    "torch._inductor",
+    "onnxscript",
+    "openvino",
+)
 
 
 _CONVERSION_LOCK = threading.RLock()
@@ -47,7 +54,9 @@ def converting(engine: str) -> Iterator[None]:
         raise
     except ImportError as error:
         extra = f"pip install 'beam-inference[{engine}]', here and on the workers"
-        raise EngineError(f"inference.engine: {engine} is not installed ({error}): {extra}") from None
+        raise EngineError(
+            f"inference.engine: {engine} is not installed ({error}): {extra}"
+        ) from None
     except EngineError as error:
         raise EngineError(f"inference.engine: {engine}: {error}") from None
     except Exception as error:

@@ -26,6 +26,7 @@ def device_errors() -> Iterator[None]:
     except MemoryError as error:
         raise DeviceOutOfMemory(str(error)) from error
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # the CPU's allocator has no exception of its own
+        # the CPU's allocator has no exception of its own
+        if "can't allocate memory" in str(error):
             raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
         raise

@@ -13,7 +13,8 @@ _CLAIMS: list[int] = []
 def claimed_cuda_device(count: int) -> int:
     """This process's device: process k of the machine uses device k mod count.
 
-    Processes count themselves by locking the first free one of a row of files, which the system unlocks at their end.
+    Processes count themselves by locking the first free one of a row of files, which the system
+    unlocks at their end.
     """
     import fcntl
 
@@ -48,4 +49,6 @@ def device_memory() -> int | None:
         import torch
     except ImportError:
         return None
-    return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+    return (
+        int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
+    )

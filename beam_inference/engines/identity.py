@@ -59,15 +59,24 @@ class IdentityPredictor:
         """The array, reversed along some axes."""
         return np.flip(array, tuple(axes))
 
-    def multiply(self, array: NDArray[np.float32], by: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    def multiply(
+        self, array: NDArray[np.float32], by: NDArray[np.float32], out: NDArray[np.float32]
+    ) -> None:
         """Write the product of two arrays into a third."""
         np.multiply(array, by, out=out)
 
-    def download(self, array: NDArray[np.float32], encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
+    def download(
+        self, array: NDArray[np.float32], encoding: Encoding = AS_COMPUTED
+    ) -> Callable[[], NDArray[Any]]:
         """The array, encoded; float32 ones as they are."""
         encoded = quantize(array, encoding.dtype, encoding.value_range)
         return lambda: encoded
 
     def describe(self) -> dict[str, str]:
         """Engine "identity", which has no version."""
-        return {"engine": "identity", "engine_version": "1", "device": "cpu", "precision": "float32"}
+        return {
+            "engine": "identity",
+            "engine_version": "1",
+            "device": "cpu",
+            "precision": "float32",
+        }

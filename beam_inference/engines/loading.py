@@ -16,7 +16,9 @@ from beam_inference.errors import ModelContractError
 __all__ = ["CPU_ENGINES", "Predictor", "engines_to_measure", "engines_to_try"]
 
 
-def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor:
+def load_predictor(
+    model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False
+) -> Predictor:
     """Load a job's network on its device; ``inference.device`` and ``inference.engine`` must not be "auto".
 
     Unless ``allow_pickle``, no file is loaded in a way that can execute code it carries.
@@ -31,7 +33,9 @@ def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: 
 
         plain = inference.model_copy(update={"augment": "none"})
         inner = load_predictor(model, plain, allow_pickle=allow_pickle)
-        return AugmentedPredictor(inner, inference.augment, [each.affinity for each in model.channels or ()])
+        return AugmentedPredictor(
+            inner, inference.augment, [each.affinity for each in model.channels or ()]
+        )
     if model.path == "identity":
         from beam_inference.engines.identity import IdentityPredictor
 
@@ -39,18 +43,25 @@ def load_predictor(model: NetworkConfig, inference: Inference, *, allow_pickle: 
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        raise ModelContractError(f"model.path {model.path} needs PyTorch, which cannot be imported: {error}") from None
+        raise ModelContractError(
+            f"model.path {model.path} needs PyTorch, which cannot be imported: {error}"
+        ) from None
     from beam_inference.engines.torch_loading import load_torch_predictor
 
     return load_torch_predictor(model, inference, allow_pickle=allow_pickle)
 
 
-def load_reference(model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False) -> Predictor | None:
+def load_reference(
+    model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False
+) -> Predictor | None:
     """The same network in PyTorch, in float32: what another engine or precision is held against.
 
-    None where the job asks for just that, or where there is no such network. Raises as :func:`load_predictor`.
+    None where the job asks for just that, or where there is no such network. Raises as
+    :func:`load_predictor`.
     """
-    plain = inference.model_copy(update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"})
+    plain = inference.model_copy(
+        update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"}
+    )
     if model.path == "identity" or runs_on_cpu_only(model) or inference == plain:
         return None
     return load_predictor(model, plain, allow_pickle=allow_pickle)

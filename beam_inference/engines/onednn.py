@@ -1,10 +1,11 @@
 """Convolutions of PyTorch's eager mode on a CPU, by oneDNN.
 
-PyTorch leaves those of one patch to other code where channels, depth and height multiply to 20480 or less
-(``use_mkldnn`` in its Convolution.cpp): that writes out the neighbours of every voxel, 27 times the array for a kernel
-of 3×3×3, and multiplies matrices. Batches of two patches go to oneDNN, several times as fast in as little memory, and
-here those of one do, too, with the bits of a batch of two. Transposed convolutions, which gain nothing, and kernels of
-one voxel in the plane, which are products of matrices, are PyTorch's as ever.
+PyTorch leaves those of one patch to other code where channels, depth and height multiply to 20480
+or less (``use_mkldnn`` in its Convolution.cpp): that writes out the neighbours of every voxel, 27
+times the array for a kernel of 3×3×3, and multiplies matrices. Batches of two patches go to oneDNN,
+several times as fast in as little memory, and here those of one do, too, with the bits of a batch
+of two. Transposed convolutions, which gain nothing, and kernels of one voxel in the plane, which
+are products of matrices, are PyTorch's as ever.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ def by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
 
 class _Convolutions(TorchFunctionMode):
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if func in _CONVOLUTIONS and not torch.compiler.is_compiling():
             return _conv3d(*args, **kwargs or {})
@@ -53,12 +58,18 @@ def _conv3d(
 ) -> Tensor:
     """By oneDNN, or by PyTorch, which has words for what is wrong."""
     if _is_for_onednn(input, weight, groups):
-        kernel, strides, dilations = weight.shape[2:], _per_axis(stride), _per_axis(dilation)
+        kernel = weight.shape[2:]
+        strides = _per_axis(stride)
+        dilations = _per_axis(dilation)
         if strides and dilations:
             extents = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
             margins = _margins(padding, strides, extents)
-            if margins and all(n + 2 * m > e for n, m, e in zip(input.shape[2:], margins, extents, strict=True)):
-                return torch.mkldnn_convolution(input, weight, bias, margins, strides, dilations, groups)
+            if margins and all(
+                n + 2 * m > e for n, m, e in zip(input.shape[2:], margins, extents, strict=True)
+            ):
+                return torch.mkldnn_convolution(
+                    input, weight, bias, margins, strides, dilations, groups
+                )
     return torch.conv3d(input, weight, bias, stride, padding, dilation, groups)
 
 
@@ -89,5 +100,11 @@ def _margins(padding: Any, strides: list[int], extents: list[int]) -> list[int] 
 
 def _per_axis(value: Any) -> list[int] | None:
     """An integer for each axis; None if it is not what is usual."""
-    values = [value] if isinstance(value, int) else list(value) if isinstance(value, (tuple, list)) else []
+    values = (
+        [value]
+        if isinstance(value, int)
+        else list(value)
+        if isinstance(value, (tuple, list))
+        else []
+    )
     return {1: values * 3, 3: values}.get(len(values))

@@ -23,8 +23,10 @@ def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Fo
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # its threads share cores with others
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # its threads share cores with others
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         network = str(source) if isinstance(source, Path) else _as_onnx(source, shape)
         session = onnxruntime.InferenceSession(network, options, ["CPUExecutionProvider"])
         if len(session.get_outputs()) != 1:
@@ -40,7 +42,9 @@ def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Fo
 
 def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
     if isinstance(source, torch.jit.ScriptModule):
-        raise EngineError("a TorchScript network cannot be exported to ONNX; write engine: openvino or torch")
+        raise EngineError(
+            "a TorchScript network cannot be exported to ONNX; write engine: openvino or torch"
+        )
     program = torch.onnx.export(export_network(source, shape), dynamo=True, verbose=False)
     if program is None:
         raise EngineError("PyTorch exported nothing")

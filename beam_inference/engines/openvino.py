@@ -14,16 +14,20 @@ from beam_inference.engines.per_shape import Forward
 from beam_inference.errors import EngineError
 
 
-def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights: Path | None = None) -> Forward:
+def openvino_forward(
+    source: Any, shape: tuple[int, ...], threads: int, weights: Path | None = None
+) -> Forward:
     """By OpenVINO, in float32; ``weights`` are those of a file.
 
-    Its own choice would be to bind threads to cores, the same ones in every process, which then wait for each other.
+    Its own choice would be to bind threads to cores, the same ones in every process, which then
+    wait for each other.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
     with converting("openvino"):
-        # Its telemetry forks this process and calls home at every conversion; without the package it goes without.
+        # Its telemetry forks this process and calls home at every conversion; without the package
+        # it goes without.
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
 
@@ -34,7 +38,11 @@ def openvino_forward(source: Any, shape: tuple[int, ...], threads: int, weights:
             network = core.read_model(source, *([] if weights is None else [weights]))
             network.reshape(list(shape))
         else:
-            graph = source if isinstance(source, torch.jit.ScriptModule) else export_network(source, shape)
+            graph = (
+                source
+                if isinstance(source, torch.jit.ScriptModule)
+                else export_network(source, shape)
+            )
             network = openvino.convert_model(graph, example_input=torch.zeros(shape))
             network.reshape(list(shape))
         settings = {

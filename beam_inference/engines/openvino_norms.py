@@ -36,7 +36,8 @@ def with_short_sums(network: Model) -> Model:
 
 def _mvn(node: Any, array: Any) -> tuple[Any, Any] | None:
     """MVN: array minus its mean, over its standard deviation; with the weights that it is multiplied with."""
-    axes, attributes = _axes(node), node.get_attributes()
+    axes = _axes(node)
+    attributes = node.get_attributes()
     array, pieces = _in_pieces(array, axes)
     if len(pieces) < 2 or "eps_mode" not in attributes:
         return None
@@ -45,7 +46,8 @@ def _mvn(node: Any, array: Any) -> tuple[Any, Any] | None:
         inside = attributes["eps_mode"].upper() == "INSIDE_SQRT"
         new = _normal(array, pieces, attributes["eps"], inside, weight)
     else:
-        product, new = node, opset13.subtract(array, _mean(array, pieces))
+        product = node
+        new = opset13.subtract(array, _mean(array, pieces))
     return product, new if pieces == axes else _reshaped(new, node.output(0).get_shape())
 
 
@@ -54,19 +56,23 @@ def _weighted(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 
     To multiply a few numbers before they meet the array is one operation less on all of it.
     """
-    consumers, shape = [each.get_node() for each in node.output(0).get_target_inputs()], node.output(0).get_shape()
+    consumers = [each.get_node() for each in node.output(0).get_target_inputs()]
+    shape = node.output(0).get_shape()
     for product in consumers if len(consumers) == 1 else ():
         if product.get_type_name() == "Multiply" and product.output(0).get_shape() == shape:
             for weight in product.input_values():
                 lengths = [1] * (len(shape) - len(weight.get_shape())) + list(weight.get_shape())
-                if weight.get_node().get_type_name() == "Constant" and all(lengths[axis] == 1 for axis in axes):
+                if weight.get_node().get_type_name() == "Constant" and all(
+                    lengths[axis] == 1 for axis in axes
+                ):
                     return product, weight
     return node, None
 
 
 def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
     """GroupNormalization (Wu and He, arXiv:1803.08494): groups of channels are normalised as one."""
-    attributes, shape = node.get_attributes(), list(array.get_shape())
+    attributes = node.get_attributes()
+    shape = list(array.get_shape())
     pieces, axes = _in_pieces(array, range(2, len(shape)))
     weight = _reshaped(node.input_value(1), [-1, *[1] * len(axes)])
     bias = _reshaped(node.input_value(2), [-1, *[1] * (len(shape) - 2)])
@@ -76,14 +82,23 @@ def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
 
 def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
     array, pieces = _in_pieces(array, _axes(node))
-    return None if len(pieces) < 2 else (node, _reshaped(_mean(array, pieces), node.output(0).get_shape()))
+    return (
+        None
+        if len(pieces) < 2
+        else (node, _reshaped(_mean(array, pieces), node.output(0).get_shape()))
+    )
 
 
 _WRITTEN = {"MVN": _mvn, "GroupNormalization": _group_normalization, "ReduceMean": _reduce_mean}
 
 
 def _normal(
-    array: Any, axes: Sequence[int], epsilon: float, inside: bool, weight: Any = None, groups: int | None = None
+    array: Any,
+    axes: Sequence[int],
+    epsilon: float,
+    inside: bool,
+    weight: Any = None,
+    groups: int | None = None,
 ) -> Any:
     """The array minus its mean over some axes, times weight / √(σ² + ε), or weight / (σ + ε) if not ``inside``.
 
@@ -91,11 +106,16 @@ def _normal(
     """
     difference = opset13.subtract(array, _shared(_mean(array, axes), groups))
     norm = opset13.reduce_l2(difference, [axes[0]], True)
-    squares = opset13.multiply(opset13.multiply(norm, norm), opset13.constant(1 / array.get_shape()[axes[0]], Type.f32))
-    variance, least = _shared(_mean(squares.output(0), axes[1:], 1), groups), opset13.constant(epsilon, Type.f32)
+    squares = opset13.multiply(
+        opset13.multiply(norm, norm), opset13.constant(1 / array.get_shape()[axes[0]], Type.f32)
+    )
+    variance = _shared(_mean(squares.output(0), axes[1:], 1), groups)
+    least = opset13.constant(epsilon, Type.f32)
     root = opset13.sqrt(opset13.add(variance, least) if inside else variance)
     # OpenVINO 2026.4.1 computes wrong values where a constant of several numbers is divided.
-    scale = opset13.divide(opset13.constant(1, Type.f32), root if inside else opset13.add(root, least))
+    scale = opset13.divide(
+        opset13.constant(1, Type.f32), root if inside else opset13.add(root, least)
+    )
     scale = scale if weight is None else opset13.multiply(scale, weight)
     return opset13.multiply(difference, scale)
 
@@ -127,11 +147,15 @@ def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
 
 def _in_pieces(array: Any, axes: Sequence[int]) -> tuple[Any, list[int]]:
     """The array with its long ones of some axes as two each, if they can be; and these axes there."""
-    shape, pieces = list[int](), list[int]()
+    shape = list[int]()
+    pieces = list[int]()
     for axis, length in enumerate(array.get_shape()):
         parts = [length]
         if axis in axes and length > _SHORT:
-            parts = next(([n, length // n] for n in range(math.isqrt(length), 1, -1) if length % n == 0), parts)
+            parts = next(
+                ([n, length // n] for n in range(math.isqrt(length), 1, -1) if length % n == 0),
+                parts,
+            )
         pieces += [len(shape) + each for each in range(len(parts)) if axis in axes]
         shape += parts
     return (array if pieces == list(axes) else _reshaped(array, shape).output(0)), pieces
@@ -153,4 +177,9 @@ def _axes(node: Any) -> list[int]:
     given = node.input_value(1).get_node()
     if given.get_type_name() != "Constant":
         return []
-    return sorted({int(axis) % len(node.input_value(0).get_shape()) for axis in np.atleast_1d(given.get_data())})
+    return sorted(
+        {
+            int(axis) % len(node.input_value(0).get_shape())
+            for axis in np.atleast_1d(given.get_data())
+        }
+    )

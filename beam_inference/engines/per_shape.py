@@ -1,7 +1,8 @@
 """Forward passes that are made for one shape of batch.
 
-Each engine's function returns a forward pass on float32 tensors, which it may give back in a buffer of its own that the
-next call overwrites. Its ``source`` is a network as PyTorch has it, or a file of the engine's own format.
+Each engine's function returns a forward pass on float32 tensors, which it may give back in a buffer
+of its own that the next call overwrites. Its ``source`` is a network as PyTorch has it, or a file
+of the engine's own format.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ class Encoding(NamedTuple):
 
     Attributes:
         dtype: the output's.
-        value_range: (low, high), which maps onto an integer dtype's full range; values beyond are clipped, the rest
-            rounded to the nearest integer, halves to even. None for float32, which is written as it is.
+        value_range: (low, high), which maps onto an integer dtype's full range; values beyond are
+            clipped, the rest rounded to the nearest integer, halves to even. None for float32,
+            which is written as it is.
     """
 
     dtype: np.dtype[Any]
@@ -46,8 +47,8 @@ class Network(Protocol):
     def predict(self, batch: Any) -> Any:
         """Predict a batch (N, C_in, Z, Y, X) float32: a float32 device array (N, C_out, Z', Y', X').
 
-        Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is applied. The next call may
-        overwrite what this one returned.
+        Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is applied.
+        The next call may overwrite what this one returned.
 
         Raises:
             DeviceOutOfMemory: the batch is too large; a smaller one may do.
@@ -65,8 +66,9 @@ class Network(Protocol):
     def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
         """Encode a float32 device array there, and begin to bring it to the host; a call of what is returned waits.
 
-        The device array may be overwritten by this; and after it by others, except on the host, where it may be what
-        is returned. On another device the next call may overwrite what this one's returned.
+        The device array may be overwritten by this; and after it by others, except on the host,
+        where it may be what is returned. On another device the next call may overwrite what this
+        one's returned.
         """
 
 
@@ -76,7 +78,8 @@ class Predictor(Network, Protocol):
     def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
         """Begin to bring an array to the device, beside what is computed there; a call of what is returned gives it.
 
-        Any thread may begin, those that compute are to call. One is on its way at a time; others come when called for.
+        Any thread may begin, those that compute are to call. One is on its way at a time; others
+        come when called for.
         """
 
     def flip(self, array: Any, axes: Sequence[int]) -> Any:

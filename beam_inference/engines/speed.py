@@ -20,14 +20,18 @@ WORTH_IT = 0.95
 
 
 def fastest_batch_size(
-    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], fits: Callable[[int], bool]
+    predictor: Predictor,
+    patch: NDArray[Any],
+    normalize: Callable[[Any], Any],
+    fits: Callable[[int], bool],
 ) -> int:
     """The batch size, of 1, 2, 4 …, beyond which a patch takes hardly less time; what does not fit is not tried.
 
-    ``patch`` is (channels, Z, Y, X), stored values, the crop margin included. A size that the device has too little
-    memory for, or that the network refuses, ends the search.
+    ``patch`` is (channels, Z, Y, X), stored values, the crop margin included. A size that the
+    device has too little memory for, or that the network refuses, ends the search.
     """
-    best, best_seconds = 1, seconds_per_patch(predictor, patch, normalize, 1)
+    best = 1
+    best_seconds = seconds_per_patch(predictor, patch, normalize, 1)
     while 2 * best <= LARGEST_BATCH and fits(2 * best):
         try:
             seconds = seconds_per_patch(predictor, patch, normalize, 2 * best)
@@ -36,17 +40,21 @@ def fastest_batch_size(
             break
         if seconds > WORTH_IT * best_seconds:
             break
-        best, best_seconds = 2 * best, seconds
+        best = 2 * best
+        best_seconds = seconds
     logger.info("inference.batch_size: auto is %d here: %.3g s a patch", best, best_seconds)
     return best
 
 
-def seconds_per_patch(predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int) -> float:
+def seconds_per_patch(
+    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int
+) -> float:
     """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
     with predictor.session():
         batch = predictor.empty((size, *patch.shape))
         batch[:] = predictor.upload(patch)
-        batch, times = normalize(batch), []
+        batch = normalize(batch)
+        times = []
         for _ in range(4):
             start = time.perf_counter()
             answer = predictor.copy(predictor.predict(batch)[:1, :1, :1, :1, :1])

@@ -8,7 +8,12 @@ import torch
 
 from beam_inference.config.job import Inference, Network
 from beam_inference.engines.batch_norm_folding import folded
-from beam_inference.engines.choice import CONVERTED_SUFFIXES, engine_description, parameters_sha256, suffix_of
+from beam_inference.engines.choice import (
+    CONVERTED_SUFFIXES,
+    engine_description,
+    parameters_sha256,
+    suffix_of,
+)
 from beam_inference.engines.compiled import compiled_forward
 from beam_inference.engines.device_errors import device_errors
 from beam_inference.engines.devices import claimed_cuda_device
@@ -23,15 +28,20 @@ from beam_inference.models.batch_norm import check_exported, set_batch_norm
 from beam_inference.models.files import existing_file, load_module
 
 
-def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: bool) -> TorchPredictor:
+def load_torch_predictor(
+    model: Network, inference: Inference, *, allow_pickle: bool
+) -> TorchPredictor:
     """Load a job's network; errors as :func:`beam_inference.engines.loading.load_predictor` says."""
     if inference.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "inference.device: cuda, but PyTorch sees no CUDA device on this machine "
-            f"(torch {torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of PyTorch."
+            "inference.device: cuda, but PyTorch sees no CUDA device on this machine (torch "
+            f"{torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of "
+            "PyTorch."
         )
     device = torch.device(
-        f"cuda:{claimed_cuda_device(torch.cuda.device_count())}" if inference.device == "cuda" else "cpu"
+        f"cuda:{claimed_cuda_device(torch.cuda.device_count())}"
+        if inference.device == "cuda"
+        else "cpu"
     )
     if suffix_of(model) in CONVERTED_SUFFIXES:
         return _predictor(_of_file(model, inference), model, inference, device)
@@ -41,8 +51,9 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
         parameters = parameters_sha256(forward)
         if parameters != parameters_sha256(load_module(model, allow_pickle=allow_pickle)[0]):
             raise ModelContractError(
-                f"model.path {model.path} makes a network with other parameters at every call (random initial"
-                "values), so every worker would have another. Give its trained weights as model.weights."
+                f"model.path {model.path} makes a network with other parameters at every call "
+                "(random initialvalues), so every worker would have another. Give its trained "
+                "weights as model.weights."
             )
     if kind == "export":
         check_exported(forward, model, inference)
@@ -70,14 +81,18 @@ def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: 
                 forward = _converted(forward, model, inference, device)
         except DeviceOutOfMemory as error:
             raise EngineError(
-                f"inference.engine: {inference.engine}: out of memory for a batch of {inference.batch_size}: {error}. "
-                "Write a smaller inference.batch_size."
+                f"inference.engine: {inference.engine}: out of memory for a batch of "
+                f"{inference.batch_size}: {error}. Write a smaller inference.batch_size."
             ) from None
     return _predictor(forward, model, inference, device, parameters)
 
 
 def _predictor(
-    forward: Any, model: Network, inference: Inference, device: torch.device, parameters: str | None = None
+    forward: Any,
+    model: Network,
+    inference: Inference,
+    device: torch.device,
+    parameters: str | None = None,
 ) -> TorchPredictor:
     return TorchPredictor(
         forward,
@@ -112,11 +127,16 @@ def _of_file(model: Network, inference: Inference) -> Forward:
             f"{model.path} has BatchNorm as it was exported, which cannot be changed by "
             "model.batch_norm: batch. Remove that."
         )
-    path, threads = existing_file(model.path, "model.path"), inference.threads or 1
+    path = existing_file(model.path, "model.path")
+    threads = inference.threads or 1
     weights = None if model.weights is None else existing_file(model.weights, "model.weights")
     if inference.engine == "openvino":
-        return per_shape(lambda shape: openvino_forward(path, shape, threads, weights), _shape(model, inference))
-    return per_shape(lambda shape: onnxruntime_forward(path, shape, threads), _shape(model, inference))
+        return per_shape(
+            lambda shape: openvino_forward(path, shape, threads, weights), _shape(model, inference)
+        )
+    return per_shape(
+        lambda shape: onnxruntime_forward(path, shape, threads), _shape(model, inference)
+    )
 
 
 def _converted(network: Any, model: Network, inference: Inference, device: torch.device) -> Forward:
@@ -125,7 +145,10 @@ def _converted(network: Any, model: Network, inference: Inference, device: torch
     if inference.engine == "compile":
         torch.set_num_threads(threads)
         layout = _memory_format(model, inference)
-        return per_shape(lambda shape: compiled_forward(network, shape, device, layout), _shape(model, inference))
+        return per_shape(
+            lambda shape: compiled_forward(network, shape, device, layout),
+            _shape(model, inference),
+        )
     engine = openvino_forward if inference.engine == "openvino" else onnxruntime_forward
     return per_shape(lambda shape: engine(network, shape, threads), _shape(model, inference))
 

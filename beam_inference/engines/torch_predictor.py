@@ -22,10 +22,11 @@ _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 class TorchPredictor:
     """A torch network on one device, its accumulators beside it.
 
-    ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of as many axes.
-    ``threads`` are those of its arithmetic on a CPU: oneDNN divides some convolutions (1×1×1 ones, for instance) by
-    them, so they change the last bits (3e-7 measured between 1 and 2) and belong to what describes the engine.
-    ``memory_format`` is that of the network's input. ``description`` is what :meth:`describe` says.
+    ``forward`` maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of
+    as many axes. ``threads`` are those of its arithmetic on a CPU: oneDNN divides some convolutions
+    (1×1×1 ones, for instance) by them, so they change the last bits (3e-7 measured between 1 and 2)
+    and belong to what describes the engine. ``memory_format`` is that of the network's input.
+    ``description`` is what :meth:`describe` says.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class TorchPredictor:
         self._forward = forward
         # Of "cuda" it is settled here which: threads have a current one each.
         is_open = device.type == "cuda" and device.index is None
-        self._device = device = torch.device("cuda", torch.cuda.current_device()) if is_open else device
+        self._device = device = (
+            torch.device("cuda", torch.cuda.current_device()) if is_open else device
+        )
         self._precision = precision
         self._activation = activation
         self._dims = dims
@@ -60,7 +63,8 @@ class TorchPredictor:
     @contextmanager
     def session(self) -> Iterator[None]:
         """Inference mode, and arithmetic as the job's precision says: no TF32 unless asked for, no autotuning."""
-        torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps a number for each
+        # of the calling thread: OpenMP keeps a number for each
+        torch.set_num_threads(self._threads)
         if not self.on_host:
             with device_errors():
                 torch.cuda.set_device(self._device)  # of the calling thread, too
@@ -116,15 +120,17 @@ class TorchPredictor:
             result = self._run(batch.contiguous(memory_format=self._memory_format))
             if not isinstance(result, torch.Tensor) or result.is_complex():
                 raise ModelContractError(
-                    f"the network returns a {type(result).__name__}; expected one real tensor (batch, channels, z, y, "
-                    "x). Wrap it in a module that returns the one to write."
+                    f"the network returns a {type(result).__name__}; expected one real tensor "
+                    "(batch, channels, z, y, x). Wrap it in a module that returns the one to "
+                    "write."
                 )
             if self._dims == 2 and result.ndim == 4:
                 result = result[:, :, None]
             result = result.float()
             if self._activation == "sigmoid":
                 return result.sigmoid()
-            # A network may return its input, which the next batch overwrites: never more than one batch is alive.
+            # A network may return its input, which the next batch overwrites: never more than one
+            # batch is alive.
             return result.softmax(dim=1) if self._activation == "softmax" else result
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
@@ -142,10 +148,13 @@ class TorchPredictor:
         with device_errors():
             torch.mul(array, by, out=out)
 
-    def download(self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
+    def download(
+        self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED
+    ) -> Callable[[], NDArray[Any]]:
         """The tensor, encoded, as a NumPy array; float32 ones on the CPU without a copy, all others as a copy.
 
-        The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`, and the same bits.
+        The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`,
+        and the same bits.
         """
         values = array.untyped_storage().nbytes() // array.element_size()
         with device_errors():
@@ -158,7 +167,9 @@ class TorchPredictor:
                 array = array.to(getattr(torch, encoding.dtype.name))
             if self._downloads is None:
                 return array.numpy
-            arrived = self._downloads.begin(array.clone() if encoding.value_range is None else array, values)
+            arrived = self._downloads.begin(
+                array.clone() if encoding.value_range is None else array, values
+            )
 
         def awaited() -> NDArray[Any]:
             with device_errors():

@@ -1,7 +1,8 @@
 """Between a GPU and the host, beside what the GPU computes.
 
-Copies are made on streams of their own, from or into memory that is pinned once. (CUDA C++ Programming Guide,
-"Asynchronous Concurrent Execution": a copy overlaps with kernels of other streams if the host's memory is page-locked.)
+Copies are made on streams of their own, from or into memory that is pinned once. (CUDA C++
+Programming Guide, "Asynchronous Concurrent Execution": a copy overlaps with kernels of other
+streams if the host's memory is page-locked.)
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Uploads:
         self._copied: torch.cuda.Event | None = None
         self._ahead: Callable[[], _Upload | None] = lambda: None
         self._is_stopped = False
-        self._sending, self._taking = threading.Lock(), threading.Lock()
+        self._sending = threading.Lock()
+        self._taking = threading.Lock()
 
     def begin(self, array: NDArray[Any]) -> Callable[[], torch.Tensor | None]:
         """Begin to copy an array, if no other one waits; a call of what is returned takes it, once; None if not sent.
@@ -78,22 +80,26 @@ class _Upload:
 
     def __init__(self, device: torch.device, lock: threading.Lock) -> None:
         self.sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
-        self._device, self._lock = device, lock
+        self._device = device
+        self._lock = lock
 
     def take(self) -> torch.Tensor | None:
         with self._lock:
-            sent, self.sent = self.sent, None
+            sent = self.sent
+            self.sent = None
         if sent is None:
             return None
         tensor, copied = sent
         here = torch.cuda.current_stream(self._device)
         here.wait_event(copied)
-        tensor.record_stream(here)  # or its memory would be the next upload's while it is still read
+        # or its memory would be the next upload's while it is still read
+        tensor.record_stream(here)
         return tensor
 
     def drop(self) -> bool:
         with self._lock:
-            sent, self.sent = self.sent, None
+            sent = self.sent
+            self.sent = None
         return sent is not None
 
 
@@ -108,7 +114,8 @@ class Downloads:
     def begin(self, tensor: torch.Tensor, values: int) -> Callable[[], NDArray[Any]]:
         """Begin to copy a tensor that nothing writes to any more; a call of what is returned waits for it.
 
-        ``values`` says how many a tensor of its kind has at most, so that memory is pinned for the largest one at once.
+        ``values`` says how many a tensor of its kind has at most, so that memory is pinned for the
+        largest one at once.
         """
         pinned = self._pinned.memory(values * tensor.element_size())[: tensor.nbytes]
         pinned = pinned.view(tensor.dtype).view(tensor.shape)

@@ -17,7 +17,12 @@ from beam_inference import arrays
 from beam_inference.engines.choice import CPU_ENGINES, TOLERANCES
 from beam_inference.engines.loading import Predictor
 from beam_inference.environment import heap_left_alone
-from beam_inference.errors import BeamInferenceError, DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.errors import (
+    BeamInferenceError,
+    DeviceOutOfMemory,
+    EngineError,
+    ModelContractError,
+)
 from beam_inference.geometry.bounding_box import Zyx, grown_shape
 
 logger = logging.getLogger(__name__)
@@ -32,8 +37,10 @@ class ContractReport:
     """What one batch showed.
 
     Attributes:
-        working_set_bytes: memory the network allocated beyond its weights, input and output; 0 where not measurable.
-        batch_size: patches that it was made of; fewer than asked for if the device ran out of memory.
+        working_set_bytes: memory the network allocated beyond its weights, input and output; 0
+            where not measurable.
+        batch_size: patches that it was made of; fewer than asked for if the device ran out of
+            memory.
         low, high: range of the predicted values, after the activation.
     """
 
@@ -58,8 +65,8 @@ def check_contract(
     Where the device has too little memory for it, half the batch is tried.
 
     Raises:
-        ModelContractError: the network fails on it, or returns another shape or values that are not finite; or one
-            patch alone is too much for the device.
+        ModelContractError: the network fails on it, or returns another shape or values that are not
+            finite; or one patch alone is too much for the device.
     """
 
     def of_batch(size: int) -> ContractReport:
@@ -69,18 +76,22 @@ def check_contract(
             batch = normalize(batch)
             before = _start_peak(predictor)
             predictions = predictor.predict(batch)
-            predictions = cropped_to_patch(predictions, (size, output_channels), patch_shape, crop_margin)
-            low, high = float(predictions.min()), float(predictions.max())
+            predictions = cropped_to_patch(
+                predictions, (size, output_channels), patch_shape, crop_margin
+            )
+            low = float(predictions.min())
+            high = float(predictions.max())
             if predictor.on_host:
                 del predictions  # before the next ones, as in a job
                 if predictor.describe().get("engine") not in CPU_ENGINES:
-                    before = _start_peak(predictor)  # what PyTorch makes at its first call is not made again
+                    # what PyTorch makes at its first call is not made again
+                    before = _start_peak(predictor)
                 predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
             working_set = max(0, _peak(predictor) - before)
         if not (np.isfinite(low) and np.isfinite(high)):
             raise ModelContractError(
-                "the network returns NaN or infinite values for a patch of the input. Check model.normalize, "
-                "model.weights and inference.precision."
+                "the network returns NaN or infinite values for a patch of the input. Check "
+                "model.normalize, model.weights and inference.precision."
             )
         return ContractReport(working_set, size, low, high)
 
@@ -91,31 +102,38 @@ def check_contract(
         except DeviceOutOfMemory as error:
             if batch_size == 1:
                 raise ModelContractError(
-                    f"the device is out of memory for one patch of {list(patch.shape[1:])} voxels (z, y, x; crop "
-                    "margin included). Make inference.patch_shape smaller if the model allows it, or use a device with "
-                    f"more memory. ({error})"
+                    f"the device is out of memory for one patch of {list(patch.shape[1:])} voxels "
+                    "(z, y, x; crop margin included). Make inference.patch_shape smaller if the "
+                    f"model allows it, or use a device with more memory. ({error})"
                 ) from None
         except BeamInferenceError:
             raise
         except Exception as error:
             reason = str(error).strip() or type(error).__name__
-            smaller = "" if batch_size == asked else f" ({asked} at a time are too many for the device's memory)"
+            smaller = (
+                ""
+                if batch_size == asked
+                else f" ({asked} at a time are too many for the device's memory)"
+            )
             raise ModelContractError(
-                f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, channels, z, y, x): "
-                f"{reason.splitlines()[-1][:400]}. Check model.input_channels, model.dims and inference.patch_shape."
-                f"{smaller}"
+                f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
+                f"channels, z, y, x): {reason.splitlines()[-1][:400]}. Check "
+                f"model.input_channels, model.dims and inference.patch_shape.{smaller}"
             ) from error
         predictor.make_room()  # only here is what the failed call held free again
-        logger.warning("device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2)
+        logger.warning(
+            "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
+        )
         batch_size //= 2
 
 
 def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
     """Have a network on the host answer batches of zeros, of the shape of a job's, before a process's first chunk.
 
-    At its first calls PyTorch makes small things that stay. Between the network's arrays on the heap they would keep
-    these apart for ever, and the heap would grow, by as much again as the network needs; here the arrays are not on
-    the heap. What fails is left to the first chunk, which tells where.
+    At its first calls PyTorch makes small things that stay. Between the network's arrays on the
+    heap they would keep these apart for ever, and the heap would grow, by as much again as the
+    network needs; here the arrays are not on the heap. What fails is left to the first chunk, which
+    tells where.
     """
     with suppress(Exception), predictor.session(), heap_left_alone():
         batch = predictor.empty(shape)
@@ -125,20 +143,27 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
 
 
 def check_difference(
-    predictor: Predictor, reference: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
+    predictor: Predictor,
+    reference: Predictor,
+    patch: NDArray[Any],
+    normalize: Callable[[Any], Any],
+    batch_size: int,
 ) -> None:
     """Hold a network's answers to one batch against those of the same network in PyTorch, in float32.
 
-    Arguments as for :func:`check_contract`. The first and the last of the batch are held; the last is the patch
-    mirrored, so that it counts which is which. What they differ by is logged. A patch of one value throughout, on which
-    wrong networks agree, too, is replaced by noise.
+    Arguments as for :func:`check_contract`. The first and the last of the batch are held; the last
+    is the patch mirrored, so that it counts which is which. What they differ by is logged. A patch
+    of one value throughout, on which wrong networks agree, too, is replaced by noise.
 
     Raises:
         EngineError: they differ by more than :data:`TOLERANCES` allows.
     """
     patch = without_blank(patch)
     answers = (_answers(each, patch, normalize, batch_size) for each in (predictor, reference))
-    described, largest, typical, scale = predictor.describe(), 0.0, 0.0, 1.0
+    described = predictor.describe()
+    largest = 0.0
+    typical = 0.0
+    scale = 1.0
     for ours, theirs in zip(*answers, strict=True):
         difference = np.abs(np.subtract(ours, theirs, dtype=np.float64))
         # Of NaN, too: it is not less than what is allowed.
@@ -146,12 +171,18 @@ def check_difference(
         typical = float(np.maximum(typical, np.sqrt(np.mean(np.square(difference)))))
         scale = max(scale, float(np.abs(theirs).max()))
     name = f"{described['engine']} in {described['precision']}"
-    logger.info("%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square", name, largest, typical)
+    logger.info(
+        "%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square",
+        name,
+        largest,
+        typical,
+    )
     allowed = TOLERANCES[described["precision"]] * scale
     if not typical <= allowed:
         raise EngineError(
-            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a patch, more than the "
-            f"{allowed:.1e} that are allowed. Write engine: torch and precision: float32."
+            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a "
+            f"patch, more than the {allowed:.1e} that are allowed. Write engine: torch and "
+            "precision: float32."
         )
 
 
@@ -161,7 +192,11 @@ def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
         return patch
     random = np.random.default_rng(0)
     info = np.iinfo(patch.dtype) if patch.dtype.kind in "iu" else None
-    noise = random.integers(info.min, info.max, patch.shape, patch.dtype) if info else random.random(patch.shape)
+    noise = (
+        random.integers(info.min, info.max, patch.shape, patch.dtype)
+        if info
+        else random.random(patch.shape)
+    )
     return noise.astype(patch.dtype)
 
 
@@ -173,7 +208,9 @@ def _answers(
         batch = predictor.empty((batch_size, *patch.shape))
         batch[:] = predictor.upload(patch)
         if batch_size > 1:
-            batch[batch_size - 1 :] = predictor.upload(np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1]))
+            batch[batch_size - 1 :] = predictor.upload(
+                np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1])
+            )
         answer = predictor.predict(normalize(batch))
         parts = [predictor.copy(answer[k : k + 1]) for k in sorted({0, batch_size - 1})]
         return [predictor.download(part)().copy() for part in parts]
@@ -209,11 +246,14 @@ def _status_bytes(key: str) -> int:
     return 0
 
 
-def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx) -> Any:
+def cropped_to_patch(
+    predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx
+) -> Any:
     """Predictions (N, C, Z, Y, X) cropped to the patch, for networks that return it grown by the crop margin.
 
     Raises:
-        ModelContractError: the shape is neither ``(*leading, *patch_shape)`` nor that grown by the margin.
+        ModelContractError: the shape is neither ``(*leading, *patch_shape)`` nor that grown by the
+            margin.
     """
     grown = grown_shape(patch_shape, crop_margin)
     shape = tuple(predictions.shape)
@@ -224,7 +264,7 @@ def cropped_to_patch(predictions: Any, leading: tuple[int, int], patch_shape: Zy
         return predictions[:, :, z, y, x]
     margin = f" or {[*leading, *grown]} (grown by model.crop_margin)" if any(crop_margin) else ""
     raise ModelContractError(
-        f"the network returns an array of shape {list(shape)} (batch, channels, z, y, x) for an input of "
-        f"{list(grown)}; expected {[*leading, *patch_shape]}{margin}. Check model.output_channels, "
-        "model.crop_margin and inference.patch_shape."
+        f"the network returns an array of shape {list(shape)} (batch, channels, z, y, x) for an "
+        f"input of {list(grown)}; expected {[*leading, *patch_shape]}{margin}. Check "
+        "model.output_channels, model.crop_margin and inference.patch_shape."
     )

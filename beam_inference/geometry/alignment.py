@@ -7,43 +7,59 @@ from beam_inference.geometry.bounding_box import AXES, BoundingBox, Zyx
 from beam_inference.geometry.grids import ChunkGrid
 
 
-def check_alignment(chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, volume: BoundingBox) -> None:
+def check_alignment(
+    chunks: ChunkGrid, block_shape: Zyx, bounds: BoundingBox, volume: BoundingBox
+) -> None:
     """Check that every storage block of the output is written, whole, by exactly one chunk.
 
-    ``bounds`` is the output's extent; its blocks start at ``bounds.start``. ``volume`` is the input's, which the ROI
-    cannot leave.
+    ``bounds`` is the output's extent; its blocks start at ``bounds.start``. ``volume`` is the
+    input's, which the ROI cannot leave.
 
     Raises:
-        AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple of the block shape;
-            the message names the nearest values that fit.
+        AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple
+            of the block shape; the message names the nearest values that fit.
     """
-    roi, chunk_shape = chunks.roi, chunks.chunk_shape
+    roi = chunks.roi
+    chunk_shape = chunks.chunk_shape
     if not bounds.contains(roi):
-        raise AlignmentError(f"roi {roi} is not inside the output's bounds {bounds} (z, y, x; stop exclusive).")
+        raise AlignmentError(
+            f"roi {roi} is not inside the output's bounds {bounds} (z, y, x; stop exclusive)."
+        )
     for axis, name in enumerate(AXES):
-        block, chunk, origin = block_shape[axis], chunk_shape[axis], bounds.start[axis]
+        block = block_shape[axis]
+        chunk = chunk_shape[axis]
+        origin = bounds.start[axis]
         if chunk % block:
-            lower, upper = chunk // block * block, -(-chunk // block) * block
+            lower = chunk // block * block
+            upper = -(-chunk // block) * block
             fits = " or ".join(str(n) for n in (lower, upper) if n)
             raise AlignmentError(
-                f"inference.chunk_shape {list(chunk_shape)} is not a multiple of the output's block_shape "
-                f"{list(block_shape)} on {name}: two chunks would write into one block. Nearest on {name}: {fits}."
+                f"inference.chunk_shape {list(chunk_shape)} is not a multiple of the output's "
+                f"block_shape {list(block_shape)} on {name}: two chunks would write into one "
+                f"block. Nearest on {name}: {fits}."
             )
         lower = origin + (roi.start[axis] - origin) // block * block
         if lower != roi.start[axis]:
-            inside = [n for n in (lower, lower + block) if volume.start[axis] <= n < volume.stop[axis]]
+            inside = [
+                n for n in (lower, lower + block) if volume.start[axis] <= n < volume.stop[axis]
+            ]
             fits = " or ".join(map(str, inside)) or "none inside the input"
             raise AlignmentError(
-                f"the ROI starts at {list(roi.start)}, which is not on the output's block grid on {name} (blocks of "
-                f"{block} from {origin}): a block would be written in part. Nearest starts on {name}: {fits}. "
-                "Set roi.start, or output.bounds.start for a new precomputed output."
+                f"the ROI starts at {list(roi.start)}, which is not on the output's block grid on "
+                f"{name} (blocks of {block} from {origin}): a block would be written in part. "
+                f"Nearest starts on {name}: {fits}. Set roi.start, or output.bounds.start for a "
+                "new precomputed output."
             )
         if (roi.stop[axis] - origin) % block and roi.stop[axis] != bounds.stop[axis]:
             lower = origin + (roi.stop[axis] - origin) // block * block
             upper = min(lower + block, bounds.stop[axis])
             inside = [n for n in (lower, upper) if roi.start[axis] < n <= volume.stop[axis]]
-            fits = " or ".join(map(str, inside)) or "none inside the input; set output.bounds.stop to the roi's"
+            fits = (
+                " or ".join(map(str, inside))
+                or "none inside the input; set output.bounds.stop to the roi's"
+            )
             raise AlignmentError(
-                f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of {block} from "
-                f"{origin}, output ends at {bounds.stop[axis]}). Nearest stops on {name}: {fits}."
+                f"roi.stop {list(roi.stop)} is not on the output's block grid on {name} (blocks of "
+                f"{block} from {origin}, output ends at {bounds.stop[axis]}). Nearest stops on "
+                f"{name}: {fits}."
             )

@@ -1,9 +1,10 @@
 """Blend weights: separable, and normalised per axis over the lattice, so that they sum to one everywhere.
 
-A patch's weight at voxel i of n is the bump ``exp(-1 / (1 - d^2))``, ``d = 2 (i + 1/2) / n - 1`` (Wu et al.,
-"Chunkflow", Nature Methods 2021, eq. 1), divided by the sum of the bumps of all patches that cover the voxel. The bump
-itself underflows (2e-56 at the edge of 256 voxels, zero in float64 at 2048), so the quotient is computed as a softmax
-of the exponents, in float64. Because the sum over a product of per-axis partitions of unity is the product of the sums,
+A patch's weight at voxel i of n is the bump ``exp(-1 / (1 - d^2))``, ``d = 2 (i + 1/2) / n - 1``
+(Wu et al., "Chunkflow", Nature Methods 2021, eq. 1), divided by the sum of the bumps of all patches
+that cover the voxel. The bump itself underflows (2e-56 at the edge of 256 voxels, zero in float64
+at 2048), so the quotient is computed as a softmax of the exponents, in float64. Because the sum
+over a product of per-axis partitions of unity is the product of the sums,
 three such vectors suffice: there is no weight volume, and nothing to divide by afterwards.
 """
 
@@ -23,8 +24,8 @@ AxisWeights = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32
 def patch_weights(lattice: PatchLattice, index: Zyx) -> AxisWeights:
     """The blend weights of one patch of a lattice: per axis, ZYX, a read-only float32 vector as long as the patch.
 
-    The weight of voxel (z, y, x) of the patch is the product of the three; over all patches of the lattice these
-    products sum to one at every voxel of the domain.
+    The weight of voxel (z, y, x) of the patch is the product of the three; over all patches of the
+    lattice these products sum to one at every voxel of the domain.
     """
     z, y, x = (axis_weights(axis, k) for axis, k in zip(lattice.axes, index, strict=True))
     return (z, y, x)
@@ -44,7 +45,8 @@ def _weights_among(patch: int, offsets: tuple[int, ...]) -> NDArray[np.float32]:
     t = (np.arange(patch) + 0.5) / patch
     exponent = -1.0 / (4.0 * t * (1.0 - t))  # 1 - d^2 = 4 t (1 - t)
     total = np.zeros(patch)
-    with np.errstate(over="ignore"):  # exp(inf): the neighbour outweighs this patch beyond all floats, weight 0
+    # exp(inf): the neighbour outweighs this patch beyond all floats, weight 0
+    with np.errstate(over="ignore"):
         for offset in offsets:
             here = slice(max(0, offset), min(patch, patch + offset))
             there = slice(max(0, -offset), min(patch, patch - offset))

@@ -19,7 +19,8 @@ class BoundingBox:
 
     Attributes:
         start: first voxel on each axis, ZYX; may be negative.
-        stop: one past the last voxel on each axis, ZYX; equal to ``start`` on an axis where the box is empty.
+        stop: one past the last voxel on each axis, ZYX; equal to ``start`` on an axis where the box
+            is empty.
 
     Raises:
         ValueError: ``stop`` lies before ``start`` on some axis.
@@ -30,12 +31,15 @@ class BoundingBox:
 
     def __post_init__(self) -> None:
         if any(b < a for a, b in zip(self.start, self.stop, strict=True)):
-            raise ValueError(f"a bounding box cannot stop at {self.stop} before it starts at {self.start} (ZYX)")
+            raise ValueError(
+                f"a bounding box cannot stop at {self.stop} before it starts at {self.start} (ZYX)"
+            )
 
     @property
     def shape(self) -> Zyx:
         """Extent on each axis, in voxels."""
-        (z0, y0, x0), (z1, y1, x1) = self.start, self.stop
+        z0, y0, x0 = self.start
+        z1, y1, x1 = self.stop
         return (z1 - z0, y1 - y0, x1 - x0)
 
     @property
@@ -55,13 +59,18 @@ class BoundingBox:
 
     def contains(self, other: BoundingBox) -> bool:
         """Whether every voxel of ``other`` is in this box."""
-        return all(a <= c and d <= b for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True))
+        return all(
+            a <= c and d <= b
+            for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
+        )
 
     def grown_to(self, shape: Zyx, within: BoundingBox) -> BoundingBox:
         """At least of a shape: grown at its stop, then its start, inside ``within``, and then beyond its stop."""
-        starts, stops = [], []
+        starts = []
+        stops = []
         for axis in range(3):
-            start, stop = self.start[axis], self.stop[axis]
+            start = self.start[axis]
+            stop = self.stop[axis]
             stop = max(stop, min(start + shape[axis], within.stop[axis]))
             start = min(start, max(stop - shape[axis], within.start[axis]))
             starts.append(start)
@@ -72,11 +81,14 @@ class BoundingBox:
         """Slices of this box in an array whose first voxel is ``frame.start``.
 
         Raises:
-            ValueError: the box is not inside ``frame`` (a negative slice would wrap around silently).
+            ValueError: the box is not inside ``frame`` (a negative slice would wrap around
+                silently).
         """
         if not frame.contains(self):
             raise ValueError(f"{self} is not inside {frame}")
-        z, y, x = (slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, frame.start, strict=True))
+        z, y, x = (
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, frame.start, strict=True)
+        )
         return (z, y, x)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """What the network sees outside the volume: reflection or a constant, in volume coordinates.
 
-The rule depends on the volume only, never on the cutout, so two chunks that share a voxel outside the volume see the
-same value there.
+The rule depends on the volume only, never on the cutout, so two chunks that share a voxel outside
+the volume see the same value there.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from beam_inference.geometry.bounding_box import BoundingBox
 def source_box(box: BoundingBox, volume: BoundingBox, fill: str) -> BoundingBox:
     """The part of the volume that must be read to know every voxel of ``box``.
 
-    ``fill`` is "reflect" or "constant". With reflection it can reach beyond ``box``: a thin box at the
-    volume's border is mirrored from voxels that it does not hold itself. Empty where ``box`` misses the volume
-    and the fill is constant.
+    ``fill`` is "reflect" or "constant". With reflection it can reach beyond ``box``: a thin box at
+    the volume's border is mirrored from voxels that it does not hold itself. Empty where ``box``
+    misses the volume and the fill is constant.
     """
     if fill == "constant":
         inside = box.intersection(volume)
@@ -31,12 +31,17 @@ def source_box(box: BoundingBox, volume: BoundingBox, fill: str) -> BoundingBox:
 
 
 def fill_outside(
-    array: NDArray[Any], source: BoundingBox, box: BoundingBox, volume: BoundingBox, fill: str, fill_value: float
+    array: NDArray[Any],
+    source: BoundingBox,
+    box: BoundingBox,
+    volume: BoundingBox,
+    fill: str,
+    fill_value: float,
 ) -> NDArray[Any]:
     """The voxels of ``box``, shape (channels, *box.shape), from those of ``source_box(box, volume, fill)``.
 
-    ``array`` has shape (channels, *source.shape) in the volume's stored dtype, which the result keeps; it is returned
-    itself where ``box`` lies inside the volume.
+    ``array`` has shape (channels, *source.shape) in the volume's stored dtype, which the result
+    keeps; it is returned itself where ``box`` lies inside the volume.
     """
     if source == box:
         return array
@@ -62,7 +67,8 @@ def source_sections(box: BoundingBox, volume: BoundingBox, fill: str) -> NDArray
 
 def _reflected(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
     """Volume coordinates, on one axis, that the voxels of ``box`` mirror; the outermost voxel is not repeated."""
-    first, length = volume.start[axis], volume.shape[axis]
+    first = volume.start[axis]
+    length = volume.shape[axis]
     period = max(1, 2 * (length - 1))
     position = (np.arange(box.start[axis], box.stop[axis]) - first) % period
     return first + np.minimum(position, period - position) if length > 1 else first + 0 * position

@@ -1,6 +1,7 @@
 """The two grids of a job: chunks over the ROI, and the patch lattice over the domain.
 
-Both answer in O(1), whatever the size of the volume: nothing here ever lists a volume's chunks or patches.
+Both answer in O(1), whatever the size of the volume: nothing here ever lists a volume's chunks or
+    patches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def most_blocks(length: int, block: int, extent: int) -> int:
 
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
     """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
-    z, y, x = (most_blocks(n, b, w) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True))
+    z, y, x = (
+        most_blocks(n, b, w) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
+    )
     return (z, y, x)
 
 
@@ -53,8 +56,15 @@ class ChunkGrid:
             IndexError: there is no such chunk.
         """
         if not 0 <= index < self.count:
-            raise IndexError(f"chunk {index} is not one of the {self.count} chunks 0 … {self.count - 1}")
-        return BoundingBox(*zip(*(self.axis_interval(a, k) for a, k in enumerate(self.position(index))), strict=True))
+            raise IndexError(
+                f"chunk {index} is not one of the {self.count} chunks 0 … {self.count - 1}"
+            )
+        return BoundingBox(
+            *zip(
+                *(self.axis_interval(a, k) for a, k in enumerate(self.position(index))),
+                strict=True,
+            )
+        )
 
     def position(self, index: int) -> Zyx:
         """Where chunk ``index`` stands among the chunks, on each axis."""
@@ -90,9 +100,13 @@ class LatticeAxis:
 
     def __post_init__(self) -> None:
         if self.stop - self.start < self.patch:
-            raise ValueError(f"a patch of {self.patch} voxels does not fit the domain {self.start} … {self.stop}")
+            raise ValueError(
+                f"a patch of {self.patch} voxels does not fit the domain {self.start} … {self.stop}"
+            )
         if not 1 <= self.stride <= self.patch:
-            raise ValueError(f"the stride {self.stride} must be between 1 and the patch's {self.patch} voxels")
+            raise ValueError(
+                f"the stride {self.stride} must be between 1 and the patch's {self.patch} voxels"
+            )
 
     @property
     def count(self) -> int:
@@ -114,7 +128,8 @@ class LatticeAxis:
         """The patches that share a voxel with ``start … stop``, a non-empty interval inside the domain."""
         first = max(0, (start - self.patch - self.start) // self.stride + 1)
         last = min(self.count - 1, -(-(stop - self.start) // self.stride) - 1)
-        # The last patch is moved back, so it can start before `stop` although its nominal start does not.
+        # The last patch is moved back, so it can start before `stop` although its nominal start
+        # does not.
         if last == self.count - 2 and self.patch_start(self.count - 1) < stop:
             last += 1
         return range(min(first, self.count - 1), last + 1)
@@ -140,7 +155,11 @@ class PatchLattice:
         z, y, x = (
             LatticeAxis(a, b, p, p - o)
             for a, b, p, o in zip(
-                self.domain.start, self.domain.stop, self.patch_shape, self.patch_overlap, strict=True
+                self.domain.start,
+                self.domain.stop,
+                self.patch_shape,
+                self.patch_overlap,
+                strict=True,
             )
         )
         return (z, y, x)
@@ -152,7 +171,9 @@ class PatchLattice:
 
     def touching(self, box: BoundingBox) -> tuple[range, range, range]:
         """Per axis, the indices of the patches that share a voxel with ``box``, which lies inside the domain."""
-        z, y, x = (axis.touching(a, b) for axis, a, b in zip(self.axes, box.start, box.stop, strict=True))
+        z, y, x = (
+            axis.touching(a, b) for axis, a, b in zip(self.axes, box.start, box.stop, strict=True)
+        )
         return (z, y, x)
 
     def patch_box(self, index: Zyx) -> BoundingBox:

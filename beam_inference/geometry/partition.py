@@ -9,8 +9,8 @@ from itertools import islice
 def index_ranges(count: int, workers: int = 1) -> list[tuple[int, int]]:
     """Half-open ranges that cover ``0 … count`` evenly: what a pipeline's graph holds of a job.
 
-    512 of them, or eight for each worker if that is more, as far as there are chunks: some runners share the work out
-    by range.
+    512 of them, or eight for each worker if that is more, as far as there are chunks: some runners
+        share the work out by range.
     """
     parts = min(count, max(512, 8 * workers))
     return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]

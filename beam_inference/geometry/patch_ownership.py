@@ -74,7 +74,8 @@ class OwnershipAxis:
     def private_start(self, position: int) -> int:
         """From where on, in whole blocks, only a chunk's own patches touch its voxels; its stop if nowhere."""
         start, stop = self.interval(position)
-        before = min(self.owned(position).start, self.patches.stop) - 1  # the last patch of an earlier chunk
+        # the last patch of an earlier chunk
+        before = min(self.owned(position).start, self.patches.stop) - 1
         if before < self.patches.start:
             return start
         foreign = self.lattice.patch_start(before) + self.lattice.patch

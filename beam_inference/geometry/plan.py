@@ -1,7 +1,8 @@
 """The inference plan: all geometry of a job, decided once from a few boxes and shapes, with nothing opened.
 
-A plan is a small value. It answers for one chunk in O(1) (its core box, its input box, its patches), and for the whole
-job by summing per axis, so a job of 10^9 chunks is planned in milliseconds.
+A plan is a small value. It answers for one chunk in O(1) (its core box, its input box, its
+patches), and for the whole job by summing per axis, so a job of 10^9 chunks is planned in
+milliseconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class ChunkWork:
         core_box: the voxels whose values, or whose sums of contributions, are wanted.
         input_box: the voxels its patches see; may reach beyond the volume.
         lattice: the patch lattice its patches belong to.
-        patches: per axis ZYX, the indices of the patches to compute; their product, in lexicographic order.
+        patches: per axis ZYX, the indices of the patches to compute; their product, in
+            lexicographic order.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
     """
 
@@ -57,7 +59,8 @@ class InferencePlan:
         seams: "recompute", "exchange" or "crop".
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
         block_shape: of the output's storage, ZYX.
-        halo: voxels beyond its core that are computed for a chunk, for what comes after the network, per side, ZYX.
+        halo: voxels beyond its core that are computed for a chunk, for what comes after the
+            network, per side, ZYX.
         input_block_shape: of the input's storage, ZYX, whose blocks begin where the volume does.
     """
 
@@ -81,11 +84,17 @@ class InferencePlan:
         core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
         if self.seams == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
-            lattice = replace(lattice, domain=box.grown_to(lattice.patch_shape, within=lattice.domain))
+            lattice = replace(
+                lattice, domain=box.grown_to(lattice.patch_shape, within=lattice.domain)
+            )
         return self._work(index, core, lattice, lattice.touching(core))
 
     def _work(
-        self, index: int, core: BoundingBox, lattice: PatchLattice, patches: tuple[range, range, range]
+        self,
+        index: int,
+        core: BoundingBox,
+        lattice: PatchLattice,
+        patches: tuple[range, range, range],
     ) -> ChunkWork:
         first = lattice.patch_box((patches[0][0], patches[1][0], patches[2][0]))
         last = lattice.patch_box((patches[0][-1], patches[1][-1], patches[2][-1]))
@@ -95,7 +104,9 @@ class InferencePlan:
     @property
     def ownership(self) -> tuple[OwnershipAxis, OwnershipAxis, OwnershipAxis]:
         """Which chunk computes which patches when every patch is computed once, per axis ZYX."""
-        roi, chunk, block = self.chunks.roi, self.chunks.chunk_shape, self.block_shape
+        roi = self.chunks.roi
+        chunk = self.chunks.chunk_shape
+        block = self.block_shape
         z, y, x = (
             OwnershipAxis(axis, roi.start[a], roi.stop[a], chunk[a], block[a])
             for a, axis in enumerate(self.lattice.axes)
@@ -114,26 +125,34 @@ class InferencePlan:
     def contributors(self, index: int) -> list[int]:
         """The chunks that own a patch which touches chunk ``index``, in order: the order in which sums are added."""
         at = zip(self.ownership, self.chunks.position(index), strict=True)
-        return list(map(self.chunks.index, product(*(axis.contributors(position) for axis, position in at))))
+        return list(
+            map(self.chunks.index, product(*(axis.contributors(position) for axis, position in at)))
+        )
 
     def receivers(self, index: int) -> list[int]:
         """The chunks that a patch owned by chunk ``index`` touches, in order."""
         if self.owned_work(index) is None:
             return []
         at = zip(self.ownership, self.chunks.position(index), strict=True)
-        return list(map(self.chunks.index, product(*(axis.receivers(position) for axis, position in at))))
+        return list(
+            map(self.chunks.index, product(*(axis.receivers(position) for axis, position in at)))
+        )
 
     def contributions(self, index: int) -> list[ChunkWork]:
         """Of :meth:`work`, what each contributor owns, in order: the boxes cover the core, and overlap at seams."""
-        core, works = self.chunks.core_box(index), []
+        core = self.chunks.core_box(index)
+        works = []
         touching = self.lattice.touching(core)
         for contributor in self.contributors(index):
             owned = self.owned_work(contributor)
             assert owned is not None  # a contributor owns patches
             z, y, x = (
-                range(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(owned.patches, touching, strict=True)
+                range(max(a.start, b.start), min(a.stop, b.stop))
+                for a, b in zip(owned.patches, touching, strict=True)
             )
-            works.append(self._work(contributor, owned.core_box.intersection(core), self.lattice, (z, y, x)))
+            works.append(
+                self._work(contributor, owned.core_box.intersection(core), self.lattice, (z, y, x))
+            )
         return works
 
     def private_box(self, index: int) -> BoundingBox | None:
@@ -149,11 +168,14 @@ class InferencePlan:
 
     def shared_boxes(self, index: int) -> list[BoundingBox]:
         """The rest of chunk ``index``: at most three boxes of whole blocks, disjoint."""
-        core, private = self.chunks.core_box(index), self.private_box(index)
+        core = self.chunks.core_box(index)
+        private = self.private_box(index)
         if private is None:
             return [core]
-        boxes, start = [], core.start
-        for axis in range(3):  # a slab before the private box on each axis, within what the earlier slabs leave
+        boxes = []
+        start = core.start
+        # a slab before the private box on each axis, within what the earlier slabs leave
+        for axis in range(3):
             if start[axis] < private.start[axis]:
                 stop = [*core.stop]
                 stop[axis] = private.start[axis]
@@ -195,7 +217,9 @@ class InferencePlan:
     def seam_voxels(self) -> int:
         """Voxels of all seam files, written once and read once: zero unless ``seams`` is "exchange"."""
         totals = _axis_totals(self)
-        return math.prod(axis.reached for axis in totals) - math.prod(axis.private for axis in totals)
+        return math.prod(axis.reached for axis in totals) - math.prod(
+            axis.private for axis in totals
+        )
 
     @property
     def shared_voxels(self) -> int:
@@ -242,8 +266,10 @@ class Extremes(NamedTuple):
         input: of what a chunk reads.
         input_blocks: of the storage blocks that this touches.
         core: of what it computes values or sums for.
-        private: of what only its own patches touch, in whole blocks; all of it where nothing is exchanged.
-        touched: of what it is put together from: its voxels, each as often as there are chunks that add to it.
+        private: of what only its own patches touch, in whole blocks; all of it where nothing is
+            exchanged.
+        touched: of what it is put together from: its voxels, each as often as there are chunks that
+            add to it.
         shared: of these, without those of its private ones.
     """
 
@@ -264,13 +290,14 @@ def _axis_totals(plan: InferencePlan) -> tuple[AxisTotals, ...]:
 def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
     """Totals on one axis, looking at no more chunk positions than differ.
 
-    Away from the domain's ends, what a chunk does depends only on where the lattice stands to it, which repeats.
+    Away from the domain's ends, what a chunk does depends only on where the lattice stands to it,
+    which repeats.
     """
-    count, chunk, block = plan.chunks.shape[axis], plan.chunks.chunk_shape[axis], plan.input_block_shape[axis]
-    patch, margin = (
-        plan.lattice.patch_shape[axis],
-        plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis],
-    )
+    count = plan.chunks.shape[axis]
+    chunk = plan.chunks.chunk_shape[axis]
+    block = plan.input_block_shape[axis]
+    patch = plan.lattice.patch_shape[axis]
+    margin = plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis]
     stride = patch - plan.lattice.patch_overlap[axis]
     period = stride // math.gcd(chunk, stride)
     end = -(-(2 * patch + margin) // chunk) + 1
@@ -282,11 +309,13 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
         counted += [(end + k, repeats) for k in range(period)]
         counted += [(position, 1) for position in range(count - end - rest, count)]
     patches = largest_patches = voxels_read = reached = private = owners = pairs = 0
-    patch_counts, extents = Counter[int](), []
+    patch_counts = Counter[int]()
+    extents = []
     ownership = plan.ownership[axis]
     for position, times in counted:
         if plan.seams == "exchange":
-            owned, core = ownership.owned(position), ownership.reach(position)
+            owned = ownership.owned(position)
+            core = ownership.reach(position)
             low = high = plan.volume.start[axis]
             if owned:
                 low = ownership.lattice.patch_start(owned[0]) - plan.crop_margin[axis]
@@ -294,12 +323,16 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             owners += times * bool(owned)
             pairs += times * len(ownership.receivers(position))
             reached += times * (core[1] - core[0])
-            private += times * (alone := ownership.interval(position)[1] - ownership.private_start(position))
+            private += times * (
+                alone := ownership.interval(position)[1] - ownership.private_start(position)
+            )
             touched = ownership.touched(position)
         else:
             work = plan.work(position * math.prod(plan.chunks.shape[axis + 1 :]))
-            owned, core = work.patches[axis], (work.core_box.start[axis], work.core_box.stop[axis])
-            low, high = work.input_box.start[axis], work.input_box.stop[axis]
+            owned = work.patches[axis]
+            core = (work.core_box.start[axis], work.core_box.stop[axis])
+            low = work.input_box.start[axis]
+            high = work.input_box.stop[axis]
             touched = alone = core[1] - core[0]
         patches += times * len(owned)
         patch_counts[len(owned)] += times
@@ -311,10 +344,14 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
             blocks = most_blocks(last - first, block, plan.volume.shape[axis])
         else:
             blocks = -(-last // block) - first // block
-        extents.append((high - low, blocks * block, core[1] - core[0], alone, touched, touched - alone))
+        extents.append(
+            (high - low, blocks * block, core[1] - core[0], alone, touched, touched - alone)
+        )
     a, b, c, d, e, f = map(max, zip(*extents, strict=True))
     most = (a, b, c, d, e, f)
-    return AxisTotals(patches, largest_patches, voxels_read, reached, private, owners, pairs, most, patch_counts)
+    return AxisTotals(
+        patches, largest_patches, voxels_read, reached, private, owners, pairs, most, patch_counts
+    )
 
 
 def make_plan(
@@ -334,8 +371,9 @@ def make_plan(
 ) -> InferencePlan:
     """Derive a job's geometry.
 
-    The lattice tiles the domain: the ROI grown by ``context`` and clipped to the volume. Where an axis of it is shorter
-    than a patch it grows at its stop, then at its start, within the volume, and only then beyond.
+    The lattice tiles the domain: the ROI grown by ``context`` and clipped to the volume. Where an
+        axis of it is shorter than a patch it grows at its stop, then at its start, within the
+        volume, and only then beyond.
 
     Raises:
         AlignmentError: the ROI is not inside the volume.

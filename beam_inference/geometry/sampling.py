@@ -41,10 +41,12 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def counted_and_sampled(indices: Iterable[int], size: int) -> tuple[int, list[int]]:
     """How many there are, and ``size`` of them, each as likely as any other, all if they are fewer; in no order.
 
-    Reservoir sampling (Vitter 1985, algorithm R): one pass, in the memory of the sample. Workers begin all over a job,
-    so no part of it is the latest.
+    Reservoir sampling (Vitter 1985, algorithm R): one pass, in the memory of the sample. Workers
+        begin all over a job, so no part of it is the latest.
     """
-    random, sample, count = Random(0), list[int](), 0
+    random = Random(0)
+    sample = list[int]()
+    count = 0
     for count, index in enumerate(indices, 1):  # its last value is meant
         if count <= size:
             sample.append(index)

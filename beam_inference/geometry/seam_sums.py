@@ -1,8 +1,9 @@
 """Sums of contributions, cut where chunks share voxels, and put together again in the contributors' order: pure.
 
-A chunk's ``sums`` are its own patches, weighted and added, over ``plan.owned_work(index).core_box``: float32, shape
-(channels, Z, Y, X). Float addition is not associative, so the order is the job's, whatever was finished first; then a
-voxel's bits depend neither on the runner nor on retries.
+A chunk's ``sums`` are its own patches, weighted and added, over
+``plan.owned_work(index).core_box``: float32, shape (channels, Z, Y, X). Float addition is not
+associative, so the order is the job's, whatever was finished first; then a voxel's bits depend
+neither on the runner nor on retries.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ def merged(
     plan: InferencePlan, index: int, parts: Iterable[tuple[int, Sequence[Sums]]], channels: int
 ) -> list[tuple[BoundingBox, Sums]]:
     """The shared boxes of a chunk, finished. ``parts`` are those of its contributors, in their order."""
-    shared = [(box, arrays.zeros((channels, *box.shape), np.float32)) for box in plan.shared_boxes(index)]
+    shared = [
+        (box, arrays.zeros((channels, *box.shape), np.float32)) for box in plan.shared_boxes(index)
+    ]
     for contributor, pieces in parts:
         for piece, array in zip(seam_boxes(plan, contributor, index), pieces, strict=True):
             for box, total in shared:
@@ -57,7 +60,9 @@ def merged(
     return shared
 
 
-def added(core: BoundingBox, works: Sequence[ChunkWork], sums: Iterable[Sums], channels: int) -> Sums:
+def added(
+    core: BoundingBox, works: Sequence[ChunkWork], sums: Iterable[Sums], channels: int
+) -> Sums:
     """A whole core, from the sums of each of ``plan.contributions``: the bits that :func:`merged` would give it."""
     total = arrays.zeros((channels, *core.shape), np.float32)
     for work, array in zip(works, sums, strict=True):

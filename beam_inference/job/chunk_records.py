@@ -1,6 +1,7 @@
 """Small records of chunks, one file each, in a folder of a key-value store: ``FOLDER/000000000/000000000012.json``.
 
-Folders hold 4096 of them, and keys sort as their chunks do, so that a range of chunks is one range of keys.
+Folders hold 4096 of them, and keys sort as their chunks do, so that a range of chunks is one range
+of keys.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def absent(start: int, stop: int, present: Callable[[int, int], Iterable[int]]) 
 class ChunkEntries:
     """The records in one folder.
 
-    Requests that fail in a way that may pass are tried again, with backoff; then every method raises WorkerFault.
+    Requests that fail in a way that may pass are tried again, with backoff; then every method
+    raises WorkerFault.
 
     Args:
         store: the key-value store.
@@ -39,13 +41,17 @@ class ChunkEntries:
     """
 
     def __init__(self, store: Any, url: str, folder: str) -> None:
-        self._store, self._url, self._folder = store, url, folder
+        self._store = store
+        self._url = url
+        self._folder = folder
 
     def write(self, chunk: int, text: str) -> None:
         """Write a chunk's record, durably; replaces an earlier one."""
         key = self._key(chunk)
         persistently(
-            "write", f"{self._url}/{key}", lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS)
+            "write",
+            f"{self._url}/{key}",
+            lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS),
         )
 
     def read(self, chunks: Iterable[int]) -> Iterator[tuple[str, bytes]]:
@@ -53,16 +59,22 @@ class ChunkEntries:
         keys = [self._key(chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:
             result = persistently(
-                "read", f"{self._url}/{key}", again_if_failed(reading, partial(self._store.read, key))
+                "read",
+                f"{self._url}/{key}",
+                again_if_failed(reading, partial(self._store.read, key)),
             )
             if result.state == "value":
                 yield key, bytes(result.value)
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
         """Which of the chunks ``start … stop`` have a record, in order. Lists folders, some at a time."""
-        ranges = [(a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)]
+        ranges = [
+            (a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)
+        ]
         for first in range(0, len(ranges), _LISTINGS_AT_A_TIME):
-            under_way = [self._listing(*each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]]
+            under_way = [
+                self._listing(*each) for each in ranges[first : first + _LISTINGS_AT_A_TIME]
+            ]
             for listing in under_way:
                 yield from listing()
 
@@ -84,7 +96,8 @@ class ChunkEntries:
 
         def indices() -> list[int]:
             names = persistently("list", f"{self._url}/{self._folder}", request)
-            # A killed writer leaves lock files beside the keys of a local store, and people leave copies.
+            # A killed writer leaves lock files beside the keys of a local store, and people leave
+            # copies.
             return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
 
         return indices

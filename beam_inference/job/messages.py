@@ -21,7 +21,8 @@ class Launch:
         allow_pickle: load models that can execute code.
         threads_per_process: harness threads that share a worker.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
-        chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it themselves.
+        chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
+            themselves.
     """
 
     job: str
@@ -46,8 +47,9 @@ class Launch:
 class Record(NamedTuple):
     """What became of a chunk.
 
-    ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"; with ``seams: exchange`` also "summed": its
-    patches are computed, and their sums kept for the chunks that share voxels with it.
+    ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"; with ``seams: exchange``
+    also "summed": its patches are computed, and their sums kept for the chunks that share voxels
+    with it.
     """
 
     chunk: int

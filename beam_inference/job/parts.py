@@ -29,11 +29,16 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     Arguments and errors as :func:`beam_inference.volumes.opening.open_volume` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
-    given, storage = config.input, config.storage
-    volume = open_volume(given.path, given.spec, given.scale, given.channel, given.select, storage, cache_bytes)
+    given = config.input
+    storage = config.storage
+    volume = open_volume(
+        given.path, given.spec, given.scale, given.channel, given.select, storage, cache_bytes
+    )
     if given.mask is None:
         return volume
-    return masked(volume, open_mask("input.mask", given.mask, voxel_size_nm(config, volume), storage))
+    return masked(
+        volume, open_mask("input.mask", given.mask, voxel_size_nm(config, volume), storage)
+    )
 
 
 def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
@@ -46,7 +51,8 @@ def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
 
     Raises as :meth:`beam_inference.volumes.volume.Volume.read`.
     """
-    fill, normalize = config.input.fill, config.model.normalize
+    fill = config.input.fill
+    normalize = config.model.normalize
     array = volume.cutout(box, fill, config.input.fill_value)
     if isinstance(normalize, Sections):
         return by_section(array, source_sections(box, volume.bounds, fill), normalize)

@@ -10,7 +10,8 @@ class Place:
     """Where a job is going to run, as far as checks depend on it.
 
     Attributes:
-        is_this_machine: workers run here, so the network can be tried at launch and ``device: auto`` be resolved.
+        is_this_machine: workers run here, so the network can be tried at launch and ``device:
+            auto`` be resolved.
         shares_files: workers see this machine's files.
         processes_per_host: worker processes that share a machine.
         threads_per_process: harness threads that share a process.

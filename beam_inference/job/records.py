@@ -33,7 +33,11 @@ class ChannelStatistics(Frozen):
             max=float(channel.max()),
             mean=float(channel.mean(dtype=np.float64)),
             zeros=int(channel.size - np.count_nonzero(channel)),
-            nans=sum(int(np.isnan(plane).sum()) for plane in channel) if channel.dtype.kind == "f" else 0,
+            nans=(
+                sum(int(np.isnan(plane).sum()) for plane in channel)
+                if channel.dtype.kind == "f"
+                else 0
+            ),
         )
 
 
@@ -62,8 +66,9 @@ class Receipt(Frozen):
 
     Attributes:
         chunk: its index.
-        parts: what was written: together its core box. With ``seams: exchange`` the blocks that it shares with its
-            neighbours are written apart from the rest; among the ``sums``, the rest alone.
+        parts: what was written: together its core box. With ``seams: exchange`` the blocks that it
+            shares with its neighbours are written apart from the rest; among the ``sums``, the rest
+            alone.
         batch_size: patches per network call; below the job's if the device ran out of memory.
         uniform_patches: those whose input was one value throughout, and whose answer was known.
         seconds: per stage.
@@ -91,7 +96,8 @@ class QuarantineRecord(Frozen):
     Attributes:
         chunk: its index.
         box: its core box. input_box: what it reads.
-        stage: "read", "infer", "postprocess", or "seams": what it shares voxels with could not be done.
+        stage: "read", "infer", "postprocess", or "seams": what it shares voxels with could not be
+            done.
         cause: the error.
         attempts: how often it was tried.
         fingerprint: of the job.
@@ -121,7 +127,8 @@ class LaunchNote(Frozen):
     Attributes:
         launch: its name.
         started: when. node: the machine that it was started on.
-        stopped: whether its workers were asked to stop. summary: how it ended; None if it did not, or was killed.
+        stopped: whether its workers were asked to stop. summary: how it ended; None if it did not,
+            or was killed.
     """
 
     launch: str

@@ -47,18 +47,22 @@ class ResolvedJob(Frozen):
     """A job with every default and ``auto`` made definite: what workers and later launches go by.
 
     Attributes:
-        config: the job, paths absolute, device definite; ``model.normalize`` as what was made of a levels file.
-        asked_normalize: what the job file says instead, where it names such a file; not part of the fingerprint.
-        asked_batch_size: what was asked for, where the device had too little memory for it at first launch; ``config``
-            has what it had room for. Not part of the fingerprint.
+        config: the job, paths absolute, device definite; ``model.normalize`` as what was made of a
+            levels file.
+        asked_normalize: what the job file says instead, where it names such a file; not part of the
+            fingerprint.
+        asked_batch_size: what was asked for, where the device had too little memory for it at first
+            launch; ``config`` has what it had room for. Not part of the fingerprint.
         input_bounds, input_channels, input_dtype: of the volume read.
         input_block_shape: of its storage, ZYX; not part of the fingerprint.
         roi: the box to produce.
         output_bounds: extent of the output.
         voxel_size_nm: of the output, ZYX.
         model_sha256: see :func:`beam_inference.models.files.model_sha256`.
-        engine: what of the engine determines bits, see :meth:`beam_inference.engines.loading.Predictor.describe`.
-        working_set_bytes: what the network allocates for a batch, measured; not part of the fingerprint.
+        engine: what of the engine determines bits, see
+            :meth:`beam_inference.engines.loading.Predictor.describe`.
+        working_set_bytes: what the network allocates for a batch, measured; not part of the
+            fingerprint.
         numerics: :data:`NUMERICS` at first launch.
         versions: of the libraries at first launch; not part of the fingerprint, only warned about.
     """
@@ -86,15 +90,21 @@ class ResolvedJob(Frozen):
 
     def plan_in(self, seams: str) -> InferencePlan:
         """The plan as it would be in a seam mode: exchange, recompute or crop."""
-        inference, output, roi = self.config.inference, self.config.output, self.config.roi
-        margin = (0, 0, 0) if seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
+        inference = self.config.inference
+        output = self.config.output
+        roi = self.config.roi
+        margin = (
+            (0, 0, 0) if seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
+        )
         return make_plan(
             volume=self.input_bounds.box(),
             roi=self.roi.box(),
             context=roi.context if roi else (0, 0, 0),
             patch_shape=inference.patch_shape,
             patch_overlap=inference.patch_overlap,
-            chunk_shape=output.write_shape if inference.chunk_shape == "auto" else inference.chunk_shape,
+            chunk_shape=(
+                output.write_shape if inference.chunk_shape == "auto" else inference.chunk_shape
+            ),
             crop_margin=self.config.model.crop_margin,
             seams=seams,
             chunk_crop_margin=margin,
@@ -114,7 +124,8 @@ class ResolvedJob(Frozen):
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:
         """All that determines the output's bytes, in sections of JSON values."""
-        config, plan = self.config, self.plan
+        config = self.config
+        plan = self.plan
         return {
             "input": {
                 **config.input.model_dump(mode="json"),
@@ -122,13 +133,16 @@ class ResolvedJob(Frozen):
                 "dtype": self.input_dtype,
             },
             "model": {
-                **config.model.model_dump(mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}),
+                **config.model.model_dump(
+                    mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}
+                ),
                 "sha256": self.model_sha256,
                 "factory": _factory_name(config.model.path),
             },
             "engine": {
                 **self.engine,
-                **({} if self.numerics == 1 else {"numerics": self.numerics}),  # records of 1 do not say so
+                # records of 1 do not say so
+                **({} if self.numerics == 1 else {"numerics": self.numerics}),
                 "batch_size": config.inference.batch_size,
                 "augment": config.inference.augment,
             },
@@ -142,13 +156,23 @@ class ResolvedJob(Frozen):
                 "chunk_crop_margin": list(plan.chunk_crop_margin),
             },
             "postprocess": {
-                str(number): each.model_dump(mode="json") for number, each in enumerate(config.postprocess)
+                str(number): each.model_dump(mode="json")
+                for number, each in enumerate(config.postprocess)
             },
             "mask": {} if config.mask is None else config.mask.model_dump(mode="json"),
-            # Not the pyramid: its levels are made of the output, and change none of its bytes. So a finished job that
-            # is given one has only that to make; what determines the levels is in the records of their own.
+            # Not the pyramid: its levels are made of the output, and change none of its bytes. So a
+            # finished job that is given one has only that to make; what determines the levels is in
+            # the records of their own.
             "output": config.output.model_dump(
-                mode="json", include={"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
+                mode="json",
+                include={
+                    "format",
+                    "dtype",
+                    "encoding",
+                    "block_shape",
+                    "shard_shape",
+                    "value_range",
+                },
             ),
         }
 
@@ -173,7 +197,11 @@ def _differences(key: str, here: object, there: object) -> list[str]:
         return []
     if max(len(str(here)), len(str(there))) > _TOLD:
         if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
-            return [line for part in here for line in _differences(f"{key}.{part}", here[part], there[part])]
+            return [
+                line
+                for part in here
+                for line in _differences(f"{key}.{part}", here[part], there[part])
+            ]
         if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
             first = next(place for place, value in enumerate(here) if value != there[place])
             return _differences(f"{key}[{first}]", here[first], there[first])

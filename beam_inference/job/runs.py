@@ -21,8 +21,8 @@ def missing_runs(
 ) -> Iterator[tuple[int, ...]]:
     """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt.
 
-    With ``receivers``, which tells the chunks that a chunk's patches touch, also of those whose patches are not
-    computed while one of these has no receipt, and so may need them.
+    With ``receivers``, which tells the chunks that a chunk's patches touch, also of those whose
+    patches are not computed while one of these has no receipt, and so may need them.
     """
     yield from in_runs(_missing(index_range, state, receivers), length)
 
@@ -38,8 +38,8 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
     """The chunks that a file names, in order, each once: a quarantine file, or chunk indices, one a line.
 
     Raises:
-        ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk that is not one of
-            the ``count`` chunks of the job.
+        ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk
+            that is not one of the ``count`` chunks of the job.
     """
     try:
         text = read_file(url, storage)
@@ -56,16 +56,19 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
             index = None
         if type(index) is not int:
             raise ConfigError(
-                f"line {number} of the chunks file {url} is neither a chunk index nor a quarantine record: {line[:80]}"
+                f"line {number} of the chunks file {url} is neither a chunk index nor a quarantine "
+                f"record: {line[:80]}"
             )
         if isinstance(entry, dict) and entry.get("fingerprint") != fingerprint:
             raise ConfigError(
-                f"the chunks file {url} belongs to another job (fingerprint {str(entry.get('fingerprint'))[:12]}, this "
-                f"one is {fingerprint[:12]}): its chunks are other boxes"
+                f"the chunks file {url} belongs to another job (fingerprint "
+                f"{str(entry.get('fingerprint'))[:12]}, this one is {fingerprint[:12]}): its "
+                "chunks are other boxes"
             )
         if not 0 <= index < count:
             raise ConfigError(
-                f"line {number} of the chunks file {url}: there is no chunk {index}, only 0 … {count - 1}"
+                f"line {number} of the chunks file {url}: there is no chunk {index}, only 0 … "
+                f"{count - 1}"
             )
         chunks.add(index)
     if not chunks:
@@ -74,7 +77,9 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
 
 
 def _missing(
-    index_range: tuple[int, int], state: State | None, receivers: Callable[[int], Iterable[int]] | None
+    index_range: tuple[int, int],
+    state: State | None,
+    receivers: Callable[[int], Iterable[int]] | None,
 ) -> Iterator[int]:
     if state is None:
         yield from range(*index_range)
@@ -84,8 +89,13 @@ def _missing(
         receipts = set(state.receipt_indices(start, stop))
         if receivers is None:
             return receipts
-        waiting = {index: {*receivers(index)} for index in receipts.difference(state.sums_indices(start, stop))}
-        elsewhere = {other for others in waiting.values() for other in others if not start <= other < stop}
+        waiting = {
+            index: {*receivers(index)}
+            for index in receipts.difference(state.sums_indices(start, stop))
+        }
+        elsewhere = {
+            other for others in waiting.values() for other in others if not start <= other < stop
+        }
         there = receipts.union(receipt.chunk for receipt in state.read_receipts(sorted(elsewhere)))
         return (index for index in receipts if waiting.get(index, set()) <= there)
 

@@ -3,18 +3,19 @@
 ::
 
     job.json                                  the resolved job, written once, at first launch
-    receipts/FINGERPRINT/000000000/000000000012.json      chunk 12 is durably written; folders of 4096
-    sums/FINGERPRINT/000000000/000000000012.json          seams: exchange: the patches of chunk 12 are computed
-    seams/FINGERPRINT/000000000/000000000012/…            sums that chunk 12 is made of, until it has its receipt
-    quarantine/FINGERPRINT/000000000/000000000013.json    chunk 13 could not be done; a receipt supersedes it
-    quarantine.jsonl                          what is quarantined at the end of a launch, to give to --chunks
-    launches/<id>.started                     when and where this launch began
-    launches/<id>.chunks                      which chunks this launch does, where it is a sample
-    launches/<id>.stop                        asks this launch's workers to start no further chunk
-    launches/<id>.json                        how this launch ended
+    receipts/FINGERPRINT/000000000/000000000012.json      chunk 12 is durably written; folders of
+    4096 sums/FINGERPRINT/000000000/000000000012.json          seams: exchange: the patches of chunk
+    12 are computed seams/FINGERPRINT/000000000/000000000012/…            sums that chunk 12 is made
+    of, until it has its receipt quarantine/FINGERPRINT/000000000/000000000013.json    chunk 13
+    could not be done; a receipt supersedes it quarantine.jsonl                          what is
+    quarantined at the end of a launch, to give to --chunks launches/<id>.started
+    when and where this launch began launches/<id>.chunks                      which chunks this
+    launch does, where it is a sample launches/<id>.stop                        asks this launch's
+    workers to start no further chunk launches/<id>.json                        how this launch
+    ended
 
-Receipts lie under the fingerprint of their job, so that a listing is proof: a worker of another job that still runs,
-or a state folder put together by hand, cannot make a chunk count as done.
+Receipts lie under the fingerprint of their job, so that a listing is proof: a worker of another job
+    that still runs, or a state folder put together by hand, cannot make a chunk count as done.
 """
 
 from __future__ import annotations
@@ -35,15 +36,23 @@ from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries
 from beam_inference.job.records import Entry, LaunchNote, LaunchSummary, QuarantineRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.volumes.kvstores import LOCAL, PATIENCE_SECONDS, delete_folder, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    LOCAL,
+    PATIENCE_SECONDS,
+    delete_folder,
+    open_kvstore,
+    persistently,
+)
 
 
 class StopRequest:
     """Whether a launch was asked to stop; looked up once a second at most: a request to the store is not free."""
 
     def __init__(self, state: State, launch: str) -> None:
-        self._state, self._launch = state, launch
-        self._asked, self._known_until = False, 0.0
+        self._state = state
+        self._launch = launch
+        self._asked = False
+        self._known_until = 0.0
 
     def __call__(self) -> bool:
         """Asked before every chunk."""
@@ -56,8 +65,8 @@ class StopRequest:
 class State:
     """The state folder at a URL, through a TensorStore key-value store; every method is one or a few requests.
 
-    What is of one job (receipts, quarantine) is reached through :meth:`of`. Requests that fail in a way that may pass
-    are tried again, with backoff.
+    What is of one job (receipts, quarantine) is reached through :meth:`of`. Requests that fail in a
+    way that may pass are tried again, with backoff.
     """
 
     def __init__(self, url: str, storage: Storage = LOCAL, fingerprint: str | None = None) -> None:
@@ -83,14 +92,18 @@ class State:
             return ResolvedJob.model_validate_json(text)
         except ValidationError as error:
             raise StateError(
-                f"{self.url}/job.json cannot be understood ({error.error_count()} faults, the first: "
-                f"{error.errors()[0]['msg']}): it is damaged or from another version. Remove the state folder (with "
-                "--overwrite) to start anew."
+                f"{self.url}/job.json cannot be understood ({error.error_count()} faults, the "
+                f"first: {error.errors()[0]['msg']}): it is damaged or from another version. "
+                "Remove the state folder (with --overwrite) to start anew."
             ) from None
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
         """Write job.json if absent; the one that is there in the end, which a racing launch may have written."""
-        there = self._request("read", "job.json", lambda: self._store.read("job.json").result(timeout=PATIENCE_SECONDS))
+        there = self._request(
+            "read",
+            "job.json",
+            lambda: self._store.read("job.json").result(timeout=PATIENCE_SECONDS),
+        )
         if there.state != "value":
             self._write("job.json", job.model_dump_json(indent=1), if_equal=there.stamp.generation)
         return self.load_job() or job
@@ -103,7 +116,9 @@ class State:
         """The receipt of a chunk, or None."""
         return next(self._read_entries(Receipt, "receipts", [chunk]), None)
 
-    def receipts(self, start: int, stop: int, damaged: list[str] | None = None) -> Iterator[Receipt]:
+    def receipts(
+        self, start: int, stop: int, damaged: list[str] | None = None
+    ) -> Iterator[Receipt]:
         """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time.
 
         Those that cannot be understood raise StateError, or are told of in ``damaged``.
@@ -112,7 +127,9 @@ class State:
             indices = self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
             yield from self._read_entries(Receipt, "receipts", indices, damaged)
 
-    def read_receipts(self, chunks: Sequence[int], damaged: list[str] | None = None) -> list[Receipt]:
+    def read_receipts(
+        self, chunks: Sequence[int], damaged: list[str] | None = None
+    ) -> list[Receipt]:
         """The receipts of some chunks, as far as there are any; read concurrently; ``damaged`` as for receipts."""
         return list(self._read_entries(Receipt, "receipts", chunks, damaged))
 
@@ -158,7 +175,9 @@ class State:
         for first in range(0, len(indices), CHUNKS_PER_FOLDER):
             some = indices[first : first + CHUNKS_PER_FOLDER]
             done = {receipt.chunk for receipt in self.read_receipts(some)}
-            yield from self._read_entries(QuarantineRecord, "quarantine", [i for i in some if i not in done])
+            yield from self._read_entries(
+                QuarantineRecord, "quarantine", [i for i in some if i not in done]
+            )
 
     def write_quarantine_file(self, records: list[QuarantineRecord]) -> None:
         """Write ``quarantine.jsonl``, one record a line; removes it if there are none."""
@@ -167,7 +186,9 @@ class State:
 
     def note_start(self, launch: str) -> None:
         """Record that a launch begins; also shows whether the folder can be written."""
-        self._write(f"launches/{launch}.started", f"{datetime.now(UTC).isoformat()} {platform.node()}\n")
+        self._write(
+            f"launches/{launch}.started", f"{datetime.now(UTC).isoformat()} {platform.node()}\n"
+        )
 
     def write_chunks(self, launch: str, chunks: Sequence[int]) -> None:
         """Record which chunks a launch does, where it does not do all; read at :meth:`chunks_url`."""
@@ -199,14 +220,17 @@ class State:
     def launches(self) -> list[LaunchNote]:
         """All launches, the first first."""
         keys = ts.KvStore.KeyRange("launches/", "launches0")  # "0" comes after "/"
-        listed = self._request("list", "launches", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS))
+        listed = self._request(
+            "list", "launches", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
+        )
         names = {key.decode() for key in listed}
         notes = []
         for name in names:
             launch, _, kind = name.removeprefix("launches/").partition(".")
             if kind == "started":
                 started, _, node = (self._read(name) or b"").decode().strip().partition(" ")
-                stopped, summary = f"launches/{launch}.stop" in names, self.read_summary(launch)
+                stopped = f"launches/{launch}.stop" in names
+                summary = self.read_summary(launch)
                 with suppress(ValueError):  # one that was killed while it wrote this
                     notes.append(
                         LaunchNote(
@@ -232,12 +256,18 @@ class State:
         return ChunkEntries(self._store, self.url, f"{folder}/{self._fingerprint[:16]}")
 
     def _read(self, key: str) -> bytes | None:
-        result = self._request("read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS))
+        result = self._request(
+            "read", key, lambda: self._store.read(key).result(timeout=PATIENCE_SECONDS)
+        )
         return bytes(result.value) if result.state == "value" else None
 
     def _write(self, key: str, text: str | None, if_equal: bytes | None = None) -> None:
         self._request(
-            "write", key, lambda: self._store.write(key, text, if_equal=if_equal).result(timeout=PATIENCE_SECONDS)
+            "write",
+            key,
+            lambda: self._store.write(key, text, if_equal=if_equal).result(
+                timeout=PATIENCE_SECONDS
+            ),
         )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
@@ -252,12 +282,17 @@ class State:
             return kind.model_validate_json(text)
         except ValidationError as error:
             raise StateError(
-                f"{self.url}/{key} cannot be understood ({error.errors()[0]['msg']}): it is damaged or from another "
-                "version. Delete this one file; its chunk is then done again."
+                f"{self.url}/{key} cannot be understood ({error.errors()[0]['msg']}): it is "
+                "damaged or from another version. Delete this one file; its chunk is then done "
+                "again."
             ) from None
 
     def _read_entries(
-        self, kind: type[Entry], folder: str, chunks: Iterable[int], damaged: list[str] | None = None
+        self,
+        kind: type[Entry],
+        folder: str,
+        chunks: Iterable[int],
+        damaged: list[str] | None = None,
     ) -> Iterator[Entry]:
         for key, text in self._entries(folder).read(chunks):
             try:

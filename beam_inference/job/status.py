@@ -22,11 +22,16 @@ class JobStatus:
     """How far a job is.
 
     Attributes:
-        planned: chunks of the job. done: those with a receipt. quarantined: those that could not be done.
-        summed: with ``seams: exchange``, those whose patches are computed, of ``owners`` that have any; else None.
-        in_first_stage: whether the first of its two stages is what goes on; the rest of the figures is then of that.
-        rate: chunks a second of late, None where nothing was done for five minutes or can be told yet.
-        workers: worker processes that finished a chunk of late, as far as the receipts that were read tell.
+        planned: chunks of the job. done: those with a receipt. quarantined: those that could not be
+            done.
+        summed: with ``seams: exchange``, those whose patches are computed, of ``owners`` that have
+            any; else None.
+        in_first_stage: whether the first of its two stages is what goes on; the rest of the figures
+            is then of that.
+        rate: chunks a second of late, None where nothing was done for five minutes or can be told
+            yet.
+        workers: worker processes that finished a chunk of late, as far as the receipts that were
+            read tell.
         left: chunks that the stage which goes on has still to do.
         latest: when the latest of the chunks that were looked at was finished.
         voxels_per_chunk: on average.
@@ -69,18 +74,29 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     state = state.of(job)
     count = job.plan.chunks.count
     done, sample = counted_and_sampled(state.receipt_indices(0, count), _SAMPLE)
-    counted, of_stage, summed, owners, in_first_stage = done, count, None, None, False
+    counted = done
+    of_stage = count
+    summed = None
+    owners = None
+    in_first_stage = False
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
     finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.seams == "exchange":
         summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
-        summed_at, owners = sorted(receipt.finished_at for receipt in sums), job.plan.owners
-        # Of chunks done without their neighbours, and of those that need them, the patches may never be computed.
-        in_first_stage = summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
+        summed_at = sorted(receipt.finished_at for receipt in sums)
+        owners = job.plan.owners
+        # Of chunks done without their neighbours, and of those that need them, the patches may
+        # never be computed.
+        in_first_stage = (
+            summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
+        )
         if in_first_stage:
-            counted, of_stage, receipts, finished = summed, owners, sums, summed_at
+            counted = summed
+            of_stage = owners
+            receipts = sums
+            finished = summed_at
     return JobStatus(
         planned=count,
         done=done,
@@ -89,7 +105,9 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         owners=owners,
         in_first_stage=in_first_stage,
         rate=_rate(finished, counted, now),
-        workers=len({receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}),
+        workers=len(
+            {receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}
+        ),
         left=of_stage - counted - quarantined,
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / of_stage,

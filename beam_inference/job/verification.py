@@ -22,7 +22,8 @@ class VerifyReport:
 
     Attributes:
         chunks: planned. receipts: found.
-        missing: chunks with neither receipt nor quarantine record (the first few of ``missing_count``).
+        missing: chunks with neither receipt nor quarantine record (the first few of
+            ``missing_count``).
         quarantined: chunks that could not be done.
         wrong: what is wrong with receipts, or with the blocks they speak of, one line each.
     """
@@ -41,13 +42,17 @@ class VerifyReport:
 
 
 def verify(
-    job: ResolvedJob, state: State, output: Volume | None = None, progress: Callable[[int], None] | None = None
+    job: ResolvedJob,
+    state: State,
+    output: Volume | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Hold the receipts against the plan; with ``output``, re-read every chunk and compare its CRC (deep).
 
     ``progress`` is called with the number of chunks looked at so far.
     """
-    grid, state = job.plan.chunks, state.of(job)
+    grid = job.plan.chunks
+    state = state.of(job)
     report = VerifyReport(grid.count)
     for start in range(0, grid.count, CHUNKS_PER_FOLDER):
         stop = min(start + CHUNKS_PER_FOLDER, grid.count)
@@ -59,10 +64,16 @@ def verify(
             report.receipts += 1
             wrong = receipt_fault(receipt, job, output)
             if wrong:
-                report.wrong.append(f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}")
-        quarantined = [record for record in state.quarantined(start, stop) if record.chunk not in present]
+                report.wrong.append(
+                    f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}"
+                )
+        quarantined = [
+            record for record in state.quarantined(start, stop) if record.chunk not in present
+        ]
         report.quarantined += quarantined
-        absent = sorted(set(range(start, stop)) - present - {record.chunk for record in quarantined})
+        absent = sorted(
+            set(range(start, stop)) - present - {record.chunk for record in quarantined}
+        )
         report.missing_count += len(absent)
         report.missing += absent[: _NAMED - len(report.missing)]
         if progress:

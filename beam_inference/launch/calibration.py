@@ -1,6 +1,7 @@
 """How long a patch, a read and a write take here: measured before a launch, on the job's own network, input and store.
 
-Nothing of the job is created: what is written to time the store is one object beside the output, and is removed.
+Nothing of the job is created: what is written to time the store is one object beside the output,
+    and is removed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ from beam_inference.geometry.plan import ChunkWork, InferencePlan
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.launch.cost import Measured
 from beam_inference.launch.survey import Survey
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS, delete_folder, local_folder, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    TRANSFER_SECONDS,
+    delete_folder,
+    local_folder,
+    open_kvstore,
+    persistently,
+)
 from beam_inference.worker.chunk_inference import infer_chunk
 from beam_inference.worker.seam_files import SeamFiles
 
@@ -48,37 +55,53 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     """Read, compute and write a chunk in the middle of the job, or a piece there, some times each; the medians.
 
     Raises:
-        BeamInferenceError: the input cannot be read, the network fails, or the store cannot be written.
+        BeamInferenceError: the input cannot be read, the network fails, or the store cannot be
+            written.
     """
-    job, plan = found.job, found.job.plan
-    batch_size, output = job.config.inference.patches_per_call, job.config.output
+    job = found.job
+    plan = found.job.plan
+    batch_size = job.config.inference.patches_per_call
+    output = job.config.output
     encodes = not job.config.postprocess and plan.seams != "exchange"
     encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
 
     def computing(work: ChunkWork, patches: NDArray[Any], least_seconds: float) -> float:
         """Seconds a call."""
         patches = without_blank(patches)
-        normalize, channels = normalization(job.config, found.input.dtype), job.config.model.output_channels
+        normalize = normalization(job.config, found.input.dtype)
+        channels = job.config.model.output_channels
         known = 0
 
         def infer() -> None:
             nonlocal known
-            result = infer_chunk(patches, work, predictor, normalize, channels, batch_size, encoding)
+            result = infer_chunk(
+                patches, work, predictor, normalize, channels, batch_size, encoding
+            )
             known = result.uniform_patches
 
         seconds = _median(infer, least_seconds)
         return seconds / max(1, _calls(work.patch_count - known, batch_size))
 
-    work, chunk = _piece(plan, batch_size), _middle_chunk(plan)
+    work = _piece(plan, batch_size)
+    chunk = _middle_chunk(plan)
     patches = cutout(job.config, found.input, work.input_box)
     if (patches == patches[:, :1, :1, :1]).all():
-        logger.warning("the middle of the ROI is one value throughout: timing noise; blank patches will take no time")
+        logger.warning(
+            "the middle of the ROI is one value throughout: timing noise; blank patches will take "
+            "no time"
+        )
     if computing(work, patches, 0) * _calls(chunk.patch_count, batch_size) <= SHORT_SECONDS:
-        work, patches = chunk, cutout(job.config, found.input, chunk.input_box)
+        work = chunk
+        patches = cutout(job.config, found.input, chunk.input_box)
     call_seconds = computing(work, patches, LEAST_SECONDS)
     reading = _median(lambda: cutout(job.config, found.input, work.input_box))
     content = np.random.default_rng(0).bytes(
-        min(2**24, int(np.prod(plan.block_shape)) * found.output.channels * np.dtype(output.dtype).itemsize)
+        min(
+            2**24,
+            int(np.prod(plan.block_shape))
+            * found.output.channels
+            * np.dtype(output.dtype).itemsize,
+        )
     )
     seam_writing, seam_reading = _seams(found) if plan.seam_pairs else (0.0, 0.0)
     return Measured(
@@ -100,7 +123,8 @@ def _piece(plan: InferencePlan, batch_size: int) -> ChunkWork:
         counts[axis] = max(counts[axis], min(lattice.axes[axis].count, -(-batch_size // others)))
     first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
     z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
-    low, high = lattice.patch_box((z[0], y[0], x[0])), lattice.patch_box((z[-1], y[-1], x[-1]))
+    low = lattice.patch_box((z[0], y[0], x[0]))
+    high = lattice.patch_box((z[-1], y[-1], x[-1]))
     box = BoundingBox(low.start, high.stop)
     return ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
 
@@ -143,9 +167,11 @@ def _writing(found: Survey, content: bytes) -> float:
 
 def _seams(found: Survey) -> tuple[float, float]:
     """Seconds a byte to write sums, and to read them and add them up: of as many as go between chunks on average."""
-    job, plan = found.job, found.job.plan
+    job = found.job
+    plan = found.job.plan
     side = max(1, round((plan.seam_voxels / plan.seam_pairs) ** (1 / 3)))
-    shape, channels = (side, side, side), job.config.model.output_channels
+    shape = (side, side, side)
+    channels = job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)
     total = np.zeros_like(sums)
     with _scratch(found) as (url, _):

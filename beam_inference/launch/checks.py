@@ -27,18 +27,20 @@ def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
     """Refuse chunks that cannot fit this machine; of other machines nothing is known here."""
     if not place.is_this_machine:
         return
-    needed, total = memory.host_bytes * place.processes_per_host, usable_memory()
+    needed = memory.host_bytes * place.processes_per_host
+    total = usable_memory()
     if needed > total:
         raise ConfigError(
-            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB for their chunks, this "
-            f"machine has {total / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
-            "model.crop_margin) smaller."
+            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB "
+            f"for their chunks, this machine has {total / 2**30:.1f} GiB. Make "
+            "inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
         )
     on_device = device_memory() if device == "cuda" else None
     if on_device is not None and memory.device_bytes > on_device:
         raise ConfigError(
-            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has {on_device / 2**30:.1f} "
-            "GiB. Make inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
+            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has "
+            f"{on_device / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
+            "model.crop_margin) smaller."
         )
 
 
@@ -47,16 +49,18 @@ def check_no_auto(inference: Inference) -> None:
     unknown = "is not known before the launch on a remote runner"
     if inference.device == "auto":
         raise ConfigError(
-            f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: cuda or device: cpu."
+            f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: "
+            "cuda or device: cpu."
         )
     if inference.engine == "fastest" or (inference.device == "cpu" and inference.engine == "auto"):
         raise ConfigError(
-            f"inference.engine: {inference.engine} {unknown} (it depends on what the workers have). Write engine: "
-            "torch, or openvino if it is installed there."
+            f"inference.engine: {inference.engine} {unknown} (it depends on what the workers "
+            "have). Write engine: torch, or openvino if it is installed there."
         )
     if inference.batch_size == "auto":
         raise ConfigError(
-            f"inference.batch_size: auto {unknown}: it is found by trying. Write a number: 1 does for large patches."
+            f"inference.batch_size: auto {unknown}: it is found by trying. Write a number: 1 does "
+            "for large patches."
         )
 
 
@@ -74,7 +78,9 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
     if place.shares_files:
         return
     factory = factory_parts(config.model.path)
-    in_package = config.model.path == "identity" or (factory is not None and not factory[0].endswith(".py"))
+    in_package = config.model.path == "identity" or (
+        factory is not None and not factory[0].endswith(".py")
+    )
     paths = {
         "input.path": config.input.path,
         "output.path": config.output.path,
@@ -88,7 +94,8 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
     for key, path in paths.items():
         if path is not None and (path.startswith("file://") or "://" not in path):
             raise ConfigError(
-                f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or s3://."
+                f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or "
+                "s3://."
             )
 
 
@@ -96,7 +103,9 @@ def masks_of(config: JobConfig, volume: Volume) -> dict[str, Mask]:
     """Those of a job, by key, opened."""
     masks = {"input.mask": volume.mask} if isinstance(volume, MaskedVolume) else {}
     if config.mask is not None:
-        masks["mask"] = open_mask("mask", config.mask, voxel_size_nm(config, volume), config.storage)
+        masks["mask"] = open_mask(
+            "mask", config.mask, voxel_size_nm(config, volume), config.storage
+        )
     return masks
 
 
@@ -104,7 +113,8 @@ def check_sections(normalize: object, volume: Volume) -> None:
     """Refuse levels by section that do not cover the input's sections."""
     if not isinstance(normalize, Sections):
         return
-    first, last = normalize.start, normalize.start + len(normalize.levels)
+    first = normalize.start
+    last = normalize.start + len(normalize.levels)
     if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
         raise ConfigError(
             f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
@@ -119,28 +129,38 @@ def check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
     low, high = (info.min, info.max) if whole else (float(info.min), float(info.max))
     if not low <= value <= high or (whole and value != int(value)):
         raise ConfigError(
-            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is in stored units"
+            f"{key} {value} is not a value of the volume's dtype {dtype} ({low} … {high}); it is "
+            "in stored units"
         )
 
 
 def check_voxel_size(config: JobConfig, volume: Volume) -> None:
     """Refuse an input of another voxel size than the network was trained for."""
-    wanted, found = config.model.voxel_size_nm, volume.voxel_size_nm
+    wanted = config.model.voxel_size_nm
+    found = volume.voxel_size_nm
     if wanted is None:
         return
     if found is None:
-        logger.warning("the input does not say its voxel size; taking model.voxel_size_nm %s for it", list(wanted))
+        logger.warning(
+            "the input does not say its voxel size; taking model.voxel_size_nm %s for it",
+            list(wanted),
+        )
         return
     if _same_size(wanted, found):
         return
     hint = "No scale of the input fits."
     there = volume_at(config.input.path, config.storage) if config.input.path else None
     for index, scale in enumerate(there.scales if there else []):
-        if scale.voxel_size_nm and None not in scale.voxel_size_nm and _same_size(wanted, scale.voxel_size_nm):
+        if (
+            scale.voxel_size_nm
+            and None not in scale.voxel_size_nm
+            and _same_size(wanted, scale.voxel_size_nm)
+        ):
             hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
-        f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale {config.input.scale} has "
-        f"{list(found)}: the network would see objects of another size than it was trained on. {hint}"
+        f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale "
+        f"{config.input.scale} has {list(found)}: the network would see objects of another size "
+        f"than it was trained on. {hint}"
     )
 
 

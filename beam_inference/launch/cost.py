@@ -22,9 +22,15 @@ Price = Annotated[float, Field(ge=0)]
 class Prices(Model):
     """What things cost, in one currency, as in ``templates/prices.yaml``. All are 0 unless given."""
 
-    worker_hour: Price = Field(0.0, description="one worker process, on demand: its share of the machine, GPU included")
-    interruptible_worker_hour: Price | None = Field(None, description="the same, as the provider may take it back")
-    interruptions_per_hour: Price = Field(0.05, description="how often an interruptible worker is taken back")
+    worker_hour: Price = Field(
+        0.0, description="one worker process, on demand: its share of the machine, GPU included"
+    )
+    interruptible_worker_hour: Price | None = Field(
+        None, description="the same, as the provider may take it back"
+    )
+    interruptions_per_hour: Price = Field(
+        0.05, description="how often an interruptible worker is taken back"
+    )
     startup_seconds: Price = Field(180.0, description="from asking for a worker to its first chunk")
     million_writes: Price = Field(0.0, description="a million write requests of the object store")
     million_reads: Price = Field(0.0, description="a million read requests")
@@ -37,9 +43,12 @@ class Measured:
 
     Attributes:
         call_seconds: of a network call, a full batch, with the blending of what it gives.
-        read_seconds, write_seconds: per byte, of the input decoded and of the output as it is before compression.
-        seam_write_seconds, seam_read_seconds: per byte of seam files; to read them is also to add them up.
-        cores: which the network shares with all else that a worker does; None if it has a device of its own.
+        read_seconds, write_seconds: per byte, of the input decoded and of the output as it is
+            before compression.
+        seam_write_seconds, seam_read_seconds: per byte of seam files; to read them is also to add
+            them up.
+        cores: which the network shares with all else that a worker does; None if it has a device of
+            its own.
     """
 
     call_seconds: float
@@ -57,7 +66,8 @@ class Totals:
     Attributes:
         chunks, voxels: of the output. patches: to compute, in so many ``calls`` of full batches.
         read_bytes: of the input, decoded, halo re-reads included.
-        written_bytes: of the output; of these ``shared_bytes`` are put together in the second stage of an exchange.
+        written_bytes: of the output; of these ``shared_bytes`` are put together in the second stage
+            of an exchange.
         seam_bytes: that are written in the first one, and read in the second.
         stored_bytes: that are kept, a pyramid's included.
         read_requests, write_requests: of the object store, receipts included.
@@ -101,26 +111,44 @@ class Estimate:
 def chunk_seconds(measured: Measured, totals: Totals) -> float:
     """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others.
 
-    Where they share cores with it they take their part of these. The second stage of an exchange computes nothing.
+    Where they share cores with it they take their part of these. The second stage of an exchange
+    computes nothing.
     """
     computing = measured.call_seconds * totals.calls
-    moving = measured.read_seconds * totals.read_bytes + measured.seam_write_seconds * totals.seam_bytes
+    moving = (
+        measured.read_seconds * totals.read_bytes + measured.seam_write_seconds * totals.seam_bytes
+    )
     moving += measured.write_seconds * (totals.written_bytes - totals.shared_bytes)
     shared = 0.0 if measured.cores is None else moving / measured.cores
-    merging = measured.seam_read_seconds * totals.seam_bytes + measured.write_seconds * totals.shared_bytes
+    merging = (
+        measured.seam_read_seconds * totals.seam_bytes
+        + measured.write_seconds * totals.shared_bytes
+    )
     return (max(computing + shared, moving) + merging) / totals.chunks
 
 
-def estimates(measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float) -> list[Estimate]:
+def estimates(
+    measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float
+) -> list[Estimate]:
     """What to expect on demand and, where there is a price for it, of interruptible workers."""
     kinds = [("on demand", prices.worker_hour, 0.0)]
     if prices.interruptible_worker_hour is not None:
-        kinds.append(("interruptible", prices.interruptible_worker_hour, prices.interruptions_per_hour))
-    requests = prices.million_reads * totals.read_requests / 1e6 + prices.million_writes * totals.write_requests / 1e6
+        kinds.append(
+            ("interruptible", prices.interruptible_worker_hour, prices.interruptions_per_hour)
+        )
+    requests = (
+        prices.million_reads * totals.read_requests / 1e6
+        + prices.million_writes * totals.write_requests / 1e6
+    )
     found = []
     for kind, price, interruptions in kinds:
         work = Workload(
-            totals.chunks, chunk_seconds(measured, totals), variation, workers, prices.startup_seconds, interruptions
+            totals.chunks,
+            chunk_seconds(measured, totals),
+            variation,
+            workers,
+            prices.startup_seconds,
+            interruptions,
         )
         runs = simulate_many(work)
         money = price * mean(run.worker_seconds for run in runs) / 3600 + requests
@@ -141,10 +169,12 @@ def estimates(measured: Measured, totals: Totals, prices: Prices, workers: int, 
 
 def totals(found: Survey) -> Totals:
     """What the plan says of the whole job."""
-    job, plan = found.job, found.job.plan
+    job = found.job
+    plan = found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
     written = plan.chunks.roi.size * found.output.channels * itemsize
-    receipts, seam_files = plan.chunks.count + plan.owners, most_files(plan, job.config.model.output_channels)
+    receipts = plan.chunks.count + plan.owners
+    seam_files = most_files(plan, job.config.model.output_channels)
     return Totals(
         chunks=plan.chunks.count,
         calls=plan.calls(job.config.inference.patches_per_call),
@@ -167,5 +197,7 @@ def blocks_written(plan: InferencePlan) -> int:
 
 def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
     """Blocks of the input that are read, about: those that all chunks' inputs touch, wherever they lie."""
-    per_voxel = np.prod([(n + b - 1) / b / n for n, b in zip(plan.extremes.input, block_shape, strict=True)])
+    per_voxel = np.prod(
+        [(n + b - 1) / b / n for n, b in zip(plan.extremes.input, block_shape, strict=True)]
+    )
     return round(plan.input_voxels * float(per_voxel))

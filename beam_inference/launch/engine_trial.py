@@ -7,7 +7,13 @@ import math
 from dataclasses import replace
 
 from beam_inference.config.job import JobConfig, Network
-from beam_inference.engines.loading import Predictor, engines_to_measure, engines_to_try, load_predictor, load_reference
+from beam_inference.engines.loading import (
+    Predictor,
+    engines_to_measure,
+    engines_to_try,
+    load_predictor,
+    load_reference,
+)
 from beam_inference.engines.speed import fastest_batch_size, seconds_per_patch
 from beam_inference.engines.trial import ContractReport
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
@@ -22,7 +28,9 @@ from beam_inference.worker.trial import patch_to_try, try_network
 logger = logging.getLogger(__name__)
 
 
-def try_network_here(found: Survey, place: Place, *, allow_pickle: bool) -> tuple[Survey, Predictor]:
+def try_network_here(
+    found: Survey, place: Place, *, allow_pickle: bool
+) -> tuple[Survey, Predictor]:
     """The job with what only its network can tell, and the network, loaded and tried; nothing is created.
 
     Raises:
@@ -32,7 +40,10 @@ def try_network_here(found: Survey, place: Place, *, allow_pickle: bool) -> tupl
     config, predictor, report = try_engines(model, found, place, allow_pickle)
     config = with_inference(config, batch_size=report.batch_size)
     known = {"config": config.model_dump(), "working_set_bytes": report.working_set_bytes}
-    return replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known)), predictor
+    return (
+        replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known)),
+        predictor,
+    )
 
 
 def try_engines(
@@ -40,7 +51,9 @@ def try_engines(
 ) -> tuple[JobConfig, Predictor, ContractReport]:
     """Decide the engine, and try the network: of the engines that ``auto`` allows, the first one that can run it."""
     if found.job.config.inference.engine == "fastest":
-        decided = found.job.model_copy(update={"config": choose_fastest_engine(model, found, allow_pickle)})
+        decided = found.job.model_copy(
+            update={"config": choose_fastest_engine(model, found, allow_pickle)}
+        )
         return try_engines(model, replace(found, job=decided), place, allow_pickle)
     first, *others = engines_to_try(model, found.job.config.inference)
     try:
@@ -50,7 +63,8 @@ def try_engines(
         report = try_network(predictor, config, found.input, found.job.plan, reference)
         if config.inference.batch_size == "auto":
             config = with_inference(
-                config, batch_size=choose_batch_size(predictor, found, report.working_set_bytes, place)
+                config,
+                batch_size=choose_batch_size(predictor, found, report.working_set_bytes, place),
             )
             report = try_network(predictor, config, found.input, found.job.plan, reference)
         return config, predictor, report
@@ -58,17 +72,23 @@ def try_engines(
         if not others:
             raise
         logger.warning("inference.engine: auto is %s here: %s", others[0], error)
-    decided = found.job.model_copy(update={"config": with_inference(found.job.config, engine=others[0])})
+    decided = found.job.model_copy(
+        update={"config": with_inference(found.job.config, engine=others[0])}
+    )
     return try_engines(model, replace(found, job=decided), place, allow_pickle)
 
 
 def choose_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> JobConfig:
     """The job with the engine, of those that give what PyTorch gives, that takes the least time for a patch here."""
-    config, refusal = found.job.config, ModelContractError("inference.engine: fastest: there is none")
-    patch, normalize = patch_to_try(config, found.input, found.job.plan), normalization(config, found.input.dtype)
-    best, least = None, math.inf
+    config = found.job.config
+    refusal = ModelContractError("inference.engine: fastest: there is none")
+    patch = patch_to_try(config, found.input, found.job.plan)
+    normalize = normalization(config, found.input.dtype)
+    best = None
+    least = math.inf
     for keys in engines_to_measure(model, config.inference):
-        one, name = with_inference(config, **keys), " ".join(keys.values())
+        one = with_inference(config, **keys)
+        name = " ".join(keys.values())
         try:
             predictor = load_predictor(model, one.inference, allow_pickle=allow_pickle)
             reference = load_reference(model, one.inference, allow_pickle=allow_pickle)
@@ -81,15 +101,19 @@ def choose_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> 
             continue
         logger.info("inference.engine: fastest: %s takes %.3g s a patch", name, seconds)
         if seconds < least:
-            best, least = one, seconds
+            best = one
+            least = seconds
     if best is None:
         raise refusal
     return best
 
 
-def choose_batch_size(predictor: Predictor, found: Survey, working_set_bytes: int, place: Place) -> int:
+def choose_batch_size(
+    predictor: Predictor, found: Survey, working_set_bytes: int, place: Place
+) -> int:
     """What ``auto`` means here; ``working_set_bytes`` are those of one patch."""
-    job, config = found.job, found.job.config
+    job = found.job
+    config = found.job.config
 
     def fits(batch_size: int) -> bool:
         known = {
@@ -97,7 +121,11 @@ def choose_batch_size(predictor: Predictor, found: Survey, working_set_bytes: in
             "working_set_bytes": working_set_bytes * batch_size,
         }
         try:
-            check_memory(replace(found, job=job.model_copy(update=known)).memory(place), place, config.inference.device)
+            check_memory(
+                replace(found, job=job.model_copy(update=known)).memory(place),
+                place,
+                config.inference.device,
+            )
         except ConfigError:
             return False
         return True
@@ -116,8 +144,8 @@ def warn_of_range(config: JobConfig, low: float, high: float) -> None:
     limits = config.output.value_range
     if limits is not None and (low < limits[0] or high > limits[1]):
         logger.warning(
-            "on a patch from the middle of the ROI the network's values reach from %g to %g; values beyond "
-            "output.value_range %s are clipped",
+            "on a patch from the middle of the ROI the network's values reach from %g to %g; "
+            "values beyond output.value_range %s are clipped",
             low,
             high,
             list(limits),

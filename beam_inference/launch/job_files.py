@@ -1,7 +1,7 @@
 """Whole files from anywhere: the job file, and the files of a network, which are fetched once per machine.
 
-They are read through TensorStore's key-value stores, as volumes and receipts are: one set of settings and one place to
-look for credentials, for all that a job touches.
+They are read through TensorStore's key-value stores, as volumes and receipts are: one set of
+settings and one place to look for credentials, for all that a job touches.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from beam_inference.volumes.kvstores import LOCAL, read_file, storage_of_environ
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     """Read a job file from a path or URL and apply ``key.key=value`` overrides (values are YAML).
 
-    Paths without a scheme, in the file as in overrides, are relative to the job file's folder. Storage settings that
-    the job leaves open are taken from the environment, see
+    Paths without a scheme, in the file as in overrides, are relative to the job file's folder.
+    Storage settings that the job leaves open are taken from the environment, see
     :func:`beam_inference.volumes.kvstores.storage_of_environment`.
 
     Raises:
-        ConfigError: the file is absent or no YAML, or the job is not valid; the message names every fault.
+        ConfigError: the file is absent or no YAML, or the job is not valid; the message names every
+            fault.
     """
     url = str(path)
     try:
@@ -42,11 +43,14 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
             folder: str | Path = url.rpartition("/")[0]
             text = read_file(url, storage_of_environment(LOCAL)).decode()
         else:
-            folder, text = Path(url).absolute().parent, Path(url).read_text()
+            folder = Path(url).absolute().parent
+            text = Path(url).read_text()
     except VolumeError as error:
         raise ConfigError(f"cannot read the job file: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the job file {url}: {getattr(error, 'strerror', None) or error}") from None
+        raise ConfigError(
+            f"cannot read the job file {url}: {getattr(error, 'strerror', None) or error}"
+        ) from None
     job = parse_job_text(text, folder, url, overrides)
     return job.model_copy(update={"storage": storage_of_environment(job.storage)})
 
@@ -59,14 +63,20 @@ def load_prices(path: str) -> Prices:
     """
     try:
         url = url_of(path)
-        return Prices.model_validate(yaml.safe_load(read_file(url, storage_of_environment(LOCAL))) or {})
+        return Prices.model_validate(
+            yaml.safe_load(read_file(url, storage_of_environment(LOCAL))) or {}
+        )
     except VolumeError as error:
         raise ConfigError(f"cannot read the prices: {error}") from None
     except (ValidationError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path} is no file of prices: {' '.join(str(error).split())[:300]}") from None
+        raise ConfigError(
+            f"{path} is no file of prices: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
-_CHUNK_SHAPE = re.compile(r"""(\bchunk_shape["']?\s*:\s*)(\[[^\]]*\]|(?:\n\s*-[^\n]*){3}|[\w"']+)""")
+_CHUNK_SHAPE = re.compile(
+    r"""(\bchunk_shape["']?\s*:\s*)(\[[^\]]*\]|(?:\n\s*-[^\n]*){3}|[\w"']+)"""
+)
 
 
 def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
@@ -76,12 +86,18 @@ def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
         ConfigError: the file says it in a way that is not understood here.
     """
     if "://" in path:
-        raise ConfigError(f"{path} is not a local file: set inference.chunk_shape to {list(chunk_shape)} there")
+        raise ConfigError(
+            f"{path} is not a local file: set inference.chunk_shape to {list(chunk_shape)} there"
+        )
     file = Path(path)
     text, count = _CHUNK_SHAPE.subn(
         lambda found: f"{found[1].rstrip()} {list(chunk_shape)}", file.read_bytes().decode()
     )
     written = yaml.safe_load(text) if count == 1 else None
-    if not isinstance(written, dict) or written.get("inference", {}).get("chunk_shape") != list(chunk_shape):
-        raise ConfigError(f"cannot find inference.chunk_shape in {path}: write {list(chunk_shape)} there")
+    if not isinstance(written, dict) or written.get("inference", {}).get("chunk_shape") != list(
+        chunk_shape
+    ):
+        raise ConfigError(
+            f"cannot find inference.chunk_shape in {path}: write {list(chunk_shape)} there"
+        )
     file.write_bytes(text.encode())

@@ -1,8 +1,8 @@
 """The pyramid of a job's output: planned with the job, begun with a launch, made once every chunk of it is done.
 
-It is the pyramid that the command ``pyramid`` makes of the same volume, with the same records: either goes on where the
-other stood. Levels are only as good as what they are made of, so those that were made while chunks were missing are
-made anew.
+It is the pyramid that the command ``pyramid`` makes of the same volume, with the same records:
+either goes on where the other stood. Levels are only as good as what they are made of, so those
+that were made while chunks were missing are made anew.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
     url = url or config.output.path
     base = open_unread(url, storage=config.storage)  # there may be nothing in it yet
     try:
-        return plan_pyramid(multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base)
+        return plan_pyramid(
+            multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base
+        )
     except NoLevelNeeded:
         return None
 
@@ -109,8 +111,9 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
         return
     if pyramid.volume.listed(pyramid.levels) or (before is not None and counting(before)()):
         raise ConfigError(
-            f"output.pyramid: {config.output.path} has coarser levels already, made by something else, or in another "
-            f"way. Make them as this job says with: {_command(config, pyramid)} --overwrite; or remove the key."
+            f"output.pyramid: {config.output.path} has coarser levels already, made by something "
+            "else, or in another way. Make them as this job says with: "
+            f"{_command(config, pyramid)} --overwrite; or remove the key."
         )
 
 
@@ -122,29 +125,39 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     Raises:
         StateError: another launch is making another pyramid.
     """
-    resolved, state = launch.resolved(), launch.state()
-    config, count = resolved.config, resolved.plan.chunks.count
+    resolved = launch.resolved()
+    state = launch.state()
+    config = resolved.config
+    count = resolved.plan.chunks.count
     pyramid = pyramid_of(config)
     if pyramid is None:
         job = task_job("pyramid", {}, config.output.path, config.storage, ())
         if recorded(job) is not None and state.count_receipts(0, count) < count:
             delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
             logger.warning(
-                "%s has coarser levels, made before all chunks of this job are done. Make them anew then, with: "
-                "beam-inference pyramid %s --overwrite",
+                "%s has coarser levels, made before all chunks of this job are done. Make them "
+                "anew then, with: beam-inference pyramid %s --overwrite",
                 *[config.output.path] * 2,
             )
         return None
     job = pyramid.job()
     before = recorded(job)
-    other = before is not None and before.fingerprint != job.fingerprint  # nothing came of it: it was looked at
+    # nothing came of it: it was looked at
+    other = before is not None and before.fingerprint != job.fingerprint
     if overwrite or other or (before is not None and state.count_receipts(0, count) < count):
-        factors = {pyramid.description["factor"], pyramid.description["factor"] if before is None else _factor(before)}
+        factors = {
+            pyramid.description["factor"],
+            pyramid.description["factor"] if before is None else _factor(before),
+        }
         # An earlier launch, or the command, may have made more of them, or others.
-        several = [plan_pyramid(pyramid.volume, pyramid.method, each, _EVERY, base=pyramid.base) for each in factors]
+        several = [
+            plan_pyramid(pyramid.volume, pyramid.method, each, _EVERY, base=pyramid.base)
+            for each in factors
+        ]
         if any(each.volume.listed(each.levels) for each in several):
             logger.warning(
-                "%s has coarser levels, made before all chunks of this job are done: they are removed, and made anew",
+                "%s has coarser levels, made before all chunks of this job are done: they are "
+                "removed, and made anew",
                 config.output.path,
             )
         for each in several:
@@ -179,7 +192,8 @@ def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
     return replace(
         whole,
         stored_bytes=whole.stored_bytes + pyramid.size,
-        read_requests=whole.read_requests + sum(ChunkGrid(each, pyramid.base.read_shape).count for each in below),
+        read_requests=whole.read_requests
+        + sum(ChunkGrid(each, pyramid.base.read_shape).count for each in below),
         write_requests=whole.write_requests + sum(pyramid.blocks) + pyramid.count,
     )
 
@@ -187,7 +201,11 @@ def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
 def _factor(job: TaskJob) -> Zyx | None:
     """From each level of a pyramid that was begun to the next, as far as its record says."""
     factor = job.description.get("factor")
-    if not isinstance(factor, list) or len(factor) != 3 or not all(isinstance(n, int) and n > 0 for n in factor):
+    if (
+        not isinstance(factor, list)
+        or len(factor) != 3
+        or not all(isinstance(n, int) and n > 0 for n in factor)
+    ):
         return None
     z, y, x = factor
     return (z, y, x) if factor != [1, 1, 1] else None
@@ -207,7 +225,9 @@ def _command(config: JobConfig, pyramid: Pyramid) -> str:
 def pyramid_told(status: PyramidStatus, *, waits: bool) -> str:
     """The same in a line, without why chunks could not be done."""
     if waits:
-        return "not made yet, because not all chunks of the job are done; once they are, run makes it"
+        return (
+            "not made yet, because not all chunks of the job are done; once they are, run makes it"
+        )
     if status.complete:
         return f"complete, {status.levels} levels by {status.method}"
     return f"{status.done} of {status.chunks} chunks done"

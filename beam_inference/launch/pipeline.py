@@ -16,11 +16,13 @@ from beam_inference.job.records import LaunchSummary
 from beam_inference.pyramid.pyramid import list_complete, remove
 
 
-def build(pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None) -> None:
+def build(
+    pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None
+) -> None:
     """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
 
-    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all chunks are through;
-    where one of the job's has no receipt they do nothing.
+    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all
+    chunks are through; where one of the job's has no receipt they do nothing.
     """
     summarized = (
         pipeline
@@ -67,19 +69,24 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
     """The last step of the chunks, on a worker: there may be no launcher left that could judge (a template has none).
 
     Raises:
-        WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the runner says failed.
+        WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the
+            runner says failed.
     """
     summary = LaunchSummary(
-        done=counts.get("done", 0), skipped=counts.get("skipped", 0), quarantined=counts.get("quarantined", 0)
+        done=counts.get("done", 0),
+        skipped=counts.get("skipped", 0),
+        quarantined=counts.get("quarantined", 0),
     )
-    job, state = launch.resolved(), launch.state()
+    job = launch.resolved()
+    state = launch.state()
     state.write_summary(launch.id, summary)
-    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))  # none: an earlier one goes
+    # none: an earlier one goes
+    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))
     bound = job.config.job.max_failed_chunks
     if bound is not None and summary.quarantined > bound:
         raise WorkerFault(
-            f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; they are named in "
-            f"{state.url}/quarantine.jsonl"
+            f"{summary.quarantined} chunks were quarantined, job.max_failed_chunks allows {bound}; "
+            f"they are named in {state.url}/quarantine.jsonl"
         )
     return summary
 
@@ -87,7 +94,8 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
 def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -> int:
     """How many chunks of the whole job are not done, also of those that this launch was not to do.
 
-    Levels that somebody has made meanwhile, with the command, are of what was there then: if none is missing, they go.
+    Levels that somebody has made meanwhile, with the command, are of what was there then: if none
+        is missing, they go.
     """
     count = launch.resolved().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)

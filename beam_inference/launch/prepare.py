@@ -53,16 +53,20 @@ def prepare(
 ) -> Launch:
     """Check a job to the last, then create its output and its state (or find them as an earlier launch left them).
 
-    ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew. ``chunks_file`` is a path or URL
-    of a quarantine file or of chunk indices, one a line, to do these only; ``sample`` is a share of the chunks and a
-    seed, to do those that :func:`beam_inference.geometry.sampling.sampled` tells. ``workers`` are those at a time, if
+    ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew.
+    ``chunks_file`` is a path or URL of a quarantine file or of chunk indices, one a line, to do
+    these only; ``sample`` is a share of the chunks and a seed, to do those that
+    :func:`beam_inference.geometry.sampling.sampled` tells. ``workers`` are those at a time, if
     known.
 
     Raises:
         UserError: something is wrong; nothing was created.
     """
     if (chunks_file is not None or sample is not None) and overwrite:
-        raise ConfigError("--overwrite deletes the receipts of all chunks, --chunks does only some: give one of them")
+        raise ConfigError(
+            "--overwrite deletes the receipts of all chunks, --chunks does only some: give one of "
+            "them"
+        )
     if chunks_file is not None and sample is not None:
         raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
     check_paths(config, place, chunks_file)
@@ -98,12 +102,14 @@ def prepare(
     with _state_errors():
         if overwrite:
             state.clear()
-        state.note_start(launch.id)  # before the output: where the state cannot be written, nothing is created
+        # before the output: where the state cannot be written, nothing is created
+        state.note_start(launch.id)
         if some is not None:
             state.write_chunks(launch.id, some)
         if not found.output_exists:
             create_output(found.output)
-        check_same(state.create_job(job), job, state.url)  # another first launch may have come before this one
+        # another first launch may have come before this one
+        check_same(state.create_job(job), job, state.url)
     return launch
 
 
@@ -111,8 +117,8 @@ def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
     chunks = list(sampled(job.plan.chunks, share, seed))
     if not chunks:
         raise ConfigError(
-            f"--sample {share:g} holds none of the {job.plan.chunks.count} chunks: take a larger share, or another "
-            "--seed"
+            f"--sample {share:g} holds none of the {job.plan.chunks.count} chunks: take a larger "
+            "share, or another --seed"
         )
     return chunks
 
@@ -123,14 +129,19 @@ def _state_errors() -> Iterator[None]:
     try:
         yield
     except WorkerFault as error:
-        raise StateError(f"the state folder cannot be used: {error}. Check output.path and job.state_path.") from None
+        raise StateError(
+            f"the state folder cannot be used: {error}. Check output.path and job.state_path."
+        ) from None
 
 
-def _with_network(found: Survey, place: Place, allow_pickle: bool, *, alone: bool, is_first: bool) -> ResolvedJob:
+def _with_network(
+    found: Survey, place: Place, allow_pickle: bool, *, alone: bool, is_first: bool
+) -> ResolvedJob:
     """The resolved job, with what only the network can tell; where it will run here, it is tried.
 
-    ``alone`` says that chunks will be done without their neighbours. A first launch settles for the batch that the
-    device had memory for; a later one, on a smaller device, leaves the job what it is, and its workers halve it.
+    ``alone`` says that chunks will be done without their neighbours. A first launch settles for the
+    batch that the device had memory for; a later one, on a smaller device, leaves the job what it
+    is, and its workers halve it.
     """
     config = found.job.config
     check_memory(found.memory(place, alone=alone), place, config.inference.device)
@@ -144,7 +155,9 @@ def _with_network(found: Survey, place: Place, allow_pickle: bool, *, alone: boo
             config = with_inference(config, batch_size=report.batch_size)
             known["asked_batch_size"] = asked
             logger.warning(
-                "inference.batch_size is %d in this job, and will be: %s is too much", report.batch_size, asked
+                "inference.batch_size is %d in this job, and will be: %s is too much",
+                report.batch_size,
+                asked,
             )
         warn_of_range(config, report.low, report.high)
     else:

@@ -26,13 +26,13 @@ logger = logging.getLogger(__name__)
 def as_begun(config: JobConfig, before: ResolvedJob) -> JobConfig:
     """A job, going on: what it leaves open is as the first launch decided it.
 
-    Where the levels file of ``model.normalize`` is gone, so are the values that were made of it, if the job asks for
-    the same of it as then.
+    Where the levels file of ``model.normalize`` is gone, so are the values that were made of it, if
+    the job asks for the same of it as then.
     """
     if config.inference.batch_size == before.asked_batch_size:
         logger.warning(
-            "inference.batch_size is %d in this job: its first launch had no memory on the device for %d. To try that "
-            "anew, with every chunk, pass --overwrite.",
+            "inference.batch_size is %d in this job: its first launch had no memory on the device "
+            "for %d. To try that anew, with every chunk, pass --overwrite.",
             before.config.inference.batch_size,
             before.asked_batch_size,
         )
@@ -42,7 +42,9 @@ def as_begun(config: JobConfig, before: ResolvedJob) -> JobConfig:
         try:
             read_file(normalize.levels, config.storage)
         except VolumeError as error:
-            logger.warning("model.normalize.levels: %s; going on with what this job began with", error)
+            logger.warning(
+                "model.normalize.levels: %s; going on with what this job began with", error
+            )
             return _with_recorded_values(config, before)
     return config
 
@@ -59,7 +61,8 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
     asked = config.model.normalize
     if _asks_for_the_same(asked, before):
         config = _with_recorded_values(config, before)
-    here, there = config.inference, before.config.inference
+    here = config.inference
+    there = before.config.inference
     for key in (
         "device",
         "engine",
@@ -69,8 +72,8 @@ def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob
     ):  # what the engine, which is not loaded, would tell
         if getattr(here, key) != getattr(there, key):
             raise StateError(
-                f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, here "
-                f"{getattr(here, key)}"
+                f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, "
+                f"here {getattr(here, key)}"
             )
     roi = config.roi or before.input_bounds
     known = {
@@ -92,17 +95,24 @@ def check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
     if before.fingerprint != job.fingerprint:
         differences = "\n".join(f"  {line}" for line in job.differences(before))
         raise StateError(
-            f"{url} belongs to another job (fingerprint {before.fingerprint[:12]}, this one {job.fingerprint[:12]}); "
-            f"going on would mix two results in one volume. What differs:\n{differences}\n"
-            f"{_of_levels(before, job)}Use another output.path, or pass --overwrite to do every chunk anew."
+            f"{url} belongs to another job (fingerprint {before.fingerprint[:12]}, this one "
+            f"{job.fingerprint[:12]}); going on would mix two results in one volume. What "
+            f"differs:\n{differences}\n{_of_levels(before, job)}Use another output.path, or pass "
+            "--overwrite to do every chunk anew."
         )
-    theirs, ours = before.config.output.path, job.config.output.path
+    theirs = before.config.output.path
+    ours = job.config.output.path
     if job.config.job.state_path and theirs != ours:  # a state inside its output moves with it
         raise StateError(
-            f"{url} is the state of a job that writes {theirs}, this one writes {ours}: its receipts say nothing of "
-            "this output. Use another job.state_path, or pass --overwrite to do every chunk anew."
+            f"{url} is the state of a job that writes {theirs}, this one writes {ours}: its "
+            "receipts say nothing of this output. Use another job.state_path, or pass "
+            "--overwrite to do every chunk anew."
         )
-    changed = [f"{k} {before.versions[k]} → {v}" for k, v in job.versions.items() if before.versions.get(k, v) != v]
+    changed = [
+        f"{k} {before.versions[k]} → {v}"
+        for k, v in job.versions.items()
+        if before.versions.get(k, v) != v
+    ]
     if changed:
         logger.warning("versions differ from the first launch's: %s", ", ".join(changed))
 
@@ -117,7 +127,9 @@ def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
         "chunk_shape": config.inference.chunk_shape == "auto",
         "threads": config.inference.threads is None,
     }
-    decided = {key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open}
+    decided = {
+        key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open
+    }
     return config.model_copy(update={"inference": config.inference.model_copy(update=decided)})
 
 
@@ -142,16 +154,17 @@ def _of_levels(before: ResolvedJob, job: ResolvedJob) -> str:
     if job.asked_normalize is None or not _asks_for_the_same(job.asked_normalize, before):
         return f"It began with model.normalize: {asked.model_dump()}.\n"
     return (
-        f"{job.asked_normalize.levels} was made anew, of other values, since the job began. If its input is still the "
-        "same, restore that file, or remove it: without it, the job goes on with the values that it began with.\n"
+        f"{job.asked_normalize.levels} was made anew, of other values, since the job began. If its "
+        "input is still the same, restore that file, or remove it: without it, the job goes on "
+        "with the values that it began with.\n"
     )
 
 
 def check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     """Refuse receipts that are not to be honoured, or that speak of blocks which are gone.
 
-    Of the blocks one chunk is read back, the first that has a receipt: enough to notice an output that was emptied or
-    exchanged, not a damaged block (that is what ``verify --deep`` is for).
+    Of the blocks one chunk is read back, the first that has a receipt: enough to notice an output
+        that was emptied or exchanged, not a damaged block (that is what ``verify --deep`` is for).
     """
     count = job.plan.chunks.count
     first = _some_receipt(state, count)
@@ -161,22 +174,24 @@ def check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     output = open_output(found.output) if found.output_exists else None
     if output is None:
         raise StateError(
-            f"{state.url} holds receipts, but there is no output at {found.output.url}: resuming would call complete "
-            "what is not there. Restore the output, or pass --overwrite to do every chunk anew."
+            f"{state.url} holds receipts, but there is no output at {found.output.url}: resuming "
+            "would call complete what is not there. Restore the output, or pass --overwrite to "
+            "do every chunk anew."
         )
     if not job.config.job.resume:
         raise StateError(
-            f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass --overwrite to do "
-            "every chunk anew, or set job.resume: true to do what is missing."
+            f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass "
+            "--overwrite to do every chunk anew, or set job.resume: true to do what is missing."
         )
     fault = receipt_fault(first, job, output) if first else None
     if fault is None and summed is not None:
-        first, fault = summed, parts_fault(summed.parts, output)
+        first = summed
+        fault = parts_fault(summed.parts, output)
     if fault and first:
         raise StateError(
-            f"{state.url} says that chunk {first.chunk} is done, but in {found.output.url} {fault}. The output was "
-            "changed, or is not the one these receipts speak of. See what is left with verify --deep, or pass "
-            "--overwrite to do every chunk anew."
+            f"{state.url} says that chunk {first.chunk} is done, but in {found.output.url} "
+            f"{fault}. The output was changed, or is not the one these receipts speak of. See "
+            "what is left with verify --deep, or pass --overwrite to do every chunk anew."
         )
 
 
@@ -203,7 +218,9 @@ def _some_sums(state: State, count: int) -> Receipt | None:
 def _folders(count: int) -> Iterator[tuple[int, int]]:
     """Ranges of chunks to list, a bounded number, also for 10^9 chunks."""
     few = count <= 512 * CHUNKS_PER_FOLDER
-    for start in range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]:
+    for start in (
+        range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]
+    ):
         yield start, min(count, start + CHUNKS_PER_FOLDER)
 
 
@@ -215,6 +232,7 @@ def check_no_other_state(state: State, job: ResolvedJob) -> None:
     other = State(beside, job.config.storage).load_job()
     if other is not None and other.fingerprint != job.fingerprint:
         raise StateError(
-            f"the output {job.config.output.path} was written by another job, whose receipts are in {beside}; this one "
-            "would overwrite its blocks behind their back. Use another output.path, or remove that folder."
+            f"the output {job.config.output.path} was written by another job, whose receipts are "
+            f"in {beside}; this one would overwrite its blocks behind their back. Use another "
+            "output.path, or remove that folder."
         )

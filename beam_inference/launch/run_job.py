@@ -1,6 +1,7 @@
 """Run a job from start to exit code: pipeline options, progress, signals, and the judgement at the end.
 
-What a job came to is judged from its receipts and quarantine records, never from what a runner says.
+What a job came to is judged from its receipts and quarantine records, never from what a runner
+says.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from beam_inference.beam.flags import beam_options, check_options, place_of, wor
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stage_runner import counting
 from beam_inference.config.job import JobConfig
-from beam_inference.errors import COMPLETE, COMPLETE_BUT_QUARANTINED, FAILED, INTERRUPTED, BeamInferenceError
+from beam_inference.errors import (
+    COMPLETE,
+    COMPLETE_BUT_QUARANTINED,
+    FAILED,
+    INTERRUPTED,
+    BeamInferenceError,
+)
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.messages import Launch
 from beam_inference.job.records import LaunchSummary, QuarantineRecord
@@ -26,7 +33,12 @@ from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State
 from beam_inference.launch import pipeline as job_pipeline
 from beam_inference.launch.checks import check_paths
-from beam_inference.launch.output_pyramid import PyramidStatus, begin_levels, check_levels, status_of
+from beam_inference.launch.output_pyramid import (
+    PyramidStatus,
+    begin_levels,
+    check_levels,
+    status_of,
+)
 from beam_inference.launch.prepare import prepare
 from beam_inference.pyramid.pyramid import Pyramid
 from beam_inference.worker.seam_files import SeamFiles
@@ -39,17 +51,19 @@ class JobOutcome:
     """What a launch came to.
 
     Attributes:
-        exit_code: 0 complete, also the pyramid if there is one to make; 1 failed, 3 finished with quarantined chunks
-            within the bound, 130 interrupted.
+        exit_code: 0 complete, also the pyramid if there is one to make; 1 failed, 3 finished with
+            quarantined chunks within the bound, 130 interrupted.
         chunks: how many were to be done: all of the job's, or those of the chunks file.
         done: how many of them have a receipt.
-        missing_of_job: chunks of the whole job without a receipt, also those that were not to be done.
+        missing_of_job: chunks of the whole job without a receipt, also those that were not to be
+            done.
         quarantined: those that could not be done.
         summary: what this launch's workers did; None if it did not reach its end.
         seconds: wall time of the pipeline.
         error: what ended the launch early, if anything did.
         pyramid: how far the output's pyramid is; None if the job has none to make.
-        staged_at: where the pipeline was put for another to run (``--template_location``), instead of running it.
+        staged_at: where the pipeline was put for another to run (``--template_location``), instead
+            of running it.
     """
 
     exit_code: int
@@ -80,9 +94,9 @@ def run_job(
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
-    ``flags`` are Beam's command-line flags; ``chunks_file`` is a path or URL of a quarantine file or of chunk indices,
-    one a line, to do these only; ``sample`` is a share of the chunks and a seed, likewise; ``overwrite`` deletes an
-    earlier launch's state first.
+    ``flags`` are Beam's command-line flags; ``chunks_file`` is a path or URL of a quarantine file
+    or of chunk indices, one a line, to do these only; ``sample`` is a share of the chunks and a
+    seed, likewise; ``overwrite`` deletes an earlier launch's state first.
 
     From the main thread, SIGINT and SIGTERM stop the launch after the chunks under way.
 
@@ -90,7 +104,8 @@ def run_job(
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
-    check_paths(config, place_of(options), chunks_file)  # before what follows asks services for their buckets
+    # before what follows asks services for their buckets
+    check_paths(config, place_of(options), chunks_file)
     check_options(options)
     workers = workers_of(options)
     check_levels(config, overwrite=overwrite)
@@ -103,20 +118,30 @@ def run_job(
         sample=sample,
         workers=workers,
     )
-    job, state = launch.resolved(), launch.state()
+    job = launch.resolved()
+    state = launch.state()
     file = launch.chunks_file
-    chosen = chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage) if file else None
+    chosen = (
+        chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage)
+        if file
+        else None
+    )
     pyramid = begin_levels(launch, overwrite=overwrite)
     levels = replace(pyramid.job(), launch=launch.id) if pyramid else None
     start = time.monotonic()
     phases = _phases(state, job, chosen)
     if pyramid and levels:
-        phases.append(Phase("chunks of the pyramid", pyramid.count, pyramid.voxels_per_chunk, counting(levels)))
+        phases.append(
+            Phase(
+                "chunks of the pyramid", pyramid.count, pyramid.voxels_per_chunk, counting(levels)
+            )
+        )
 
     def request_stop() -> None:
         state.request_stop(launch.id)
         if levels:
-            levels.state().request_stop(launch.id)  # beside the output, where the job's state may not be
+            # beside the output, where the job's state may not be
+            levels.state().request_stop(launch.id)
 
     interrupted, error = execute(
         options,
@@ -125,7 +150,9 @@ def run_job(
         Progress(*phases),
         request_stop,
     )
-    outcome = _judge(job, state, launch, chosen, pyramid, interrupted, error, time.monotonic() - start)
+    outcome = _judge(
+        job, state, launch, chosen, pyramid, interrupted, error, time.monotonic() - start
+    )
     staged_at = options.view_as(GoogleCloudOptions).template_location
     if staged_at and not interrupted and error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
@@ -134,8 +161,11 @@ def run_job(
 
 def _phases(state: State, job: ResolvedJob, chosen: list[int] | None) -> list[Phase]:
     """The chunks to do; with ``seams: exchange`` first those whose patches are computed, which is most of the work."""
-    plan, voxels = job.plan, job.plan.chunks.roi.size
-    count, owners, before = plan.chunks.count, plan.owners, _done(state, job, chosen)
+    plan = job.plan
+    voxels = job.plan.chunks.roi.size
+    count = plan.chunks.count
+    owners = plan.owners
+    before = _done(state, job, chosen)
     total = count if chosen is None else len(chosen)
     chunks = Phase("chunks", total, voxels / count, lambda: _done(state, job, chosen))
     if plan.seams != "exchange" or chosen is not None or before == count:
@@ -172,8 +202,11 @@ def _judge(
         error = error or failure  # what ended the launch is what is told
     done_of_job = _done(state, job, None)
     if job.plan.seams == "exchange" and done_of_job == job.plan.chunks.count:
-        SeamFiles(state.url, job.config.storage, job.fingerprint).forget_all()  # of chunks done without them, if any
-    quarantined = everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
+        # of chunks done without them, if any
+        SeamFiles(state.url, job.config.storage, job.fingerprint).forget_all()
+    quarantined = (
+        everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
+    )
     chunks = job.plan.chunks.count if chosen is None else len(chosen)
     done = done_of_job if chosen is None else _done(state, job, chosen)
     bound = job.config.job.max_failed_chunks
@@ -183,7 +216,12 @@ def _judge(
         code = COMPLETE
     elif interrupted:
         code = INTERRUPTED
-    elif due or error or done + len(quarantined) < chunks or (bound is not None and len(quarantined) > bound):
+    elif (
+        due
+        or error
+        or done + len(quarantined) < chunks
+        or (bound is not None and len(quarantined) > bound)
+    ):
         code = FAILED
     else:
         code = COMPLETE_BUT_QUARANTINED

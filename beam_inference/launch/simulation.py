@@ -1,8 +1,9 @@
 """When a job will be finished, with stragglers and interrupted workers: a discrete-event simulation, pure.
 
-Workers take chunks from one queue. A chunk's seconds are gamma-distributed; a worker is lost after an exponential time,
-perhaps while it starts, and with it what it was computing; another takes its place after its start-up. Near the end
-single chunks are handed out, before that shares of what is left, whose sums are drawn at once (gamma variables of one
+Workers take chunks from one queue. A chunk's seconds are gamma-distributed; a worker is lost after
+an exponential time, perhaps while it starts, and with it what it was computing; another takes its
+place after its start-up. Near the end single chunks are handed out, before that shares of what is
+left, whose sums are drawn at once (gamma variables of one
 scale add to a gamma variable): so 10^7 chunks take milliseconds.
 """
 
@@ -60,7 +61,9 @@ def simulate(work: Workload, random: np.random.Generator) -> Finish:
     starts = [_starts(work, 1, rate, random) for _ in range(min(work.workers, work.chunks))]
     free = [seconds for seconds, _ in starts]  # when each worker is next free
     heapq.heapify(free)
-    left, interruptions, last = work.chunks, sum(lost for _, lost in starts), 0.0
+    left = work.chunks
+    interruptions = sum(lost for _, lost in starts)
+    last = 0.0
     while left:
         start = heapq.heappop(free)
         share = max(1, left // (4 * work.workers))
@@ -78,22 +81,28 @@ def simulate_many(work: Workload, runs: int = 200, seed: int = 0) -> list[Finish
     return sorted((simulate(work, random) for _ in range(runs)), key=lambda finish: finish.seconds)
 
 
-def _attempts(work: Workload, chunks: int, rate: float, random: np.random.Generator) -> tuple[float, int]:
+def _attempts(
+    work: Workload, chunks: int, rate: float, random: np.random.Generator
+) -> tuple[float, int]:
     """Seconds that one worker, or those that replace it, takes for some chunks; how often it is lost meanwhile.
 
-    An attempt of T seconds succeeds with probability exp(-rate T), else the chunk is begun anew. For T of a gamma
-    distribution the attempts that succeed are gamma-distributed, too, and those that fail are counted by a negative
-    binomial one; what a failed one wasted is about uniform, up to twice its mean.
+    An attempt of T seconds succeeds with probability exp(-rate T), else the chunk is begun anew.
+    For T of a gamma distribution the attempts that succeed are gamma-distributed, too, and those
+    that fail are counted by a negative binomial one; what a failed one wasted is about uniform, up
+    to twice its mean.
     """
-    mean, variance = work.seconds_per_chunk, (work.variation * work.seconds_per_chunk) ** 2
+    mean = work.seconds_per_chunk
+    variance = (work.variation * work.seconds_per_chunk) ** 2
     if variance:
-        shape, scale = mean**2 / variance, variance / mean
+        shape = mean**2 / variance
+        scale = variance / mean
         succeeds = (1 + rate * scale) ** -shape
         within = shape * scale * (1 + rate * scale) ** -(shape + 1)  # E[T exp(-rate T)]
         seconds = float(random.gamma(chunks * shape, scale / (1 + rate * scale)))
     else:
         succeeds = float(np.exp(-rate * mean))
-        within, seconds = mean * succeeds, chunks * mean
+        within = mean * succeeds
+        seconds = chunks * mean
     if not rate:
         return seconds, 0
     if succeeds < HOPELESS:
@@ -105,10 +114,13 @@ def _attempts(work: Workload, chunks: int, rate: float, random: np.random.Genera
     return seconds + wasted + starting, lost + lost_again
 
 
-def _starts(work: Workload, count: int, rate: float, random: np.random.Generator) -> tuple[float, int]:
+def _starts(
+    work: Workload, count: int, rate: float, random: np.random.Generator
+) -> tuple[float, int]:
     """Seconds until so many workers have started, one after the other; how many are lost before they have.
 
-    One that is lost has taken, on average, the mean of an exponential time that is cut off at the start-up's.
+    One that is lost has taken, on average, the mean of an exponential time that is cut off at the
+    start-up's.
     """
     startup = work.startup_seconds
     if not (rate and startup and count):
@@ -117,4 +129,7 @@ def _starts(work: Workload, count: int, rate: float, random: np.random.Generator
     if succeeds < HOPELESS:
         return float("inf"), 0
     lost = int(random.negative_binomial(count, succeeds))
-    return count * startup + lost * (1 / rate - startup * succeeds / -math.expm1(-rate * startup)), lost
+    return (
+        count * startup + lost * (1 / rate - startup * succeeds / -math.expm1(-rate * startup)),
+        lost,
+    )

@@ -28,13 +28,25 @@ from beam_inference.geometry.plan import Extremes, InferencePlan
 from beam_inference.job.parts import normalization, open_input, voxel_size_nm
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, Box, ResolvedJob
-from beam_inference.launch.checks import check_fill_value, check_no_auto, check_sections, check_voxel_size, masks_of
+from beam_inference.launch.checks import (
+    check_fill_value,
+    check_no_auto,
+    check_sections,
+    check_voxel_size,
+    masks_of,
+)
 from beam_inference.launch.memory import Exchanged, MemoryProjection, projected_memory
 from beam_inference.operators.levels import decided
 from beam_inference.operators.postprocess import opened
 from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
-from beam_inference.volumes.outputs import LOSSY, OutputSpec, check_output, default_bounds, open_output
+from beam_inference.volumes.outputs import (
+    LOSSY,
+    OutputSpec,
+    check_output,
+    default_bounds,
+    open_output,
+)
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.chunk_run import LOOK_AHEAD, TRAILING_WRITES
 
@@ -73,7 +85,8 @@ class Survey:
         self, plan: InferencePlan, extremes: Extremes, place: Place, *, added_up: bool = False
     ) -> MemoryProjection:
         """The same for a plan with other seams or chunks, by the extremes of these."""
-        job, config = self.job, self.job.config
+        job = self.job
+        config = self.job.config
         return projected_memory(
             input_shape=extremes.input,
             core_shape=extremes.core,
@@ -81,11 +94,17 @@ class Survey:
             input_channels=job.input_channels,
             output_channels=config.model.output_channels,
             input_blocks_bytes=job.input_bytes(extremes.input_blocks),
-            input_itemsize=4 if isinstance(config.model.normalize, Sections) else np.dtype(job.input_dtype).itemsize,
+            input_itemsize=(
+                4
+                if isinstance(config.model.normalize, Sections)
+                else np.dtype(job.input_dtype).itemsize
+            ),
             is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
-            exchanged=Exchanged(extremes.private, extremes.touched, extremes.shared)
-            if plan.seams == "exchange"
-            else None,
+            exchanged=(
+                Exchanged(extremes.private, extremes.touched, extremes.shared)
+                if plan.seams == "exchange"
+                else None
+            ),
             output_dtype=np.dtype(config.output.dtype),
             written_channels=config.output_channels,
             operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
@@ -100,7 +119,9 @@ class Survey:
             trailing_writes=TRAILING_WRITES,
             device_is_host=config.inference.device != "cuda",
             mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks),
-            mask_bytes=sum(mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks),
+            mask_bytes=sum(
+                mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks
+            ),
         )
 
 
@@ -117,20 +138,29 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     volume = open_input(config)
     if volume.channels != config.model.input_channels:
         raise VolumeError(
-            f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job says "
-            f"model.input_channels: {config.model.input_channels}. Select with input.channel, or change the model."
+            f"the input {volume.url} has {volume.channels} channels{_selected(config)}, the job "
+            f"says model.input_channels: {config.model.input_channels}. Select with "
+            "input.channel, or change the model."
         )
     masks = masks_of(config, volume)
     there = place_of_url(config.output.path, config.storage)
-    for what, each in (("the input", volume), *((f"{key}, a mask", mask.volume) for key, mask in masks.items())):
+    for what, each in (
+        ("the input", volume),
+        *((f"{key}, a mask", mask.volume) for key, mask in masks.items()),
+    ):
         if is_within(each.place, there):
             raise ConfigError(
-                f"output.path {config.output.path} is {what}: choose another place, so as not to overwrite it"
+                f"output.path {config.output.path} is {what}: choose another place, so as not to "
+                "overwrite it"
             )
-    asked = config.model.normalize if isinstance(config.model.normalize, (Contrast, Standard)) else None
+    asked = (
+        config.model.normalize if isinstance(config.model.normalize, (Contrast, Standard)) else None
+    )
     if asked is not None:
         normalize = decided(asked, volume, config.storage)
-        config = config.model_copy(update={"model": config.model.model_copy(update={"normalize": normalize})})
+        config = config.model_copy(
+            update={"model": config.model.model_copy(update={"normalize": normalize})}
+        )
     check_sections(config.model.normalize, volume)
     normalization(config, volume.dtype)
     if config.input.fill == "constant":
@@ -142,8 +172,8 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
         raise AlignmentError(
-            f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; stop exclusive). "
-            f"The part inside is {roi.intersection(volume.bounds)}."
+            f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; "
+            f"stop exclusive). The part inside is {roi.intersection(volume.bounds)}."
         )
     output, exists = _output(config, volume, roi)
     job = ResolvedJob(
@@ -169,21 +199,29 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     check_alignment(found.job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     if config.output.pyramid is not None and output.bounds != default_bounds(output.format, roi):
         raise ConfigError(
-            f"output.pyramid: the output {output.url} is there with {output.bounds}, of which this job fills {roi}. A "
-            "pyramid is of the whole volume: remove the key, and give the command beam-inference pyramid once all of "
-            "it is there."
+            f"output.pyramid: the output {output.url} is there with {output.bounds}, of which this "
+            f"job fills {roi}. A pyramid is of the whole volume: remove the key, and give the "
+            "command beam-inference pyramid once all of it is there."
         )
     return found
 
 
-def suggested(found: Survey, seams: str, place: Place, memory_bytes: int, workers: int) -> InferencePlan | None:
+def suggested(
+    found: Survey, seams: str, place: Place, memory_bytes: int, workers: int
+) -> InferencePlan | None:
     """The plan with the best chunk shape in a seam mode, for workers of so much memory; None if none fits."""
     plan = found.job.plan_in(seams)
-    on_device = device_memory() if found.job.config.inference.device == "cuda" and place.is_this_machine else None
+    on_device = (
+        device_memory()
+        if found.job.config.inference.device == "cuda" and place.is_this_machine
+        else None
+    )
 
     def fits(extremes: Extremes) -> Any:
         memory = found.memory_for(plan, extremes, place)
-        return (memory.host_bytes <= memory_bytes) & (on_device is None or memory.device_bytes <= on_device)
+        return (memory.host_bytes <= memory_bytes) & (
+            on_device is None or memory.device_bytes <= on_device
+        )
 
     return suggest(plan, fits, workers)
 
@@ -194,8 +232,9 @@ def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:
     plan = suggested(found, inference.seams, place, AUTO_MEMORY_BYTES, workers)
     if plan is None:
         raise ConfigError(
-            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} GiB that it leaves "
-            "to a worker process. Make output.block_shape (or shard_shape) smaller, or write a chunk_shape."
+            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "
+            "GiB that it leaves to a worker process. Make output.block_shape (or shard_shape) "
+            "smaller, or write a chunk_shape."
         )
     chosen = inference.model_copy(update={"chunk_shape": plan.chunks.chunk_shape})
     known = {"config": found.job.config.model_copy(update={"inference": chosen}).model_dump()}
@@ -204,19 +243,25 @@ def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:
 
 def definite(config: JobConfig, place: Place) -> JobConfig:
     """The job with its defaults made definite: device, threads, chunk crop margin, value range."""
-    inference, output = config.inference, config.output
+    inference = config.inference
+    output = config.output
     if inference.device == "auto":
         cpu_only = inference.engine in CPU_ENGINES or runs_on_cpu_only(config.model)
-        inference = inference.model_copy(update={"device": "cpu" if cpu_only else resolved_device("auto")})
+        inference = inference.model_copy(
+            update={"device": "cpu" if cpu_only else resolved_device("auto")}
+        )
         if inference.device == "cpu" and inference.precision == "tf32":
-            raise ConfigError("inference.precision: tf32 exists only on CUDA devices, and this machine has none")
+            raise ConfigError(
+                "inference.precision: tf32 exists only on CUDA devices, and this machine has none"
+            )
     if inference.threads is None:
         threads = max(1, usable_cores() // place.processes_per_host) if place.is_this_machine else 1
         inference = inference.model_copy(update={"threads": threads})
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         inference = inference.model_copy(update={"chunk_crop_margin": inference.patch_overlap})
     if output.dtype in INTEGER_DTYPES and output.value_range is None and not config.gives_labels:
-        output = output.model_copy(update={"value_range": (0.0, 1.0)})  # sigmoid or softmax: the config saw to it
+        # sigmoid or softmax: the config saw to it
+        output = output.model_copy(update={"value_range": (0.0, 1.0)})
     return config.model_copy(update={"inference": inference, "output": output})
 
 
@@ -232,12 +277,15 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         bounds = BoundingBox(output.bounds.start, output.bounds.stop)
         if output.format != "precomputed" and any(bounds.start):
             raise ConfigError(
-                f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no offset: "
-                "write start: [0, 0, 0]"
+                f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no "
+                "offset: write start: [0, 0, 0]"
             )
     voxel_size = voxel_size_nm(config, volume)
     if voxel_size is None:
-        logger.warning("the input does not say its voxel size, nor does model.voxel_size_nm: the output will say 1 nm")
+        logger.warning(
+            "the input does not say its voxel size, nor does model.voxel_size_nm: the output will "
+            "say 1 nm"
+        )
         voxel_size = (1.0, 1.0, 1.0)
     spec = OutputSpec(
         url=output.path,
@@ -258,7 +306,7 @@ def _output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[Output
         return spec, False
     if output.bounds is not None and existing.bounds != bounds:
         raise VolumeError(
-            f"the output {output.path} exists with bounds {existing.bounds}, output.bounds say {bounds}. "
-            "Remove output.bounds, or choose another output.path."
+            f"the output {output.path} exists with bounds {existing.bounds}, output.bounds say "
+            f"{bounds}. Remove output.bounds, or choose another output.path."
         )
     return replace(spec, bounds=existing.bounds), True

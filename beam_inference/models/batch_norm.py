@@ -18,21 +18,23 @@ def set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) 
         fixed = " and ".join(sorted(traced))
         if traced and traced != {statistics}:
             raise ModelContractError(
-                f"the TorchScript file was traced with BatchNorm using {fixed} statistics, which cannot be changed; "
-                f"the job says model.batch_norm: {statistics}. Write batch_norm: {fixed}, or use a scripted file or "
-                "a factory."
+                f"the TorchScript file was traced with BatchNorm using {fixed} statistics, which "
+                f"cannot be changed; the job says model.batch_norm: {statistics}. Write "
+                f"batch_norm: {fixed}, or use a scripted file or a factory."
             )
     if statistics == "running":
         if any(getattr(layer, "running_mean", None) is None for layer in layers):
             raise ModelContractError(
-                "the network has BatchNorm layers without stored statistics, which use those of the batch, whatever "
-                "is in it; the job says model.batch_norm: running. Write batch_norm: batch."
+                "the network has BatchNorm layers without stored statistics, which use those of "
+                "the batch, whatever is in it; the job says model.batch_norm: running. Write "
+                "batch_norm: batch."
             )
         return
     if not layers:
         raise ModelContractError(
-            "the job says model.batch_norm: batch, but the network has no BatchNorm layer whose statistics could be "
-            "chosen. Remove batch_norm; if the network calls batch_norm itself, its factory must choose."
+            "the job says model.batch_norm: batch, but the network has no BatchNorm layer whose "
+            "statistics could be chosen. Remove batch_norm; if the network calls batch_norm "
+            "itself, its factory must choose."
         )
     for layer in layers:
         if scripted:
@@ -69,14 +71,16 @@ def check_exported(program: Any, model: Network, inference: Inference) -> None:
     batch = inputs[0][0] if inputs else None
     if isinstance(batch, int) and batch != inference.patches_per_call:
         raise ModelContractError(
-            f"the torch.export file {model.path} takes batches of exactly {batch}; the job says inference.batch_size: "
-            f"{inference.batch_size}. Write batch_size: {batch}, or export it with a dynamic batch dimension."
+            f"the torch.export file {model.path} takes batches of exactly {batch}; the job says "
+            f"inference.batch_size: {inference.batch_size}. Write batch_size: {batch}, or export "
+            "it with a dynamic batch dimension."
         )
     modes = {_exported_batch_norm(node) for node in program.graph.nodes} - {None}
     if modes != {model.batch_norm} and (modes or model.batch_norm == "batch"):
         raise ModelContractError(
-            f"the torch.export file {model.path} has BatchNorm using {' and '.join(sorted(map(str, modes))) or 'no'} "
-            f"statistics, which cannot be changed; the job says model.batch_norm: {model.batch_norm}."
+            f"the torch.export file {model.path} has BatchNorm using "
+            f"{' and '.join(sorted(map(str, modes))) or 'no'} statistics, which cannot be "
+            f"changed; the job says model.batch_norm: {model.batch_norm}."
         )
 
 

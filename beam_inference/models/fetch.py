@@ -24,17 +24,20 @@ def file_sha256(path: Path) -> str:
 def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = None) -> Network:
     """The model with its files on this machine: those in object stores are fetched, once, and kept.
 
-    ``sha256`` is what :func:`beam_inference.models.files.model_sha256` said at launch; copies that agree with it are
-    used again, by every worker process of this machine.
+    ``sha256`` is what :func:`beam_inference.models.files.model_sha256` said at launch; copies that
+    agree with it are used again, by every worker process of this machine.
 
     Raises:
-        ModelContractError: a file cannot be fetched, or is not the one that the job was launched with.
+        ModelContractError: a file cannot be fetched, or is not the one that the job was launched
+            with.
     """
     hashes = sha256.split("+") if sha256 is not None else [None, None]
     factory = factory_parts(model.path)
     path = _local_file(factory[0] if factory else model.path, "model.path", storage, hashes[0])
     weights = model.weights and _local_file(model.weights, "model.weights", storage, hashes[-1])
-    return model.model_copy(update={"path": f"{path}:{factory[1]}" if factory else path, "weights": weights})
+    return model.model_copy(
+        update={"path": f"{path}:{factory[1]}" if factory else path, "weights": weights}
+    )
 
 
 def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str:
@@ -44,7 +47,8 @@ def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str
     name = unquote(url.rpartition("/")[2])
     folder = _cache_folder()
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the processes of a machine fetch a file once, not once each
+        # the processes of a machine fetch a file once, not once each
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if sha256 is not None:
             kept = folder / sha256 / name
             if kept.is_file() and file_sha256(kept) == sha256:
@@ -56,8 +60,8 @@ def _local_file(url: str, key: str, storage: Storage, sha256: str | None) -> str
         found = hashlib.sha256(content).hexdigest()
         if sha256 is not None and found != sha256:
             raise ModelContractError(
-                f"{key}: {url} has the sha256 {found}, the job was launched with {sha256}: the file was changed since. "
-                "Restore it, or launch again with another output.path."
+                f"{key}: {url} has the sha256 {found}, the job was launched with {sha256}: the "
+                "file was changed since. Restore it, or launch again with another output.path."
             )
         path = folder / found / name
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -72,5 +76,7 @@ def _cache_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"beam_inference_models_{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
-        raise ModelContractError(f"{folder} belongs to someone else: networks are not fetched into it. Set TMPDIR.")
+        raise ModelContractError(
+            f"{folder} belongs to someone else: networks are not fetched into it. Set TMPDIR."
+        )
     return folder

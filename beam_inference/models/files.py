@@ -29,8 +29,8 @@ def load_module(model: Network, *, allow_pickle: bool) -> tuple[Any, str]:
     """The network of a job, callable, on the CPU, and its kind: "module", "torchscript" or "export".
 
     Raises:
-        ModelContractError: a file is absent or not what its name says, needs pickled code while ``allow_pickle`` is
-            not given, or weights and network do not fit each other.
+        ModelContractError: a file is absent or not what its name says, needs pickled code while
+            ``allow_pickle`` is not given, or weights and network do not fit each other.
     """
     factory = factory_parts(model.path)
     if factory:
@@ -43,22 +43,24 @@ def load_module(model: Network, *, allow_pickle: bool) -> tuple[Any, str]:
         return _exported(path, allow_pickle), "export"
     if path.suffix not in (".pt", ".ts", ".pth"):
         raise ModelContractError(
-            f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), "
-            "an ONNX file (.onnx), an OpenVINO file (.xml), package.module:factory or file.py:factory"
+            f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a "
+            "torch.export file (.pt2), an ONNX file (.onnx), an OpenVINO file (.xml), "
+            "package.module:factory or file.py:factory"
         )
     if _is_torchscript(path):
         return _torchscript(path), "torchscript"
     if not allow_pickle:
         raise ModelContractError(
-            f"{path} is not TorchScript but pickled Python, which could run any code when loaded. If it is a state "
-            "dict, name the network as model.path (package.module:factory) and this file as model.weights. If it is a "
-            "whole pickled network that you trust, pass --allow_pickle."
+            f"{path} is not TorchScript but pickled Python, which could run any code when loaded. "
+            "If it is a state dict, name the network as model.path (package.module:factory) and "
+            "this file as model.weights. If it is a whole pickled network that you trust, pass "
+            "--allow_pickle."
         )
     module = _unpickled(path)
     if not isinstance(module, torch.nn.Module):
         raise ModelContractError(
-            f"{path} holds a {type(module).__name__}, not a network. Name the network as model.path "
-            "(package.module:factory) and this file as model.weights."
+            f"{path} holds a {type(module).__name__}, not a network. Name the network as "
+            "model.path (package.module:factory) and this file as model.weights."
         )
     return module, "module"
 
@@ -86,10 +88,12 @@ def files_sha256(model: Network) -> str:
 
 def _refuse_external_data(path: Path) -> None:
     """Weights beside an ONNX file would be neither hashed nor fetched with it."""
-    if b"\x0a\x08location\x12" in path.read_bytes():  # the key of TensorProto.external_data, as protobuf writes it
+    # the key of TensorProto.external_data, as protobuf writes it
+    if b"\x0a\x08location\x12" in path.read_bytes():
         raise ModelContractError(
-            f"{path} keeps its weights in another file, which would not be part of the job's identity. Save it as one "
-            "file: torch.onnx.export(…, external_data=False), or onnx.save_model(onnx.load(…), …)."
+            f"{path} keeps its weights in another file, which would not be part of the job's "
+            "identity. Save it as one file: torch.onnx.export(…, external_data=False), or "
+            "onnx.save_model(onnx.load(…), …)."
         )
 
 
@@ -98,7 +102,9 @@ def existing_file(path: str, key: str) -> Path:
     if path.startswith("file://"):
         path = unquote(urlsplit(path).path)
     if "://" in path:
-        raise ModelContractError(f"{key}: {path} cannot be read from there; copy it to a local file, and name that")
+        raise ModelContractError(
+            f"{key}: {path} cannot be read from there; copy it to a local file, and name that"
+        )
     file = Path(path)
     if not file.is_file():
         raise ModelContractError(f"{key}: there is no file {file}")
@@ -113,9 +119,13 @@ def _factory_file(module: str, name: str) -> Path:
     except ModuleNotFoundError:
         spec = None
     except Exception as error:  # the package's own code runs, and may raise anything
-        raise ModelContractError(f"model.path: cannot import {module}: {type(error).__name__}: {error}") from None
+        raise ModelContractError(
+            f"model.path: cannot import {module}: {type(error).__name__}: {error}"
+        ) from None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise ModelContractError(f"model.path: there is no Python module {module} (looked for its function {name})")
+        raise ModelContractError(
+            f"model.path: there is no Python module {module} (looked for its function {name})"
+        )
     return Path(spec.origin)
 
 
@@ -123,7 +133,8 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
     file = _factory_file(module_name, name)
     try:
         if module_name.endswith(".py"):
-            # Not registered under a fixed name: two jobs in one process may have files of the same name.
+            # Not registered under a fixed name: two jobs in one process may have files of the same
+            # name.
             unique = f"beam_inference_model_{file_sha256(file)[:16]}"
             spec = importlib.util.spec_from_file_location(unique, file)
             if spec is None or spec.loader is None:
@@ -136,7 +147,9 @@ def _from_factory(path: str, module_name: str, name: str) -> torch.nn.Module:
         factory = getattr(python_module, name, None)
         module = None if factory is None else factory()
     except Exception as error:
-        raise ModelContractError(f"model.path {path}: the factory failed: {type(error).__name__}: {error}") from error
+        raise ModelContractError(
+            f"model.path {path}: the factory failed: {type(error).__name__}: {error}"
+        ) from error
     if factory is None:
         raise ModelContractError(f"model.path {path}: {file} has no function {name}")
     if not isinstance(module, torch.nn.Module):
@@ -161,7 +174,11 @@ def _load_weights(module: torch.nn.Module, path: Path, allow_pickle: bool) -> No
 def _state_dict(path: Path, allow_pickle: bool) -> dict[str, Any]:
     with path.open("rb") as file:
         head = file.read(9)
-    if len(head) == 9 and head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size:
+    if (
+        len(head) == 9
+        and head[8:] == b"{"
+        and int.from_bytes(head[:8], "little") < path.stat().st_size
+    ):
         from safetensors.torch import load_file
 
         return dict(load_file(path))
@@ -170,19 +187,26 @@ def _state_dict(path: Path, allow_pickle: bool) -> dict[str, Any]:
     except pickle.UnpicklingError as error:
         if not allow_pickle:
             raise ModelContractError(
-                f"{path} holds more than tensors, and loading it could run any code. Save the state dict alone (or as "
-                f"safetensors), or pass --allow_pickle if you trust it. ({str(error).splitlines()[0]})"
+                f"{path} holds more than tensors, and loading it could run any code. Save the "
+                "state dict alone (or as safetensors), or pass --allow_pickle if you trust it. "
+                f"({str(error).splitlines()[0]})"
             ) from None
         state = _unpickled(path)
     except Exception as error:
-        raise ModelContractError(f"cannot read the weights {path}: {' '.join(str(error).split())[:300]}") from None
+        raise ModelContractError(
+            f"cannot read the weights {path}: {' '.join(str(error).split())[:300]}"
+        ) from None
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
     for key in ("state_dict", "model_state_dict"):  # as training frameworks nest it
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
-    if not isinstance(state, Mapping) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise ModelContractError(f"{path} is no state dict: expected names with tensors, found {type(state).__name__}")
+    if not isinstance(state, Mapping) or not all(
+        isinstance(value, torch.Tensor) for value in state.values()
+    ):
+        raise ModelContractError(
+            f"{path} is no state dict: expected names with tensors, found {type(state).__name__}"
+        )
     return dict(state)
 
 
@@ -190,7 +214,9 @@ def _unpickled(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
-        raise ModelContractError(f"cannot unpickle {path}: {type(error).__name__}: {error}") from None
+        raise ModelContractError(
+            f"cannot unpickle {path}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -203,10 +229,14 @@ def _is_torchscript(path: Path) -> bool:
 def _torchscript(path: Path) -> torch.nn.Module:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*torch.jit.load", category=DeprecationWarning)
+            warnings.filterwarnings(
+                "ignore", message=".*torch.jit.load", category=DeprecationWarning
+            )
             module: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
     except (RuntimeError, ValueError) as error:
-        raise ModelContractError(f"cannot load the TorchScript file {path}: {_first_line(error)}") from None
+        raise ModelContractError(
+            f"cannot load the TorchScript file {path}: {_first_line(error)}"
+        ) from None
     return module
 
 
@@ -216,7 +246,9 @@ def _exported(path: Path, allow_pickle: bool) -> Any:
         with zipfile.ZipFile(path) as archive:
             pickled = any("custom_obj_" in name for name in archive.namelist())
     if pickled and not allow_pickle:
-        raise ModelContractError(f"{path} holds pickled objects, which could run any code when loaded. {_ALLOW}")
+        raise ModelContractError(
+            f"{path} holds pickled objects, which could run any code when loaded. {_ALLOW}"
+        )
     try:
         # torch.export itself asks torch.load for more than tensors.
         with nullcontext() if allow_pickle else variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
@@ -226,7 +258,9 @@ def _exported(path: Path, allow_pickle: bool) -> Any:
             f"{path} holds more than tensors, and loading it could run any code. {_ALLOW}"
         ) from None
     except Exception as error:
-        raise ModelContractError(f"cannot load the torch.export file {path}: {_first_line(error)}") from None
+        raise ModelContractError(
+            f"cannot load the torch.export file {path}: {_first_line(error)}"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:

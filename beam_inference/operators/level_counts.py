@@ -16,17 +16,47 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.storage import Storage
-from beam_inference.errors import ConfigError, PermanentReadError, TransientReadError, VolumeError, WorkerFault
+from beam_inference.errors import (
+    ConfigError,
+    PermanentReadError,
+    TransientReadError,
+    VolumeError,
+    WorkerFault,
+)
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.operators.levels import Levels
-from beam_inference.volumes.kvstores import PATIENCE_SECONDS, again_if_failed, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    PATIENCE_SECONDS,
+    again_if_failed,
+    open_kvstore,
+    persistently,
+)
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
-QUANTILES = (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 1.0)
+QUANTILES = (
+    0.0,
+    0.001,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    0.75,
+    0.9,
+    0.95,
+    0.98,
+    0.99,
+    0.995,
+    0.999,
+    1.0,
+)
 CHUNK_VOXELS = 2**25
 """About so many are read at a time."""
-SOME_BLOCKS, SOME_VOXELS = 8, 2**27
+SOME_BLOCKS = 8
+SOME_VOXELS = 2**27
 """So many at most, but at least one block, are looked at to notice that a volume was changed."""
 
 
@@ -35,7 +65,8 @@ class CountValues:
     """First stage: how often each value occurs in each section of a chunk.
 
     Attributes:
-        path, scale, channel, storage: the volume, as :func:`beam_inference.volumes.opening.open_volume` takes it.
+        path, scale, channel, storage: the volume, as
+            :func:`beam_inference.volumes.opening.open_volume` takes it.
         counts_url: a folder for the counts; they may be removed once all is done.
         chunks: of the volume.
     """
@@ -60,7 +91,8 @@ class CountValues:
 
     def opened(self) -> Callable[[int], None]:
         """See :class:`beam_inference.beam.stages.ChunkTask`."""
-        volume, store = self.volume(), open_kvstore(self.counts_url, self.storage)
+        volume = self.volume()
+        store = open_kvstore(self.counts_url, self.storage)
 
         def do(index: int) -> None:
             counts = counted(volume.read(self.chunks.core_box(index)))
@@ -93,7 +125,8 @@ class SumCounts:
     def opened(self) -> Callable[[int], None]:
         """See :class:`beam_inference.beam.stages.ChunkTask`."""
         counting = self.counting
-        volume, store = counting.volume(), open_kvstore(counting.counts_url, counting.storage)
+        volume = counting.volume()
+        store = open_kvstore(counting.counts_url, counting.storage)
 
         def do(_: int) -> None:
             sections: list[list[int]] = []
@@ -121,7 +154,9 @@ class SumCounts:
             persistently(
                 "write",
                 f"{folder}/{name}",
-                lambda: target.write(name, levels.model_dump_json()).result(timeout=PATIENCE_SECONDS),
+                lambda: target.write(name, levels.model_dump_json()).result(
+                    timeout=PATIENCE_SECONDS
+                ),
             )
 
         return do
@@ -135,8 +170,9 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
     """
     if volume.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
         raise ConfigError(
-            f"levels are counted of 8-bit and 16-bit integers; {volume.url} holds {volume.dtype.name}: write "
-            "model.normalize: {scale: …, offset: …, clip: …} by hand"
+            f"levels are counted of 8-bit and 16-bit integers; {volume.url} holds "
+            f"{volume.dtype.name}: write model.normalize: {{scale: …, offset: …, clip: …}} by "
+            "hand"
         )
     z, y, x = (min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True))
     x *= max(1, min(-(-volume.bounds.shape[2] // x), CHUNK_VOXELS // (volume.channels * z * y * x)))
@@ -149,13 +185,21 @@ def counted(array: NDArray[Any]) -> NDArray[np.int64]:
     size = 2 ** (8 * array.dtype.itemsize)
     lowest = _lowest(array.dtype)
     sections = array.swapaxes(0, 1)  # one at a time: numbers to count by take eight bytes each
-    return np.stack([np.bincount(section.ravel().astype(np.int64) - lowest, minlength=size) for section in sections])
+    return np.stack(
+        [
+            np.bincount(section.ravel().astype(np.int64) - lowest, minlength=size)
+            for section in sections
+        ]
+    )
 
 
-def values_at(quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]) -> list[int]:
+def values_at(
+    quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]
+) -> list[int]:
     """The smallest values that at least such shares do not exceed (NumPy's ``inverted_cdf``)."""
     upto = np.cumsum(counts)
-    # Of the decimals as they are written: products in float64 are off by a rank for some numbers of voxels.
+    # Of the decimals as they are written: products in float64 are off by a rank for some numbers of
+    # voxels.
     ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
     return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
 
@@ -164,8 +208,10 @@ def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float
     """Mean and standard deviation (of all, not estimated from a sample) of values, of their exact sums."""
     values = np.arange(len(counts)) + _lowest(dtype)
     number = int(counts.sum())
-    total, of_squares = _sum_of_products(values, counts), _sum_of_products(values**2, counts)
-    # Python divides integers of any size with one rounding; the difference is 0 for one value throughout.
+    total = _sum_of_products(values, counts)
+    of_squares = _sum_of_products(values**2, counts)
+    # Python divides integers of any size with one rounding; the difference is 0 for one value
+    # throughout.
     return total / number, math.sqrt((number * of_squares - total**2) / number**2)
 
 
@@ -189,7 +235,9 @@ def _layers(chunks: ChunkGrid, store: Any, url: str) -> Iterator[NDArray[np.int6
         total: Any = 0
         for index in range(layer * per_layer, (layer + 1) * per_layer):
             key = _key(index)
-            found = persistently("read", f"{url}/{key}", again_if_failed(store.read(key), partial(store.read, key)))
+            found = persistently(
+                "read", f"{url}/{key}", again_if_failed(store.read(key), partial(store.read, key))
+            )
             total = total + np.load(io.BytesIO(bytes(found.value)))["counts"]
         yield total
 
@@ -198,9 +246,12 @@ def _key(index: int) -> str:
     return f"{index:012d}.npz"
 
 
-def described(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> dict[str, Any]:
+def described(
+    path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume
+) -> dict[str, Any]:
     """What determines the levels, as JSON values: the volume, and what can be noticed of its values at little cost."""
-    start, stop = volume.bounds.start, volume.bounds.stop
+    start = volume.bounds.start
+    stop = volume.bounds.stop
     values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
     return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
 
@@ -208,8 +259,9 @@ def described(path: str, scale: int, channel: tuple[int, ...] | None, volume: Vo
 def hash_of_some_blocks(volume: Volume) -> str:
     """Hash of the values in a few blocks, spread over a volume: another one where any of them was changed.
 
-    Not of when they were written, which copying a volume changes, nor of its metadata, which most changes do not touch.
-    The places are the first points of Roberts' R3 sequence (2018), which lie evenly, and within.
+    Not of when they were written, which copying a volume changes, nor of its metadata, which most
+    changes do not touch. The places are the first points of Roberts' R3 sequence (2018), which lie
+    evenly, and within.
 
     Raises:
         VolumeError: one of them cannot be read.
@@ -219,7 +271,9 @@ def hash_of_some_blocks(volume: Volume) -> str:
     some = max(1, min(SOME_BLOCKS, SOME_VOXELS // (volume.channels * math.prod(shape))))
     points = (0.5 + np.outer(np.arange(some), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
     found = hashlib.sha256(volume.dtype.name.encode())
-    for index in sorted({blocks.index(position) for position in (points * blocks.shape).astype(int).tolist()}):
+    for index in sorted(
+        {blocks.index(position) for position in (points * blocks.shape).astype(int).tolist()}
+    ):
         try:
             found.update(np.ascontiguousarray(volume.read(blocks.core_box(index))).data)
         except (TransientReadError, PermanentReadError, WorkerFault) as error:

@@ -1,7 +1,7 @@
 """What a volume's values are like, of the whole and of each section along z, and what a job makes of it.
 
-They do not depend on how the volume is cut, so what is made of them has no seams. How they are counted is in
-:mod:`beam_inference.operators.level_counts`.
+They do not depend on how the volume is cut, so what is made of them has no seams. How they are
+counted is in :mod:`beam_inference.operators.level_counts`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Levels(Frozen):
         input: what was looked at. dtype: its.
         start: number of the first section.
         quantiles: which, ascending.
-        volume: the values at them: the smallest stored value that at least such a share of all voxels does not exceed.
+        volume: the values at them: the smallest stored value that at least such a share of all
+            voxels does not exceed.
         sections: the same of each section, from ``start`` on.
         mean, std: of all voxels.
         section_moments: mean and std of each section; files of earlier versions do not have them.
@@ -69,7 +70,8 @@ def load_levels(url: str, storage: Storage) -> Levels:
         ) from None
     except ValidationError as error:
         raise ConfigError(
-            f"model.normalize.levels: {url} is no file of beam-inference levels: {error.errors()[0]['msg']}"
+            f"model.normalize.levels: {url} is no file of beam-inference levels: "
+            f"{error.errors()[0]['msg']}"
         ) from None
 
 
@@ -77,15 +79,18 @@ def decided(asked: Contrast | Standard, volume: Volume, storage: Storage) -> Aff
     """What is made of a volume's levels file; one that was made of another place is warned about.
 
     Raises:
-        ConfigError: the levels are of another volume, do not hold what is asked for, or are one value only.
+        ConfigError: the levels are of another volume, do not hold what is asked for, or are one
+            value only.
     """
     levels = load_levels(asked.levels, storage)
-    first, last = levels.start, levels.start + len(levels.sections)
+    first = levels.start
+    last = levels.start + len(levels.sections)
     z = (volume.bounds.start[0], volume.bounds.stop[0])
     if levels.dtype != volume.dtype.name or z[0] < first or last < z[1]:
         raise ConfigError(
-            f"model.normalize.levels: {asked.levels} was made of {levels.input}, {levels.dtype} with the sections "
-            f"{first} … {last - 1}; the input is {volume.dtype.name} with the sections {z[0]} … {z[1] - 1}"
+            f"model.normalize.levels: {asked.levels} was made of {levels.input}, {levels.dtype} "
+            f"with the sections {first} … {last - 1}; the input is {volume.dtype.name} with the "
+            f"sections {z[0]} … {z[1] - 1}"
         )
     if levels.input not in (volume.url, ""):
         logger.warning("%s was made of %s, the input is %s", asked.levels, levels.input, volume.url)
@@ -95,8 +100,9 @@ def decided(asked: Contrast | Standard, volume: Volume, storage: Storage) -> Aff
 def _contrast(asked: Contrast, levels: Levels) -> Affine | Sections:
     if not {asked.low, asked.high} <= set(levels.quantiles) or asked.low >= asked.high:
         raise ConfigError(
-            f"model.normalize: low {asked.low:g} and high {asked.high:g} must be two of the quantiles that "
-            f"{asked.levels} holds, low < high: {', '.join(f'{quantile:g}' for quantile in levels.quantiles)}"
+            f"model.normalize: low {asked.low:g} and high {asked.high:g} must be two of the "
+            f"quantiles that {asked.levels} holds, low < high: "
+            f"{', '.join(f'{quantile:g}' for quantile in levels.quantiles)}"
         )
     low, high = (levels.quantiles.index(quantile) for quantile in (asked.low, asked.high))
     if asked.by == "section":  # a section of one value is 0 throughout
@@ -104,7 +110,9 @@ def _contrast(asked: Contrast, levels: Levels) -> Affine | Sections:
         return Sections(start=levels.start, levels=pairs)
     span = levels.volume[high] - levels.volume[low]
     if not span:
-        raise ConfigError(f"model.normalize: {levels.input} has one value at both quantiles, {levels.volume[low]}")
+        raise ConfigError(
+            f"model.normalize: {levels.input} has one value at both quantiles, {levels.volume[low]}"
+        )
     return Affine(scale=1 / span, offset=-levels.volume[low] / span, clip=(0.0, 1.0))
 
 
@@ -112,17 +120,22 @@ def _standard(asked: Standard, levels: Levels) -> Affine | Sections:
     if asked.by == "section":
         if levels.section_moments is None:
             raise ConfigError(
-                f"model.normalize: {asked.levels} was made by an earlier version, without mean and standard deviation "
-                "of each section. Make it anew: beam-inference levels INPUT --to FILE --overwrite"
+                f"model.normalize: {asked.levels} was made by an earlier version, without mean and "
+                "standard deviation of each section. Make it anew: beam-inference levels INPUT "
+                "--to FILE --overwrite"
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
         return Sections(start=levels.start, levels=pairs, clip=asked.clip)
     if not levels.std:
-        raise ConfigError(f"model.normalize: {levels.input} has one value throughout, {levels.mean:g}")
+        raise ConfigError(
+            f"model.normalize: {levels.input} has one value throughout, {levels.mean:g}"
+        )
     return Affine(scale=1 / levels.std, offset=-levels.mean / levels.std, clip=asked.clip)
 
 
-def by_section(array: NDArray[Any], numbers: NDArray[np.int64], sections: Sections) -> NDArray[np.float32]:
+def by_section(
+    array: NDArray[Any], numbers: NDArray[np.int64], sections: Sections
+) -> NDArray[np.float32]:
     """Stored values (C, Z, Y, X), each section by its own levels; ``numbers`` are those of the sections."""
     pairs = np.asarray(sections.levels, np.float64)[numbers - sections.start]
     zero, unit = (values.astype(np.float32) for values in (pairs[:, 0], pairs[:, 1] - pairs[:, 0]))

@@ -44,7 +44,7 @@ def unit(dtype: np.dtype[Any]) -> Normalization:
     """
     if dtype.kind not in "iu":
         raise ConfigError(
-            f"model.normalize: unit needs an integer input, whose maximum becomes 1; the input is {dtype}. "
-            "Write {scale: …, offset: …} or none."
+            "model.normalize: unit needs an integer input, whose maximum becomes 1; the input is "
+            f"{dtype}. Write {{scale: …, offset: …}} or none."
         )
     return Normalization(scale=1.0 / float(np.iinfo(dtype).max))

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from beam_inference.config.operators import SMOOTH_RADIUS, Argmax, Operator, Own, Select, Smooth, Threshold
+from beam_inference.config.operators import (
+    SMOOTH_RADIUS,
+    Argmax,
+    Operator,
+    Own,
+    Select,
+    Smooth,
+    Threshold,
+)
 from beam_inference.errors import ModelContractError
 
 Values = NDArray[np.float32]
@@ -47,7 +55,10 @@ def _opened(operator: Operator) -> Callable[[Values], Values]:
 def _smoothing(sigma: tuple[float, float, float]) -> Callable[[Values], Values]:
     def smooth(values: Values) -> Values:
         smoothed: Values = ndimage.gaussian_filter(
-            values, (0.0, *sigma), mode="nearest", radius=[0, *(int(np.ceil(SMOOTH_RADIUS * s)) for s in sigma)]
+            values,
+            (0.0, *sigma),
+            mode="nearest",
+            radius=[0, *(int(np.ceil(SMOOTH_RADIUS * s)) for s in sigma)],
         )
         return smoothed
 
@@ -71,8 +82,8 @@ def _own(operator: Own) -> Callable[[Values], Values]:
         function: Callable[[Values], Any] = getattr(importlib.import_module(module), name)
     except Exception as error:  # the module's own code runs, and may raise anything
         raise ModelContractError(
-            f"postprocess: cannot import {operator.function}: {type(error).__name__}: {error}. It must be installed "
-            "where the job runs."
+            f"postprocess: cannot import {operator.function}: {type(error).__name__}: {error}. It "
+            "must be installed where the job runs."
         ) from None
 
     def own(values: Values) -> Values:
@@ -80,8 +91,8 @@ def _own(operator: Own) -> Callable[[Values], Values]:
         expected = (operator.output_channels, *values.shape[1:])
         if result.shape != expected:
             raise ModelContractError(
-                f"postprocess: {operator.function} returned an array of shape {list(result.shape)} for one of "
-                f"{list(values.shape)}; expected {list(expected)} (channels, z, y, x)"
+                f"postprocess: {operator.function} returned an array of shape {list(result.shape)} "
+                f"for one of {list(values.shape)}; expected {list(expected)} (channels, z, y, x)"
             )
         return result.astype(np.float32, copy=False)
 

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 
 
-def quantize(core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple[float, float] | None) -> NDArray[Any]:
+def quantize(
+    core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple[float, float] | None
+) -> NDArray[Any]:
     """``core`` in the output's dtype; float32 is returned as it is.
 
-    For an integer dtype, ``value_range`` (low, high) maps onto the dtype's full range; values beyond are clipped, the
-    rest rounded to the nearest integer, halves to even. Without one the values are whole numbers of the dtype, and are
-    written as they are. ``core`` may be overwritten.
+    For an integer dtype, ``value_range`` (low, high) maps onto the dtype's full range; values
+    beyond are clipped, the rest rounded to the nearest integer, halves to even. Without one the
+    values are whole numbers of the dtype, and are written as they are. ``core`` may be overwritten.
     """
     if dtype == np.float32:
         return core

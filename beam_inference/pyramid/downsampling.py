@@ -1,11 +1,12 @@
 """From the voxels of a level to those of the level above.
 
-Arrays are (channels, z, y, x), channels are apart, and ``start`` is the array's first voxel, ZYX: cells are anchored at
-coordinate 0 (see :mod:`beam_inference.pyramid.levels`), and those that the array holds in part are made of that part.
-What a cell becomes depends on its voxels alone, to the last bit.
+Arrays are (channels, z, y, x), channels are apart, and ``start`` is the array's first voxel, ZYX:
+cells are anchored at coordinate 0 (see :mod:`beam_inference.pyramid.levels`), and those that the
+array holds in part are made of that part. What a cell becomes depends on its voxels alone, to the
+last bit.
 
-TensorStore's own downsampling is not used: its modes prefer small numbers, and its means of cells that are cut at both
-ends are arbitrary (0.1.86).
+TensorStore's own downsampling is not used: its modes prefer small numbers, and its means of cells
+that are cut at both ends are arbitrary (0.1.86).
 """
 
 from __future__ import annotations
@@ -39,15 +40,19 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
         whole = _sum(values, np.float64) / count
         return whole.astype(array.dtype)
     if array.dtype.itemsize < 8:
-        small = array.dtype.itemsize * len(values) < 2**14  # then 32 bits hold the sum, in half the memory
+        # then 32 bits hold the sum, in half the memory
+        small = array.dtype.itemsize * len(values) < 2**14
         kind = np.int32 if small and array.dtype.itemsize <= 2 else np.int64
         whole, left = np.divmod(_sum(values, kind), np.asarray(count).astype(kind))
     else:  # in two halves: a sum of numbers of 64 bits needs more
         kind = array.dtype.type
         count = np.asarray(count).astype(kind)
-        half, low_bits = kind(32), kind(2**32 - 1)
+        half = kind(32)
+        low_bits = kind(2**32 - 1)
         high, carried = np.divmod(_sum((each >> half for each in values), kind), count)
-        low, left = np.divmod((carried << half) + _sum((each & low_bits for each in values), kind), count)
+        low, left = np.divmod(
+            (carried << half) + _sum((each & low_bits for each in values), kind), count
+        )
         whole = (high << half) + low
     doubled = left + left
     up = (doubled > count) | ((doubled == count) & (whole % 2 == 1))
@@ -58,9 +63,10 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
 def mode(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
     """The value that most voxels of each cell have.
 
-    Between values equally frequent, the one that is met first wins, where x is fastest and z slowest. Cells of
-    1 × 2 × 2 are the exception: a value that two of the first three voxels share, else the fourth's (W. Silversmith,
-    "COUNTLESS 2D", 2017). Neither prefers small numbers, such as 0, the background. Both are what igneous does.
+    Between values equally frequent, the one that is met first wins, where x is fastest and z
+    slowest. Cells of 1 × 2 × 2 are the exception: a value that two of the first three voxels share,
+    else the fourth's (W. Silversmith, "COUNTLESS 2D", 2017). Neither prefers small numbers, such as
+    0, the background. Both are what igneous does.
     """
     pad = _padding(array.shape[1:], start, factor)
     values = _voxels(array, pad, factor, mode="edge")
@@ -93,7 +99,9 @@ def _sum(values: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
     return total
 
 
-def _inside(shape: tuple[int, ...], pad: list[tuple[int, int]], factor: Zyx) -> list[NDArray[np.bool_]]:
+def _inside(
+    shape: tuple[int, ...], pad: list[tuple[int, int]], factor: Zyx
+) -> list[NDArray[np.bool_]]:
     """For each voxel of a cell, in which cells it is one of the array's: shapes that broadcast to (z, y, x)."""
     axes = [np.pad(np.ones(n, bool), widths) for n, widths in zip(shape, pad, strict=True)]
     fz, fy, fx = factor
@@ -113,7 +121,8 @@ def _first_of_most(values: list[NDArray[Any]], inside: list[NDArray[np.bool_]]) 
             same &= inside[later]
             votes[earlier] += same
             votes[later] += same
-    best, most = values[0].copy(), votes[0]
+    best = values[0].copy()
+    most = votes[0]
     for value, here in zip(values[1:], votes[1:], strict=True):
         np.copyto(best, value, where=here > most)
         np.maximum(most, here, out=most)

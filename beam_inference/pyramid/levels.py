@@ -1,14 +1,17 @@
 """The levels of a multiscale pyramid, and what a voxel of one is made of: pure geometry.
 
-Cells are anchored at coordinate 0, as TensorStore has it: with a factor f, voxel i of a level covers the voxels
-``i * f … (i + 1) * f`` of the level below, as far as there are any. So a level spans ``floor(start / f)`` to
-``ceil(stop / f)``, and every level lies where the volume lies, whatever its size and voxel offset. Example, f = 2::
+Cells are anchored at coordinate 0, as TensorStore has it: with a factor f, voxel i of a level
+    covers the voxels ``i * f … (i + 1) * f`` of the level below, as far as there are any. So a
+    level spans ``floor(start / f)`` to
+``ceil(stop / f)``, and every level lies where the volume lies, whatever its size and voxel offset.
+Example, f = 2::
 
     level 0, 3 … 10        3   4   5   6   7   8   9
     level 1, 1 … 5         1 ╵   2   ╵   3   ╵   4   ╵       voxel 1 is made of 3 alone
 
-igneous begins its cells at the volume's first voxel, and floors the offset: the same where the offset is a multiple of
-the factor, and elsewhere its levels lie up to f - 1 voxels beside the volume.
+igneous begins its cells at the volume's first voxel, and floors the offset: the same where the
+offset is a multiple of the factor, and elsewhere its levels lie up to f - 1 voxels beside the
+volume.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ def levels_above(
     Args:
         bounds: of the base, ZYX.
         voxel_size_nm: of the base, ZYX; only the ratios matter, and none where ``factor`` is given.
-        block_shape: where ``count`` is None, the last level is the first that is no larger than this, ZYX.
+        block_shape: where ``count`` is None, the last level is the first that is no larger than
+            this, ZYX.
         factor: from each level to the next; None for :func:`isotropic_factor`.
         count: how many; fewer where the volume is one voxel before.
     """
@@ -70,7 +74,8 @@ def levels_above(
         above = covering(bounds, step)
         if above.shape == bounds.shape:
             break
-        bounds, total = above, _times(total, step)
+        bounds = above
+        total = _times(total, step)
         levels.append(Level(len(levels) + 1, bounds, step, total))
     return levels
 
@@ -78,11 +83,15 @@ def levels_above(
 def isotropic_factor(voxel_size_nm: tuple[float, float, float], shape: Zyx) -> Zyx:
     """2 along the axes whose voxels are shortest, up to a factor of √2, else 1: voxels become isotropic first.
 
-    40 × 4 × 4 nm takes (1, 2, 2) until 40 × 32 × 32, and (2, 2, 2) from there. Axes of one voxel are left out.
+    40 × 4 × 4 nm takes (1, 2, 2) until 40 × 32 × 32, and (2, 2, 2) from there. Axes of one voxel
+    are left out.
     """
     long = [size for size, voxels in zip(voxel_size_nm, shape, strict=True) if voxels > 1]
     limit = min(long, default=0.0) * _ISOTROPIC
-    z, y, x = (2 if voxels > 1 and size <= limit else 1 for size, voxels in zip(voxel_size_nm, shape, strict=True))
+    z, y, x = (
+        2 if voxels > 1 and size <= limit else 1
+        for size, voxels in zip(voxel_size_nm, shape, strict=True)
+    )
     return (z, y, x)
 
 

@@ -1,8 +1,8 @@
 """OME-Zarr groups of several scales: making an array, and naming it in the group's multiscales once it is there.
 
-Specification: https://ngff.openmicroscopy.org, versions 0.4 (zarr v2) and 0.5 (zarr v3). A voxel lies at its centre
-there, so the first voxel of a level that is f times as coarse lies (f - 1) / 2 voxels of the base into the volume: each
-level has that translation beside its scale.
+Specification: https://ngff.openmicroscopy.org, versions 0.4 (zarr v2) and 0.5 (zarr v3). A voxel
+    lies at its centre there, so the first voxel of a level that is f times as coarse lies (f - 1) /
+    2 voxels of the base into the volume: each level has that translation beside its scale.
 """
 
 from __future__ import annotations
@@ -40,14 +40,22 @@ def ome_scales(url: str, storage: Storage, found: Found, scale: int) -> OmeScale
     """The group at a URL, of which ``found`` tells, with one of its arrays as the base."""
     store = open_kvstore(url, storage)
     is_v3 = found.driver == "ome_zarr"
-    group = json_object(store, "zarr.json", url).get("attributes", {}) if is_v3 else json_object(store, ".zattrs", url)
+    group = (
+        json_object(store, "zarr.json", url).get("attributes", {})
+        if is_v3
+        else json_object(store, ".zattrs", url)
+    )
     dataset = _image(group)["datasets"][scale]
-    path, files = dataset["path"], ("zarr.json",) if is_v3 else (".zarray", ".zattrs")
+    path = dataset["path"]
+    files = ("zarr.json",) if is_v3 else (".zarray", ".zattrs")
     array = {file: json_object(store, f"{path}/{file}", url) for file in files}
     level = found.scales[scale].level
     assert level is not None  # a group describes its arrays
     return OmeScales(
-        url, storage, json.dumps({"dataset": dataset, "axes": level.axes, "array": array}, sort_keys=True), scale
+        url,
+        storage,
+        json.dumps({"dataset": dataset, "axes": level.axes, "array": array}, sort_keys=True),
+        scale,
     )
 
 
@@ -58,7 +66,8 @@ class OmeScales:
     Attributes:
         url: where it lies.
         storage: how that is reached.
-        base: as JSON text, the base's entry in the group, the names of its axes, and the metadata files of its array.
+        base: as JSON text, the base's entry in the group, the names of its axes, and the metadata
+            files of its array.
         scale: number of the base in the group.
     """
 
@@ -90,30 +99,43 @@ class OmeScales:
         Raises:
             VolumeError: it cannot be, or another array is there.
         """
-        entry, base = self._entry(level), json.loads(self.base)
+        entry = self._entry(level)
+        base = json.loads(self.base)
         url = f"{self.url.rstrip('/')}/{entry['path']}"
-        files, factors = base["array"], self._along_axes(level.total, 1)
+        files = base["array"]
+        factors = self._along_axes(level.total, 1)
         for metadata in files.values():
             attributes = metadata if "shape" not in metadata else metadata.get("attributes", {})
             units = attributes.get("dimension_units")
             if isinstance(units, list) and len(units) == len(factors):
-                attributes["dimension_units"] = [_times(unit, f) for unit, f in zip(units, factors, strict=True)]
+                attributes["dimension_units"] = [
+                    _times(unit, f) for unit, f in zip(units, factors, strict=True)
+                ]
         main = files["zarr.json" if self._is_v3 else ".zarray"]
         places = self._along_axes(level.bounds.stop, None)
-        main["shape"] = [n if place is None else place for n, place in zip(main["shape"], places, strict=True)]
+        main["shape"] = [
+            n if place is None else place for n, place in zip(main["shape"], places, strict=True)
+        ]
         spec = {
             "driver": "zarr3" if self._is_v3 else "zarr",
             "kvstore": kvstore_spec(url, self.storage),
             "metadata": main,
-            "store_data_equal_to_fill_value": True,  # as in outputs: a block is absent only if no chunk was written
+            # as in outputs: a block is absent only if no chunk was written
+            "store_data_equal_to_fill_value": True,
         }
         try:
             if files.get(".zattrs"):
-                open_kvstore(url, self.storage).write(".zattrs", json.dumps(files[".zattrs"])).result()
-            store = opened(lambda context: ts.open(spec, open=True, create=True, context=context), self.storage)
+                open_kvstore(url, self.storage).write(
+                    ".zattrs", json.dumps(files[".zattrs"])
+                ).result()
+            store = opened(
+                lambda context: ts.open(spec, open=True, create=True, context=context),
+                self.storage,
+            )
         except (ValueError, OSError) as error:
             raise VolumeError(f"cannot write the level {url}: {one_line(error)}") from None
-        axes, sizes = base["axes"], self.open_base_sizes(level)
+        axes = base["axes"]
+        sizes = self.open_base_sizes(level)
         return as_volume(url, store, ome_zarr.Level(entry["path"], axes, sizes))
 
     def open_base_sizes(self, level: Level) -> list[float | None]:
@@ -121,7 +143,10 @@ class OmeScales:
         described = ome_zarr.levels(self._group(), self.url)
         path = json.loads(self.base)["dataset"]["path"]
         sizes = next(each.voxel_size_nm for each in described if each.path == path)
-        return [None if a is None else a * f for a, f in zip(sizes, self._along_axes(level.total, 1), strict=True)]
+        return [
+            None if a is None else a * f
+            for a, f in zip(sizes, self._along_axes(level.total, 1), strict=True)
+        ]
 
     def listed(self, levels: Sequence[Level]) -> list[Level]:
         """By their path, or by their scale."""
@@ -148,7 +173,9 @@ class OmeScales:
 
         def without(group: dict[str, Any]) -> dict[str, Any]:
             image = _image(group)
-            gone = [each for each in image["datasets"] if any(_same(entry, each) for entry in entries)]
+            gone = [
+                each for each in image["datasets"] if any(_same(entry, each) for entry in entries)
+            ]
             image["datasets"] = [each for each in image["datasets"] if each not in gone]
             paths.update(each["path"] for each in gone)
             return group
@@ -192,7 +219,10 @@ class OmeScales:
         base = json.loads(self.base)["dataset"]
         total = np.array(self._along_axes(level.total, 1), float)
         scale = np.array(_transformation(base, "scale", [1.0] * len(total)))
-        translation = np.array(_transformation(base, "translation", [0.0] * len(total))) + (total - 1) / 2 * scale
+        translation = (
+            np.array(_transformation(base, "translation", [0.0] * len(total)))
+            + (total - 1) / 2 * scale
+        )
         # The base's name is a number, or ends with one: 0, s0, scale0.
         stem, digits = re.fullmatch(r"(.*?)(\d*)", base["path"]).groups()  # type: ignore[union-attr]
         return {
@@ -220,13 +250,19 @@ def _image(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _transformation(dataset: dict[str, Any], kind: str, otherwise: list[float]) -> list[float]:
-    found = (each[kind] for each in dataset.get("coordinateTransformations") or [] if each["type"] == kind)
+    found = (
+        each[kind]
+        for each in dataset.get("coordinateTransformations") or []
+        if each["type"] == kind
+    )
     return next(found, otherwise)
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     ours, theirs = (_transformation(each, "scale", []) for each in (one, other))
-    return one["path"] == other["path"] or (len(ours) == len(theirs) and np.allclose(ours, theirs, rtol=1e-6, atol=0))
+    return one["path"] == other["path"] or (
+        len(ours) == len(theirs) and np.allclose(ours, theirs, rtol=1e-6, atol=0)
+    )
 
 
 def _voxel(dataset: dict[str, Any]) -> float:

@@ -1,7 +1,7 @@
 """Precomputed volumes of several scales: making a scale, and listing it in the info file once it is there.
 
-TensorStore writes only scales that are listed, so each process that makes one gives it an info file of its own, in
-memory, laid over the volume's store.
+TensorStore writes only scales that are listed, so each process that makes one gives it an info file
+of its own, in memory, laid over the volume's store.
 """
 
 from __future__ import annotations
@@ -19,16 +19,32 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.pyramid.levels import Level
 from beam_inference.volumes.detection import json_object
-from beam_inference.volumes.kvstores import change_json, delete_folder, kvstore_spec, one_line, open_kvstore, opened
+from beam_inference.volumes.kvstores import (
+    change_json,
+    delete_folder,
+    kvstore_spec,
+    one_line,
+    open_kvstore,
+    opened,
+)
 from beam_inference.volumes.opening import as_volume, open_volume
 from beam_inference.volumes.volume import Volume
 
-_KEPT = ("encoding", "chunk_sizes", "sharding", "compressed_segmentation_block_size", "jpeg_quality", "png_level")
+_KEPT = (
+    "encoding",
+    "chunk_sizes",
+    "sharding",
+    "compressed_segmentation_block_size",
+    "jpeg_quality",
+    "png_level",
+)
 """What a new scale has from the scale that it is made from."""
 _KIND = ("@type", "type", "data_type", "num_channels")
 
 
-def precomputed_scales(url: str, storage: Storage, info: dict[str, Any], scale: int) -> PrecomputedScales:
+def precomputed_scales(
+    url: str, storage: Storage, info: dict[str, Any], scale: int
+) -> PrecomputedScales:
     """The precomputed volume at a URL, whose info file is ``info``, with one of its scales as the base."""
     kept = {key: info[key] for key in _KIND if key in info} | {"scales": [info["scales"][scale]]}
     return PrecomputedScales(url, storage, json.dumps(kept, sort_keys=True), scale)
@@ -86,14 +102,17 @@ class PrecomputedScales:
                 ],
             },
             "scale_metadata": {"key": scale["key"]},
-            "store_data_equal_to_fill_value": True,  # as in outputs: a block is absent only if no chunk was written
+            # as in outputs: a block is absent only if no chunk was written
+            "store_data_equal_to_fill_value": True,
         }
         try:
             own = opened(lambda context: ts.KvStore.open(memory, context=context), self.storage)
             own.write("info", info).result()
             store = opened(lambda context: ts.open(spec, open=True, context=context), self.storage)
         except (ValueError, OSError) as error:
-            raise VolumeError(f"cannot write the scale {scale['key']} of {self.url}: {one_line(error)}") from None
+            raise VolumeError(
+                f"cannot write the scale {scale['key']} of {self.url}: {one_line(error)}"
+            ) from None
         return as_volume(self.url, store)
 
     def listed(self, levels: Sequence[Level]) -> list[Level]:
@@ -109,8 +128,9 @@ class PrecomputedScales:
             same = [each for each in there if _same(entry, each)]
             if not same and entry["key"] in (each["key"] for each in there):
                 raise VolumeError(
-                    f"{self.url}/{entry['key']} would be the folder of {level.name}, and is that of a scale of another "
-                    "voxel size. Rename the folder and its key in the info file."
+                    f"{self.url}/{entry['key']} would be the folder of {level.name}, and is that "
+                    "of a scale of another voxel size. Rename the folder and its key in the info "
+                    "file."
                 )
             found += [level] if same else []
         return found
@@ -162,7 +182,10 @@ class PrecomputedScales:
 
 
 def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(abs(a - b) < 1e-6 * max(a, b) for a, b in zip(one["resolution"], other["resolution"], strict=True))
+    return all(
+        abs(a - b) < 1e-6 * max(a, b)
+        for a, b in zip(one["resolution"], other["resolution"], strict=True)
+    )
 
 
 def _voxel(scale: dict[str, Any]) -> float:

@@ -41,7 +41,8 @@ class MakeLevel:
         below: the level it is made from; None for the base.
         level: what is made.
         chunks: whole blocks of it.
-        part_shape: how much of a chunk is made at a time, ZYX: a chunk is one block at least, and that may be large.
+        part_shape: how much of a chunk is made at a time, ZYX: a chunk is one block at least, and
+            that may be large.
         method: how.
     """
 
@@ -64,7 +65,9 @@ class MakeLevel:
 
     def opened(self) -> DoChunk:
         """Makes one chunk: reads what its voxels are made of, part by part, and writes whole blocks."""
-        source = self.volume.open_base() if self.below is None else self.volume.open_level(self.below)
+        source = (
+            self.volume.open_base() if self.below is None else self.volume.open_level(self.below)
+        )
         target = self.volume.open_level(self.level)
 
         def do(index: int) -> None:
@@ -122,7 +125,9 @@ class Pyramid:
 
     def job(self) -> TaskJob:
         """The job that makes it; one with more levels goes on where one with fewer has ended."""
-        return task_job("pyramid", self.description, self.volume.url, self.volume.storage, self.stages)
+        return task_job(
+            "pyramid", self.description, self.volume.url, self.volume.storage, self.stages
+        )
 
 
 def plan_pyramid(
@@ -137,11 +142,13 @@ def plan_pyramid(
 
     Args:
         volume: of which scale of what.
-        method: "mean" or "mode"; None for "mode" if the volume says that it holds labels, else "mean".
+        method: "mean" or "mode"; None for "mode" if the volume says that it holds labels, else
+            "mean".
         factor: from each level to the next, ZYX; None so that voxels become isotropic first.
         count: number of levels; None until a level fits into one block as readers read them.
         chunk_bytes: what a chunk reads, at most, where its blocks allow.
-        base: the scale that it is of, open; None to open it, and to refuse one that cannot be read right.
+        base: the scale that it is of, open; None to open it, and to refuse one that cannot be read
+            right.
 
     Raises:
         NoLevelNeeded: there is no level to make.
@@ -151,16 +158,21 @@ def plan_pyramid(
     base = base or volume.open_base()
     method = method or _method(volume, base)
     if factor is None and base.voxel_size_nm is None:
-        raise ConfigError(f"{base.url} does not say its voxel size: pass --factor=2x2x2, or what fits, in z, y, x")
+        raise ConfigError(
+            f"{base.url} does not say its voxel size: pass --factor=2x2x2, or what fits, in z, y, x"
+        )
     if factor is not None and (min(factor) < 1 or math.prod(factor) == 1):
         raise ConfigError(
-            f"--factor={'x'.join(map(str, factor))} makes no smaller volume: give whole numbers, in z, y, x"
+            f"--factor={'x'.join(map(str, factor))} makes no smaller volume: give whole numbers, "
+            "in z, y, x"
         )
-    levels = levels_above(base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, count)
+    levels = levels_above(
+        base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, count
+    )
     if not levels:
         raise NoLevelNeeded(
-            f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one block holds it. "
-            "--levels=1 makes one nevertheless."
+            f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one "
+            "block holds it. --levels=1 makes one nevertheless."
         )
     volume.listed(levels)  # refuses folders of other scales, before anything else
     block_shapes = [volume.block_shape(level) for level in levels]
@@ -182,7 +194,10 @@ def plan_pyramid(
         base=base,
         method=method,
         stages=tuple(stages),
-        blocks=tuple(ChunkGrid(each.bounds, shape).count for each, shape in zip(levels, block_shapes, strict=True)),
+        blocks=tuple(
+            ChunkGrid(each.bounds, shape).count
+            for each, shape in zip(levels, block_shapes, strict=True)
+        ),
         description={
             **volume.description(),
             "bounds": [base.bounds.start, base.bounds.stop],
@@ -193,7 +208,9 @@ def plan_pyramid(
     )
 
 
-def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool = False) -> TaskOutcome:
+def make_pyramid(
+    pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool = False
+) -> TaskOutcome:
     """Make what is missing of a pyramid; ``flags`` are Beam's. Levels that are complete then are listed, others never.
 
     ``overwrite`` removes such levels first, whoever made them.
@@ -207,8 +224,9 @@ def make_pyramid(pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool
         remove(job)
     elif not has_begun(job) and (taken := pyramid.volume.listed(pyramid.levels)):
         raise VolumeError(
-            f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid already, made by "
-            "something else, or in another way. Pass --overwrite to replace them, or --scale to begin above them."
+            f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid "
+            "already, made by something else, or in another way. Pass --overwrite to replace "
+            "them, or --scale to begin above them."
         )
     begin(job)
     outcome = run_tasks(job, flags, pyramid.voxels_per_chunk)
@@ -226,7 +244,9 @@ def remove(job: TaskJob) -> None:
 
 def list_complete(job: TaskJob) -> None:
     """Tell readers of the levels that are complete, and whose levels below are."""
-    complete = list(takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job)))
+    complete = list(
+        takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job))
+    )
     if complete:
         complete[0].volume.list_levels([stage.level for stage in complete])
 
@@ -241,7 +261,7 @@ def _method(volume: MultiscaleVolume, base: Volume) -> Method:
         return "mode"
     if base.dtype.kind in "iu" and base.dtype.itemsize >= 4:
         raise ConfigError(
-            f"{base.url} holds {base.dtype.name}, as segmentations do, and does not say that it is one. "
-            "Pass --method=mode for labels, --method=mean for an image."
+            f"{base.url} holds {base.dtype.name}, as segmentations do, and does not say that it is "
+            "one. Pass --method=mode for labels, --method=mean for an image."
         )
     return "mean"

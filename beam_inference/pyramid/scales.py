@@ -1,8 +1,10 @@
 """Volumes that hold one image at several scales: what making coarser ones needs of them.
 
-Readers know a volume's scales from one small file. A scale is written before that file names it, and named there once
-it is complete: **no reader ever sees a scale that is listed and not there**. The file is replaced only if it is as it
-was when it was read, so that what several programs list at the same time is all kept.
+Readers know a volume's scales from one small file. A scale is written before that file names it,
+and named there once
+it is complete: **no reader ever sees a scale that is listed and not there**. The file is replaced
+    only if it is as it was when it was read, so that what several programs list at the same time is
+    all kept.
 """
 
 from __future__ import annotations
@@ -66,14 +68,19 @@ def multiscale_volume(url: str, storage: Storage, scale: int = 0) -> MultiscaleV
     """
     found = volume_at(url, storage)
     if found is None:
-        raise VolumeError(f"no volume at {url}: expected a precomputed volume or an OME-Zarr group{neighbours(url)}")
+        raise VolumeError(
+            f"no volume at {url}: expected a precomputed volume or an OME-Zarr "
+            f"group{neighbours(url)}"
+        )
     if found.driver != "neuroglancer_precomputed" and not found.driver.startswith("ome_zarr"):
         raise VolumeError(
-            f"{url} is a single {found.driver} array, which has no place for levels: a precomputed volume or an "
-            "OME-Zarr group is needed"
+            f"{url} is a single {found.driver} array, which has no place for levels: a precomputed "
+            "volume or an OME-Zarr group is needed"
         )
     if not 0 <= scale < len(found.scales):
         raise VolumeError(f"{url} has the scales 0 … {len(found.scales) - 1}; --scale is {scale}")
     if found.driver == "neuroglancer_precomputed":
-        return precomputed_scales(url, storage, json_object(open_kvstore(url, storage), "info", url), scale)
+        return precomputed_scales(
+            url, storage, json_object(open_kvstore(url, storage), "info", url), scale
+        )
     return ome_scales(url, storage, found, scale)

@@ -14,8 +14,20 @@ from matplotlib.figure import Figure
 
 WIDTH = 11.0
 """Of a figure, in inches: as wide as the page's text."""
-INK, MUTED, LINE, ACCENT, SECOND, ALERT = "#111213", "#777879", "#cfd0d1", "#2a6fdb", "#d9822b", "#d33f49"
-_COLOURS = {INK: "ink", MUTED: "muted", LINE: "line", ACCENT: "accent", SECOND: "second", ALERT: "alert"}
+INK = "#111213"
+MUTED = "#777879"
+LINE = "#cfd0d1"
+ACCENT = "#2a6fdb"
+SECOND = "#d9822b"
+ALERT = "#d33f49"
+_COLOURS = {
+    INK: "ink",
+    MUTED: "muted",
+    LINE: "line",
+    ACCENT: "accent",
+    SECOND: "second",
+    ALERT: "alert",
+}
 
 _STYLE: Any = {
     "svg.fonttype": "none",  # text stays text
@@ -61,10 +73,13 @@ def style() -> Iterator[None]:
 def as_svg(figure: Figure, name: str, description: str) -> str:
     """A figure as SVG to stand in HTML: as wide as its place, described for who cannot see it, in the page's colours.
 
-    Its ids begin with ``name``, which is unique on the page. It names nothing that would be fetched.
+    Its ids begin with ``name``, which is unique on the page. It names nothing that would be
+    fetched.
     """
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(
+        buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    )
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r'\s+xmlns(:\w+)?="[^"]*"', "", text)  # HTML knows

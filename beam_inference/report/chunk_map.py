@@ -45,7 +45,10 @@ class ChunkMap:
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of cells."""
-        rows, columns = (-(-self.grid.shape[a] // n) for a, n in zip(self.plane, self.chunks_per_cell, strict=True))
+        rows, columns = (
+            -(-self.grid.shape[a] // n)
+            for a, n in zip(self.plane, self.chunks_per_cell, strict=True)
+        )
         return rows, columns
 
     def cells(self, chunks: ArrayLike) -> NDArray[np.int64]:
@@ -53,7 +56,9 @@ class ChunkMap:
         indices = np.asarray(chunks, np.int64)
         _, ny, nx = self.grid.shape
         position = (indices // (ny * nx), indices // nx % ny, indices % nx)
-        row, column = (position[a] // n for a, n in zip(self.plane, self.chunks_per_cell, strict=True))
+        row, column = (
+            position[a] // n for a, n in zip(self.plane, self.chunks_per_cell, strict=True)
+        )
         return np.asarray(row * self.shape[1] + column)
 
     def counts(self, chunks: ArrayLike) -> NDArray[np.int64]:
@@ -70,7 +75,9 @@ class ChunkMap:
 
     def means(self, chunks: Sequence[int], values: Sequence[float]) -> NDArray[np.float64]:
         """Mean of the values of some chunks in each cell; NaN where there is none."""
-        sums = np.bincount(self.cells(chunks), values, minlength=math.prod(self.shape)).reshape(self.shape)
+        sums = np.bincount(self.cells(chunks), values, minlength=math.prod(self.shape)).reshape(
+            self.shape
+        )
         counts = self.counts(chunks)
         return np.where(counts, sums / np.maximum(counts, 1), np.nan)
 

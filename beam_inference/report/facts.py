@@ -27,7 +27,8 @@ class Facts:
     """A job's receipts, quarantine and launches.
 
     Attributes:
-        chunks: of the job. done: those with a receipt. summed: with ``seams: exchange``, those with a first receipt.
+        chunks: of the job. done: those with a receipt. summed: with ``seams: exchange``, those with
+            a first receipt.
         receipts: those that were read, by chunk. sums: first receipts, likewise.
         done_in_cells: how many are done in each cell of the job's :class:`ChunkMap`.
         quarantined: chunks that could not be done, in order. records: what the first of them say.
@@ -63,7 +64,9 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
     Raises:
         WorkerFault: the state folder cannot be read.
     """
-    state, count, chunk_map = state.of(job), job.plan.chunks.count, ChunkMap(job.plan.chunks)
+    state = state.of(job)
+    count = job.plan.chunks.count
+    chunk_map = ChunkMap(job.plan.chunks)
     damaged: list[str] = []
     quarantined = dict.fromkeys(state.quarantine_indices(0, count))
     in_cells = np.zeros(chunk_map.shape, np.int64)
@@ -78,9 +81,12 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
             quarantined.pop(index, None)
             yield index
 
-    done, sample = counted_and_sampled(superseding(tallied(state.receipt_indices(0, count))), receipts_read)
+    done, sample = counted_and_sampled(
+        superseding(tallied(state.receipt_indices(0, count))), receipts_read
+    )
     receipts = state.read_receipts(sorted(sample), damaged)
-    summed, sums = 0, list[Receipt]()
+    summed = 0
+    sums = list[Receipt]()
     if job.plan.seams == "exchange":
         summed, sample = counted_and_sampled(state.sums_indices(0, count), receipts_read)
         sums = state.read_sums(sorted(sample))

@@ -59,7 +59,9 @@ def begun(receipt: Receipt) -> datetime:
     """When the work that ended in this receipt began; where a chunk was merged, when that did."""
     seconds = receipt.seconds
     spent = seconds["merge"] if "merge" in seconds else sum(seconds.values())
-    return datetime.fromtimestamp(receipt.finished_at.timestamp() - spent, receipt.finished_at.tzinfo)
+    return datetime.fromtimestamp(
+        receipt.finished_at.timestamp() - spent, receipt.finished_at.tzinfo
+    )
 
 
 def retries(receipt: Receipt) -> int:
@@ -92,15 +94,17 @@ def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
         seconds = [receipt.seconds[stage] for receipt in receipts if stage in receipt.seconds]
         if seconds:
             low, median, high = np.percentile(seconds, (5, 50, 95))
-            found.append(StageTime(stage, sum(seconds), float(median), float(low), float(high), max(seconds)))
+            found.append(
+                StageTime(stage, sum(seconds), float(median), float(low), float(high), max(seconds))
+            )
     return found
 
 
 def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
     """Hours of worker processes: each counts from the start of its first chunk to the end of its last.
 
-    ``receipts`` are some of all that were ``finished``. Of n values drawn from a span, first and last are on average
-    (n - 1) / (n + 1) of it apart; what that misses is added.
+    ``receipts`` are some of all that were ``finished``. Of n values drawn from a span, first and
+    last are on average (n - 1) / (n + 1) of it apart; what that misses is added.
     """
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     first: dict[tuple[str, str], float] = {}
@@ -108,7 +112,8 @@ def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
         worker = (receipt.launch, receipt.worker)
         times[worker].append(receipt.finished_at.timestamp())
         first[worker] = min(begun(receipt).timestamp(), first.get(worker, np.inf))
-    share, seconds = len(receipts) / max(1, finished), 0.0
+    share = len(receipts) / max(1, finished)
+    seconds = 0.0
     for worker, ends in times.items():
         drawn = len(ends)
         there = drawn / share
@@ -117,7 +122,9 @@ def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
     return seconds / 3600
 
 
-def timeline(series: Mapping[str, tuple[Sequence[Receipt], int]], grid: ChunkGrid) -> Timeline | None:
+def timeline(
+    series: Mapping[str, tuple[Sequence[Receipt], int]], grid: ChunkGrid
+) -> Timeline | None:
     """Voxels a second over time; each series is of some receipts, and how many there are in all. None without any."""
     receipts = [receipt for some, _ in series.values() for receipt in some]
     if not receipts:
@@ -139,7 +146,9 @@ def timeline(series: Mapping[str, tuple[Sequence[Receipt], int]], grid: ChunkGri
     edges = np.linspace(0, max(1e-3, working(float(ends.max()))), bins + 1)
     rates = {}
     for name, (some, finished) in series.items():
-        moments = [min(float(edges[-1]), working(receipt.finished_at.timestamp())) for receipt in some]
+        moments = [
+            min(float(edges[-1]), working(receipt.finished_at.timestamp())) for receipt in some
+        ]
         voxels = [grid.core_box(receipt.chunk).size * finished / len(some) for receipt in some]
         rates[name] = np.histogram(moments, edges, weights=voxels)[0] / np.diff(edges)
     return Timeline(edges, rates, [Pause(working(end), gap) for end, gap in cuts])

@@ -18,7 +18,9 @@ COLUMNS = 4
 """Chunks in a row, each as two pictures."""
 
 
-def draw(job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: Volume, path: Path) -> None:
+def draw(
+    job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: Volume, path: Path
+) -> None:
     """Draw the middle z-slice of each chunk: the first input channel, and the output (three channels as RGB).
 
     All outputs have one brightness scale, that of all values shown. Needs matplotlib.
@@ -30,7 +32,8 @@ def draw(job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: 
 
     pictures = []
     for receipt in receipts:
-        (z, y, x), (stop, *beyond) = (box := job.plan.chunks.core_box(receipt.chunk)).start, box.stop
+        z, y, x = (box := job.plan.chunks.core_box(receipt.chunk)).start
+        stop, *beyond = box.stop
         middle = (z + stop) // 2
         plane = BoundingBox((middle, y, x), (middle + 1, beyond[0], beyond[1]))
         pictures.append((source.read(plane)[0, 0], output.read(plane)[:, 0]))
@@ -38,7 +41,11 @@ def draw(job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: 
     high = max(float(np.nanmax(out)) for _, out in pictures)
     rows = -(-len(pictures) // COLUMNS)
     figure, grid = pyplot.subplots(
-        rows, 2 * COLUMNS, figsize=(4.2 * COLUMNS, 2.6 * rows + 0.6), squeeze=False, layout="constrained"
+        rows,
+        2 * COLUMNS,
+        figsize=(4.2 * COLUMNS, 2.6 * rows + 0.6),
+        squeeze=False,
+        layout="constrained",
     )
     for axes in grid.flat:
         axes.set_axis_off()
@@ -49,13 +56,14 @@ def draw(job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: 
         means = _means(receipt)
         left.set_title(f"chunk {receipt.chunk}", fontsize=8, loc="left")
         right.set_title(
-            f"mean {' '.join(f'{mean:.3g}' for mean in means)} · {sum(receipt.seconds.values()):.1f} s",
+            f"mean {' '.join(f'{mean:.3g}' for mean in means)} · "
+            f"{sum(receipt.seconds.values()):.1f} s",
             fontsize=8,
             loc="left",
         )
     figure.suptitle(
-        f"{len(receipts)} chunks of {job.config.output.path.rstrip('/').rpartition('/')[2]}: input, output "
-        f"({low:.3g} black to {high:.3g} white)",
+        f"{len(receipts)} chunks of {job.config.output.path.rstrip('/').rpartition('/')[2]}: "
+        f"input, output ({low:.3g} black to {high:.3g} white)",
         fontsize=10,
     )
     figure.savefig(path, dpi=90)

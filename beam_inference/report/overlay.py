@@ -18,11 +18,13 @@ OPACITY = 0.62
 """Of a voxel whose value is the highest."""
 
 
-def coloured_channels(config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int) -> list[int]:
+def coloured_channels(
+    config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int
+) -> list[int]:
     """The channels that get a colour, among the first so many: all, as far as there are colours.
 
-    But not the commonest class of a softmax: these add up to one, so it is what the others leave, and would hide the
-    input.
+    But not the commonest class of a softmax: these add up to one, so it is what the others leave,
+        and would hide the input.
     """
     channels = list(range(shown))
     if config.model.activation == "softmax" and len(statistics) > 1:
@@ -38,7 +40,11 @@ def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[floa
     """
     channels = range(len(planes[0].output))
     if config.model.activation != "none" and config.output.value_range is None:
-        full = float(np.iinfo(config.output.dtype).max) if config.output.dtype in INTEGER_DTYPES else 1.0
+        full = (
+            float(np.iinfo(config.output.dtype).max)
+            if config.output.dtype in INTEGER_DTYPES
+            else 1.0
+        )
         return [(0.0, full) for _ in channels]
     return [brightness_range([plane.output[channel] for plane in planes]) for channel in channels]
 
@@ -67,14 +73,18 @@ def overlaid(
 ) -> NDArray[np.uint8]:
     """The input with the output upon it: (rows, columns, RGBA), transparent where the output is missing.
 
-    Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their values, and cover the
-    input as far as the highest of these says. ``levels`` is the range of the input, ``ranges`` are those of
-    the channels.
+    Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their
+    values, and cover the input as far as the highest of these says. ``levels`` is the range of the
+    input, ``ranges`` are those of the channels.
     """
     base = 0.85 * _scaled(source, *levels)[..., None]
-    scaled = np.stack([_scaled(channel, *each) for channel, each in zip(output, ranges, strict=True)])
+    scaled = np.stack(
+        [_scaled(channel, *each) for channel, each in zip(output, ranges, strict=True)]
+    )
     colours = np.array([_rgb(PALETTE[channel]) for channel in range(len(output))])
-    mixed = np.einsum("cyx,ck->yxk", scaled, colours) / np.maximum(scaled.sum(axis=0), 1e-9)[..., None]
+    mixed = (
+        np.einsum("cyx,ck->yxk", scaled, colours) / np.maximum(scaled.sum(axis=0), 1e-9)[..., None]
+    )
     cover = OPACITY * scaled.max(axis=0)[..., None]
     there = np.isfinite(output).min(axis=0)[..., None]
     return _bytes(np.concatenate([base * (1 - cover) + mixed * cover, there], axis=-1))

@@ -34,9 +34,21 @@ from beam_inference.report.measures import (
 )
 from beam_inference.report.overlay import PALETTE, colour_ranges, coloured_channels
 from beam_inference.report.seam_profile import SeamProfile, seam_profiles
-from beam_inference.report.slices import Plane, centre_of, histograms, missing_share, place_to_show, read_planes
+from beam_inference.report.slices import (
+    Plane,
+    centre_of,
+    histograms,
+    missing_share,
+    place_to_show,
+    read_planes,
+)
 from beam_inference.report.time_figures import draw_stages, draw_timeline, time_text
-from beam_inference.report.volume_figures import draw_histograms, draw_maps, draw_planes, draw_seams
+from beam_inference.report.volume_figures import (
+    draw_histograms,
+    draw_maps,
+    draw_planes,
+    draw_seams,
+)
 from beam_inference.volumes.outputs import open_output
 
 Value = TypeVar("Value")
@@ -54,8 +66,10 @@ class Report:
     Attributes:
         job: as it was launched. facts: what its state folder says. when: the page was made.
         place: that the planes go through. planes: of the volume. profiles: of its seams, by axis.
-        statistics: of each channel, over the receipts that were read. stages: seconds, likewise. retries: likewise.
-        in_smaller_batches: chunks, likewise, that were computed with fewer patches per call than the job says.
+        statistics: of each channel, over the receipts that were read. stages: seconds, likewise.
+            retries: likewise.
+        in_smaller_batches: chunks, likewise, that were computed with fewer patches per call than
+            the job says.
         speed: over time. worker_hours: so far. worker_price: of one of them, or None.
         pyramid: how far the output's is; None if the job has none to make.
         absent: what could not be opened, and why.
@@ -87,10 +101,15 @@ def make_report(
         WorkerFault: the state folder cannot be read.
     """
     absent: list[str] = []
-    grid, state = job.plan.chunks, state.of(job)
+    grid = job.plan.chunks
+    state = state.of(job)
     source = _opened(lambda: open_input(job.config), "input", absent)
     output = _opened(lambda: open_output(output_spec(job)), "output", absent)
-    pyramid = None if output is None else _opened(lambda: pyramid_of(job.config), "pyramid", absent, may_lack=True)
+    pyramid = (
+        None
+        if output is None
+        else _opened(lambda: pyramid_of(job.config), "pyramid", absent, may_lack=True)
+    )
     levels = None if pyramid is None else _opened(lambda: status_of(pyramid), "pyramid", absent)
     finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
     if facts.sums:
@@ -142,13 +161,21 @@ def render(report: Report) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"by": _by, "number": _number, "moment": _moment, "lengths": _lengths, "short": _short}
+    environment.filters |= {
+        "by": _by,
+        "number": _number,
+        "moment": _moment,
+        "lengths": _lengths,
+        "short": _short,
+    }
     return environment.get_template("page.html").render(_values(report))
 
 
 def _values(report: Report) -> dict[str, Any]:
     """What the template names."""
-    job, facts, grid = report.job, report.facts, report.job.plan.chunks
+    job = report.job
+    facts = report.facts
+    grid = report.job.plan.chunks
     hours = report.worker_hours
     return {
         "report": report,
@@ -158,9 +185,13 @@ def _values(report: Report) -> dict[str, Any]:
         "config": job.config,
         "name": job.config.output.path.rstrip("/").rpartition("/")[2],
         "input_path": job.config.input.path or job.config.input.spec,
-        "job_file": yaml.safe_dump(job.config.model_dump(mode="json", exclude_defaults=True), sort_keys=False),
+        "job_file": yaml.safe_dump(
+            job.config.model_dump(mode="json", exclude_defaults=True), sort_keys=False
+        ),
         "verdict": _verdict(report),
-        "pyramid": report.pyramid and pyramid_told(report.pyramid, waits=facts.done < facts.chunks),
+        "pyramid": (
+            report.pyramid and pyramid_told(report.pyramid, waits=facts.done < facts.chunks)
+        ),
         "percent": _percents(facts),
         "voxels_done": job.plan.chunks.roi.size * facts.done / facts.chunks,
         "duration": _duration(report.speed),
@@ -177,7 +208,9 @@ def _values(report: Report) -> dict[str, Any]:
         "centred": report.place == centre_of(grid.roi),
         "strided": any(plane.steps != (1, 1) for plane in report.planes),
         "windowed": any(
-            plane.box.shape[axis] < job.plan.chunks.roi.shape[axis] for plane in report.planes for axis in plane.axes
+            plane.box.shape[axis] < job.plan.chunks.roi.shape[axis]
+            for plane in report.planes
+            for axis in plane.axes
         ),
         "stages_quarantined": Counter(record.stage for record in facts.records),
         "channels_listed": CHANNELS_LISTED,
@@ -189,12 +222,20 @@ def _values(report: Report) -> dict[str, Any]:
 
 def _figures(report: Report) -> dict[str, str]:
     """The figures there is anything to draw of, by name."""
-    job, facts = report.job, report.facts
-    grid, voxel = job.plan.chunks, job.voxel_size_nm
-    chunk_map, figures = ChunkMap(grid), {}
-    if not all(np.isnan(plane.source).all() and np.isnan(plane.output).all() for plane in report.planes):
-        coloured, ranges = _coloured(report), colour_ranges(job.config, report.planes)
-        figures["planes"] = draw_planes(report.planes, grid, coloured, [ranges[c] for c in coloured], voxel)
+    job = report.job
+    facts = report.facts
+    grid = job.plan.chunks
+    voxel = job.voxel_size_nm
+    chunk_map = ChunkMap(grid)
+    figures = {}
+    if not all(
+        np.isnan(plane.source).all() and np.isnan(plane.output).all() for plane in report.planes
+    ):
+        coloured = _coloured(report)
+        ranges = colour_ranges(job.config, report.planes)
+        figures["planes"] = draw_planes(
+            report.planes, grid, coloured, [ranges[c] for c in coloured], voxel
+        )
     if shown := histograms(report.planes):
         figures["histograms"] = draw_histograms(shown)
     if report.profiles:
@@ -205,7 +246,10 @@ def _figures(report: Report) -> dict[str, str]:
         figures["stages"] = draw_stages(report.stages)
     if facts.receipts or facts.quarantined:
         chunks = [receipt.chunk for receipt in facts.receipts]
-        tried = [*((r.chunk, retries(r)) for r in facts.receipts), *((r.chunk, r.attempts - 1) for r in facts.records)]
+        tried = [
+            *((r.chunk, retries(r)) for r in facts.receipts),
+            *((r.chunk, r.attempts - 1) for r in facts.records),
+        ]
         figures["maps"] = draw_maps(
             chunk_map,
             facts.done_in_cells / chunk_map.totals(),
@@ -222,7 +266,9 @@ def _coloured(report: Report) -> list[int]:
 
 
 def _legend(report: Report) -> list[tuple[str, str]]:
-    return [(PALETTE[place], f"channel {channel}") for place, channel in enumerate(_coloured(report))]
+    return [
+        (PALETTE[place], f"channel {channel}") for place, channel in enumerate(_coloured(report))
+    ]
 
 
 def _verdict(report: Report) -> tuple[str, str, str]:
@@ -232,9 +278,17 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     if facts.done == facts.chunks:
         return "good", "complete", "every chunk has a receipt"
     if not facts.missing:
-        return "bad", "finished, with quarantine", f"{len(facts.quarantined):,} chunks could not be done"
+        return (
+            "bad",
+            "finished, with quarantine",
+            f"{len(facts.quarantined):,} chunks could not be done",
+        )
     if moments and report.when - max(moments) < _LATELY:
-        return "busy", "not complete", f"{facts.missing:,} chunks missing; one was finished in the last five minutes"
+        return (
+            "busy",
+            "not complete",
+            f"{facts.missing:,} chunks missing; one was finished in the last five minutes",
+        )
     return "busy", "not complete", f"{facts.missing:,} chunks missing"
 
 

@@ -1,7 +1,8 @@
 """Are there seams? How much neighbouring voxels differ, by how far they are from the nearest chunk border.
 
-A result without seams differs across a chunk border as much as anywhere else; one that was stitched from chunks jumps
-there. Looked at are cut-outs of both sides of some borders, as they were written, at full resolution.
+A result without seams differs across a chunk border as much as anywhere else; one that was stitched
+from chunks jumps there. Looked at are cut-outs of both sides of some borders, as they were written,
+at full resolution.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class SeamProfile:
 
     Attributes:
         axis: 0, 1 or 2 for z, y, x.
-        differences: mean absolute difference of neighbours on this axis, over channels and pairs; of those on either
-            side of a border, of those one voxel from a border, two, ….
+        differences: mean absolute difference of neighbours on this axis, over channels and pairs;
+            of those on either side of a border, of those one voxel from a border, two, ….
         pairs: how many each is the mean of.
         cutouts: how many places were looked at.
     """
@@ -57,7 +58,9 @@ class SeamProfile:
     def elsewhere(self) -> float:
         """Mean over all other pairs that were looked at; NaN without any."""
         pairs = int(self.pairs[1:].sum())
-        return float((self.differences[1:] * self.pairs[1:]).sum() / pairs) if pairs else float("nan")
+        return (
+            float((self.differences[1:] * self.pairs[1:]).sum() / pairs) if pairs else float("nan")
+        )
 
     @property
     def stands_out(self) -> bool:
@@ -65,13 +68,21 @@ class SeamProfile:
 
         What goes wrong at a border disturbs the next voxels, too.
         """
-        others = self.differences[_CLOSE:] if len(self.differences) > _CLOSE else self.differences[1:]
+        others = (
+            self.differences[_CLOSE:] if len(self.differences) > _CLOSE else self.differences[1:]
+        )
         return bool(len(others) and self.at_border > _STANDS_OUT * float(others.max()))
 
 
-def seam_profiles(grid: ChunkGrid, receipts: Sequence[Receipt], state: State, output: Volume) -> list[SeamProfile]:
+def seam_profiles(
+    grid: ChunkGrid, receipts: Sequence[Receipt], state: State, output: Volume
+) -> list[SeamProfile]:
     """A profile of each axis on which two finished chunks meet; ``receipts`` are some of the job's."""
-    found = (seam_profile(grid, axis, receipts, state, output) for axis in range(3) if grid.shape[axis] > 1)
+    found = (
+        seam_profile(grid, axis, receipts, state, output)
+        for axis in range(3)
+        if grid.shape[axis] > 1
+    )
     return [profile for profile in found if profile is not None]
 
 
@@ -79,7 +90,9 @@ def seam_profile(
     grid: ChunkGrid, axis: int, receipts: Sequence[Receipt], state: State, output: Volume
 ) -> SeamProfile | None:
     """The profile of one axis, at borders of chunks that are finished, and rather not of one value throughout."""
-    sums, pairs, cutouts = np.zeros(REACH), np.zeros(REACH, np.int64), 0
+    sums = np.zeros(REACH)
+    pairs = np.zeros(REACH, np.int64)
+    cutouts = 0
     for chunk in spread(_before_a_finished_one(grid, axis, receipts, state), BORDERS):
         box = border_box(grid, axis, chunk)
         try:
@@ -100,23 +113,30 @@ def seam_profile(
 def differences(array: NDArray[np.generic], axis: int, border: int) -> list[tuple[int, float, int]]:
     """Pairs of neighbours on an axis of an array: distance, summed absolute difference, how many; for each place.
 
-    ``border`` is the position on that axis of the first voxel behind the chunk border: distance 0 are the pairs of it
-    and the voxel before.
+    ``border`` is the position on that axis of the first voxel behind the chunk border: distance 0
+    are the pairs of it and the voxel before.
     """
     values = np.moveaxis(array, axis, 0).astype(np.float64)
     steps = np.abs(np.diff(values, axis=0)).reshape(len(values) - 1, -1)
-    return [(abs(place + 1 - border), float(step.sum()), step.size) for place, step in enumerate(steps)]
+    return [
+        (abs(place + 1 - border), float(step.sum()), step.size) for place, step in enumerate(steps)
+    ]
 
 
 def border_box(grid: ChunkGrid, axis: int, chunk: int) -> BoundingBox:
     """The cut-out at the border between a chunk and the next one on an axis: nearer to it than to any other border."""
-    core, behind = grid.core_box(chunk), grid.core_box(chunk + _step(grid, axis))
-    starts, stops = [], []
+    core = grid.core_box(chunk)
+    behind = grid.core_box(chunk + _step(grid, axis))
+    starts = []
+    stops = []
     for each in range(3):
-        low, high = core.start[each], core.stop[each]
+        low = core.start[each]
+        high = core.stop[each]
         if each == axis:
-            border, end = high, behind.stop[each]
-            # At most half the way to the next border, or to where the volume ends: networks err there, too.
+            border = high
+            end = behind.stop[each]
+            # At most half the way to the next border, or to where the volume ends: networks err
+            # there, too.
             low = max((low + border) // 2, border - REACH)
             high = min((border + end + 1) // 2, border + REACH)
         elif high - low > ACROSS:
@@ -134,14 +154,19 @@ def _step(grid: ChunkGrid, axis: int) -> int:
     return grid.index(position)
 
 
-def _before_a_finished_one(grid: ChunkGrid, axis: int, receipts: Sequence[Receipt], state: State) -> list[int]:
+def _before_a_finished_one(
+    grid: ChunkGrid, axis: int, receipts: Sequence[Receipt], state: State
+) -> list[int]:
     """Chunks among those of some receipts behind which, on an axis, lies another finished one."""
     last = grid.shape[axis] - 1
     candidates = [receipt for receipt in receipts if grid.position(receipt.chunk)[axis] < last]
     with_contents = [receipt.chunk for receipt in candidates if varied(receipt)]
     chosen = spread(sorted(with_contents) or [receipt.chunk for receipt in candidates], _LOOKED_FOR)
     step = _step(grid, axis)
-    behind = {receipt.chunk for receipt in state.read_receipts([chunk + step for chunk in chosen], damaged=[])}
+    behind = {
+        receipt.chunk
+        for receipt in state.read_receipts([chunk + step for chunk in chosen], damaged=[])
+    }
     return [chunk for chunk in chosen if chunk + step in behind]
 
 

@@ -56,7 +56,9 @@ class Plane:
 def place_to_show(grid: ChunkGrid, receipts: Sequence[Receipt]) -> Zyx:
     """The ROI's centre; or, unless a finished chunk with contents is there, the centre of the nearest such."""
     centre = centre_of(grid.roi)
-    boxes = [grid.core_box(r.chunk) for r in receipts if varied(r)] or [grid.core_box(r.chunk) for r in receipts]
+    boxes = [grid.core_box(r.chunk) for r in receipts if varied(r)] or [
+        grid.core_box(r.chunk) for r in receipts
+    ]
     if not boxes or any(box.contains(_voxel(centre)) for box in boxes):
         return centre
     return min(map(centre_of, boxes), key=lambda place: math.dist(place, centre))
@@ -74,7 +76,12 @@ def read_planes(
 
 
 def _read_plane(
-    job: ResolvedJob, state: State, axis: int, place: Zyx, source: Volume | None, output: Volume | None
+    job: ResolvedJob,
+    state: State,
+    axis: int,
+    place: Zyx,
+    source: Volume | None,
+    output: Volume | None,
 ) -> Plane:
     grid = job.plan.chunks
     channels = min(CHANNELS, job.config.output_channels)
@@ -85,10 +92,16 @@ def _read_plane(
         steps[each] = -(-box.shape[each] // PIXELS)
     shape = (1, *(-(-n // step) for n, step in zip(box.shape, steps, strict=True)))
     tiles = list(_tiles(grid, box))
-    finished = {receipt.chunk for receipt in state.read_receipts([chunk for chunk, _ in tiles], damaged=[])}
+    finished = {
+        receipt.chunk for receipt in state.read_receipts([chunk for chunk, _ in tiles], damaged=[])
+    }
     pictures = (
         (source, np.full(shape, np.nan, np.float32), tiles),
-        (output, np.full((channels, *shape[1:]), np.nan, np.float32), [t for t in tiles if t[0] in finished]),
+        (
+            output,
+            np.full((channels, *shape[1:]), np.nan, np.float32),
+            [t for t in tiles if t[0] in finished],
+        ),
     )
     for volume, picture, there in pictures:
         if volume is not None:
@@ -99,14 +112,17 @@ def _read_plane(
 
 def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
     """The plane through a place as far as it can be read: halved on its longer side until it is little enough."""
-    roi, chunk = job.plan.chunks.roi, job.plan.chunks.chunk_shape
+    roi = job.plan.chunks.roi
+    chunk = job.plan.chunks.chunk_shape
     extent = [1 if each == axis else n for each, n in enumerate(roi.shape)]
 
     def decoded() -> int:
         shape = (extent[0], extent[1], extent[2])
         output = job.config.output
         read = blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
-        written = math.prod(blocks_touched(shape, output.block_shape, job.output_bounds.box().shape))
+        written = math.prod(
+            blocks_touched(shape, output.block_shape, job.output_bounds.box().shape)
+        )
         itemsize = np.dtype(output.dtype).itemsize
         return job.input_bytes(read) + written * job.config.output_channels * itemsize
 
@@ -116,7 +132,10 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
     while max(extent) > 1 and (decoded() > _DECODED_BYTES or chunks() > 2 * _CHUNKS):
         longest = extent.index(max(extent))
         extent[longest] = -(-extent[longest] // 2)
-    starts = [max(roi.start[each], min(place[each] - n // 2, roi.stop[each] - n)) for each, n in enumerate(extent)]
+    starts = [
+        max(roi.start[each], min(place[each] - n // 2, roi.stop[each] - n))
+        for each, n in enumerate(extent)
+    ]
     stops = [start + n for start, n in zip(starts, extent, strict=True)]
     return BoundingBox((starts[0], starts[1], starts[2]), (stops[0], stops[1], stops[2]))
 
@@ -125,7 +144,9 @@ def _tiles(grid: ChunkGrid, box: BoundingBox) -> Iterator[tuple[int, BoundingBox
     """The chunks that a box touches, each with what it has of it."""
     positions = [
         range((a - start) // c, (b - 1 - start) // c + 1)
-        for a, b, start, c in zip(box.start, box.stop, grid.roi.start, grid.chunk_shape, strict=True)
+        for a, b, start, c in zip(
+            box.start, box.stop, grid.roi.start, grid.chunk_shape, strict=True
+        )
     ]
     for position in product(*positions):
         chunk = grid.index(position)
@@ -133,14 +154,20 @@ def _tiles(grid: ChunkGrid, box: BoundingBox) -> Iterator[tuple[int, BoundingBox
 
 
 def _fill(
-    picture: NDArray[np.float32], volume: Volume, tiles: Sequence[BoundingBox], box: BoundingBox, steps: Sequence[int]
+    picture: NDArray[np.float32],
+    volume: Volume,
+    tiles: Sequence[BoundingBox],
+    box: BoundingBox,
+    steps: Sequence[int],
 ) -> None:
     """Read every so-many-th voxel of some tiles of a box into a picture of the box; what cannot be read stays."""
     under_way = []
     for tile in tiles:
-        where, wanted = [], []
+        where = []
+        wanted = []
         for start, stop, origin, step in zip(tile.start, tile.stop, box.start, steps, strict=True):
-            first, last = -(-(start - origin) // step), -(-(stop - origin) // step)
+            first = -(-(start - origin) // step)
+            last = -(-(stop - origin) // step)
             where.append(slice(first, last))
             wanted.append(slice(origin + first * step, stop, step))
         if all(part.stop > part.start for part in where):
@@ -152,16 +179,21 @@ def _fill(
             continue  # a corrupt block, say: quarantined chunks are about such
 
 
-def histograms(planes: Sequence[Plane], bins: int = 64) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+def histograms(
+    planes: Sequence[Plane], bins: int = 64
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Of the output voxels on some planes, for each channel: edges of bins, and shares of voxels in them.
 
     Whole numbers fall into bins of equally many of them. Nothing where nothing is finished there.
     """
-    values = np.concatenate([plane.output.reshape(len(plane.output), -1) for plane in planes], axis=1)
+    values = np.concatenate(
+        [plane.output.reshape(len(plane.output), -1) for plane in planes], axis=1
+    )
     values = values[:, ~np.isnan(values).any(axis=0)].astype(np.float64)
     found = []
     for channel in values if values.size else ():
-        low, high = float(channel.min()), float(channel.max())
+        low = float(channel.min())
+        high = float(channel.max())
         if (channel == np.rint(channel)).all():
             width = -(-(high - low + 1) // bins)
             edges = low - 0.5 + width * np.arange(-(-(high - low + 1) // width) + 1)
@@ -185,6 +217,7 @@ def _voxel(point: Zyx) -> BoundingBox:
 def missing_share(planes: Sequence[Plane], of: str) -> float:
     """Share of the pixels of all planes that are missing, of "source" or "output"."""
     missing: list[NDArray[Any]] = [
-        np.isnan(plane.source if of == "source" else plane.output[0]).reshape(-1) for plane in planes
+        np.isnan(plane.source if of == "source" else plane.output[0]).reshape(-1)
+        for plane in planes
     ]
     return float(np.concatenate(missing).mean())

@@ -41,7 +41,9 @@ def draw_timeline(found: Timeline) -> str:
                     color=MUTED,
                 )
         axes.set_xlim(0, found.edges[-1] / unit)
-        axes.set_ylim(0, max(1e-9, 1.25 * max(float(rates.max()) for rates in found.rates.values()) / 1e6))
+        axes.set_ylim(
+            0, max(1e-9, 1.25 * max(float(rates.max()) for rates in found.rates.values()) / 1e6)
+        )
         axes.set_xlabel(f"{name} of work since the first chunk was begun")
         axes.set_ylabel("Mvoxel/s")
         axes.legend(loc="upper right", ncols=2)
@@ -57,7 +59,13 @@ def draw_stages(stages: Sequence[StageTime]) -> str:
     with style():
         figure = Figure(figsize=(WIDTH, 0.34 * len(stages) + 0.75), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
-        left.barh(places, [100 * stage.total / whole for stage in stages], color=ACCENT, alpha=0.8, height=0.6)
+        left.barh(
+            places,
+            [100 * stage.total / whole for stage in stages],
+            color=ACCENT,
+            alpha=0.8,
+            height=0.6,
+        )
         for place, stage in zip(places, stages, strict=True):
             left.annotate(
                 f"{100 * stage.total / whole:.3g} %",
@@ -72,7 +80,12 @@ def draw_stages(stages: Sequence[StageTime]) -> str:
         left.set_xlabel("%")
         left.set_xticks(range(0, 101, 25))
         right.hlines(
-            places, [s.low / unit for s in stages], [s.high / unit for s in stages], color=ACCENT, lw=5, alpha=0.35
+            places,
+            [s.low / unit for s in stages],
+            [s.high / unit for s in stages],
+            color=ACCENT,
+            lw=5,
+            alpha=0.35,
         )
         right.plot([s.median / unit for s in stages], places, "o", color=ACCENT, ms=5)
         right.set_xlim(left=0)

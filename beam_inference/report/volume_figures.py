@@ -37,9 +37,13 @@ def draw_planes(
     Of a volume that is one voxel thick somewhere, the plane that has all of it.
     """
     levels = brightness_range([plane.source for plane in planes])
-    shown = [plane for plane in planes if min(plane.box.shape[axis] for axis in plane.axes) > 1] or planes[:1]
+    shown = [
+        plane for plane in planes if min(plane.box.shape[axis] for axis in plane.axes) > 1
+    ] or planes[:1]
     aspects = [
-        plane.box.shape[plane.axes[1]] * voxel[plane.axes[1]] / (plane.box.shape[plane.axes[0]] * voxel[plane.axes[0]])
+        plane.box.shape[plane.axes[1]]
+        * voxel[plane.axes[1]]
+        / (plane.box.shape[plane.axes[0]] * voxel[plane.axes[0]])
         for plane in shown
     ]
     main = min(max(aspects[0], 0.25), 4)
@@ -67,12 +71,16 @@ def draw_planes(
                     _mark_borders(axes, plane, grid)
                 elif plane is shown[0]:
                     _scale_bar(axes, plane, voxel)
-        return as_svg(figure, "planes", "planes through the volume: the input, and the output upon it")
+        return as_svg(
+            figure, "planes", "planes through the volume: the input, and the output upon it"
+        )
 
 
 def _show(axes: Axes, plane: Plane, picture: NDArray[np.uint8], voxel: VoxelSizeNm) -> None:
     rows, columns = plane.axes
-    (top, left), (bottom, right) = ([corner[rows], corner[columns]] for corner in (plane.box.start, plane.box.stop))
+    (top, left), (bottom, right) = (
+        [corner[rows], corner[columns]] for corner in (plane.box.start, plane.box.stop)
+    )
     bare(axes)
     axes.imshow(
         picture,
@@ -83,7 +91,9 @@ def _show(axes: Axes, plane: Plane, picture: NDArray[np.uint8], voxel: VoxelSize
     )
     if plane.axis:
         axes.set_anchor("W")
-    axes.set_title(f"{AXES[columns]}{AXES[rows]} at {AXES[plane.axis]} = {plane.box.start[plane.axis]}")
+    axes.set_title(
+        f"{AXES[columns]}{AXES[rows]} at {AXES[plane.axis]} = {plane.box.start[plane.axis]}"
+    )
     axes.set_xlabel(AXES[columns], labelpad=1)
     axes.set_ylabel(AXES[rows], labelpad=6, rotation=0)
     for axis in (axes.xaxis, axes.yaxis):
@@ -92,9 +102,14 @@ def _show(axes: Axes, plane: Plane, picture: NDArray[np.uint8], voxel: VoxelSize
 
 def _mark_borders(axes: Axes, plane: Plane, grid: ChunkGrid) -> None:
     for axis, line in zip(plane.axes, (axes.axhline, axes.axvline), strict=True):
-        low, high = plane.box.start[axis], plane.box.stop[axis]
-        chunk, start = grid.chunk_shape[axis], grid.roi.start[axis]
-        borders = [start + chunk * k for k in range((low - start) // chunk + 1, -(-(high - start) // chunk))]
+        low = plane.box.start[axis]
+        high = plane.box.stop[axis]
+        chunk = grid.chunk_shape[axis]
+        start = grid.roi.start[axis]
+        borders = [
+            start + chunk * k
+            for k in range((low - start) // chunk + 1, -(-(high - start) // chunk))
+        ]
         if len(borders) <= _MOST_BORDERS:
             for border in borders:
                 line(border, color="white", alpha=0.55, lw=0.6, ls=(0, (4, 4)))
@@ -103,15 +118,24 @@ def _mark_borders(axes: Axes, plane: Plane, grid: ChunkGrid) -> None:
 def _scale_bar(axes: Axes, plane: Plane, voxel: VoxelSizeNm) -> None:
     """A bar of 1, 2 or 5 × 10^n, about a quarter of the width."""
     rows, columns = plane.axes
-    width, height = plane.box.shape[columns], plane.box.shape[rows]
+    width = plane.box.shape[columns]
+    height = plane.box.shape[rows]
     quarter = width * voxel[columns] / 4
     power = 10.0 ** np.floor(np.log10(quarter))
     length = power * max(step for step in (1, 2, 5) if step * power <= quarter)
-    unit, name = next(((u, n) for u, n in ((1e6, "mm"), (1e3, "µm"), (1.0, "nm")) if length >= u), (1.0, "nm"))
+    unit, name = next(
+        ((u, n) for u, n in ((1e6, "mm"), (1e3, "µm"), (1.0, "nm")) if length >= u), (1.0, "nm")
+    )
     left = plane.box.start[columns] + 0.05 * width
     bottom = plane.box.start[rows] + 0.06 * height
     for colour, thick in (("black", 4), ("white", 2)):
-        axes.plot([left, left + length / voxel[columns]], [bottom] * 2, color=colour, lw=thick, solid_capstyle="butt")
+        axes.plot(
+            [left, left + length / voxel[columns]],
+            [bottom] * 2,
+            color=colour,
+            lw=thick,
+            solid_capstyle="butt",
+        )
     axes.annotate(
         f"{length / unit:g} {name}",
         (left, bottom),
@@ -160,7 +184,12 @@ def draw_seams(profiles: Sequence[SeamProfile]) -> str:
             profile = by_axis.get(axis)
             if profile is None:
                 axes.text(
-                    0.5, 0.5, "no border between finished chunks", transform=axes.transAxes, ha="center", color=MUTED
+                    0.5,
+                    0.5,
+                    "no border between finished chunks",
+                    transform=axes.transAxes,
+                    ha="center",
+                    color=MUTED,
                 )
                 axes.set_xticks([])
                 continue
@@ -168,7 +197,9 @@ def draw_seams(profiles: Sequence[SeamProfile]) -> str:
             axes.axhline(profile.elsewhere, color=MUTED, lw=0.8, ls=(0, (4, 3)))
             axes.plot(distances, profile.differences, color=ACCENT, lw=1.4, marker="o", ms=2.4)
             colour = ALERT if profile.stands_out else SECOND
-            axes.plot([0], [profile.at_border], marker="o", ms=6.5, color=colour, ls="none", zorder=3)
+            axes.plot(
+                [0], [profile.at_border], marker="o", ms=6.5, color=colour, ls="none", zorder=3
+            )
             axes.annotate(
                 f"across the border {profile.at_border:.3g}\nelsewhere {profile.elsewhere:.3g}",
                 (1, 1),
@@ -183,7 +214,11 @@ def draw_seams(profiles: Sequence[SeamProfile]) -> str:
         top = max(float(profile.differences.max()) for profile in profiles)
         row[0].set_ylim(0, 1.45 * top if top > 0 else 1)
         row[0].set_ylabel("mean |difference|, stored units")
-        return as_svg(figure, "seams", "difference of neighbouring voxels by distance to the nearest chunk border")
+        return as_svg(
+            figure,
+            "seams",
+            "difference of neighbouring voxels by distance to the nearest chunk border",
+        )
 
 
 def _tints(colour: str) -> LinearSegmentedColormap:
@@ -201,11 +236,15 @@ def draw_maps(
 ) -> str:
     """What is done, how long it took, and what had to be tried again; cells as :class:`ChunkMap` has them.
 
-    ``done`` is a share of each cell's chunks; ``seconds`` and ``retries`` are NaN where nothing is known;
-    ``quarantined`` counts chunks.
+    ``done`` is a share of each cell's chunks; ``seconds`` and ``retries`` are NaN where nothing is
+    known; ``quarantined`` counts chunks.
     """
     rows, columns = chunk_map.plane
-    aspect = _extent(chunk_map, columns)[2] * voxel[columns] / (_extent(chunk_map, rows)[2] * voxel[rows])
+    aspect = (
+        _extent(chunk_map, columns)[2]
+        * voxel[columns]
+        / (_extent(chunk_map, rows)[2] * voxel[rows])
+    )
     height = min(3.2, max(1.2, (WIDTH / 3 - 1.1) / aspect))
     slowest, most = (float(np.nanmax(values, initial=0)) for values in (seconds, retries))
     with style():
@@ -213,7 +252,14 @@ def draw_maps(
         left, middle, right = figure.subplots(1, 3)
         for axes, title, values, colours, high, ticks in (
             (left, "chunks done", done, _tints(ACCENT), 1.0, MaxNLocator(4)),
-            (middle, "seconds per chunk, mean", seconds, "viridis", max(slowest, 1e-9), MaxNLocator(4)),
+            (
+                middle,
+                "seconds per chunk, mean",
+                seconds,
+                "viridis",
+                max(slowest, 1e-9),
+                MaxNLocator(4),
+            ),
             (
                 right,
                 "attempts beyond the first, most",
@@ -230,27 +276,49 @@ def draw_maps(
                 bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
             axes.set_title(title)
             _mark_quarantined(axes, chunk_map, quarantined)
-        return as_svg(figure, "maps", "chunks seen from one side: done, seconds, attempts beyond the first")
+        return as_svg(
+            figure, "maps", "chunks seen from one side: done, seconds, attempts beyond the first"
+        )
 
 
 def _extent(chunk_map: ChunkMap, axis: int) -> tuple[int, int, int]:
     """Of an axis that is shown, in voxels: where the ROI starts, how long a cell is, and the ROI."""
-    grid, place = chunk_map.grid, chunk_map.plane.index(axis)
-    return grid.roi.start[axis], grid.chunk_shape[axis] * chunk_map.chunks_per_cell[place], grid.roi.shape[axis]
+    grid = chunk_map.grid
+    place = chunk_map.plane.index(axis)
+    return (
+        grid.roi.start[axis],
+        grid.chunk_shape[axis] * chunk_map.chunks_per_cell[place],
+        grid.roi.shape[axis],
+    )
 
 
 def _show_map(
-    axes: Axes, chunk_map: ChunkMap, values: NDArray[np.float64], colours: Any, high: float, aspect: float
+    axes: Axes,
+    chunk_map: ChunkMap,
+    values: NDArray[np.float64],
+    colours: Any,
+    high: float,
+    aspect: float,
 ) -> AxesImage:
     rows, columns = chunk_map.plane
-    (bottom, tall, height), (left, broad, width) = (_extent(chunk_map, axis) for axis in (rows, columns))
+    (bottom, tall, height), (left, broad, width) = (
+        _extent(chunk_map, axis) for axis in (rows, columns)
+    )
     bare(axes)
     axes.patch.set(hatch=None)
     corners = (left, left + broad * chunk_map.shape[1], bottom, bottom + tall * chunk_map.shape[0])
     image = axes.imshow(
-        values, cmap=colours, vmin=0, vmax=high, origin="lower", extent=corners, interpolation="none", aspect=aspect
+        values,
+        cmap=colours,
+        vmin=0,
+        vmax=high,
+        origin="lower",
+        extent=corners,
+        interpolation="none",
+        aspect=aspect,
     )
-    axes.set(xlim=(left, left + width), ylim=(bottom, bottom + height))  # the last chunks are clipped
+    # the last chunks are clipped
+    axes.set(xlim=(left, left + width), ylim=(bottom, bottom + height))
     axes.set_xlabel(AXES[columns], labelpad=1)
     axes.set_ylabel(AXES[rows], labelpad=8, rotation=0)
     for axis in (axes.xaxis, axes.yaxis):

@@ -20,15 +20,17 @@ def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
     """The links of a chunk.
 
     Args:
-        volume: affinities along z, y and x in its channels, in this order; 8-bit or 16-bit unsigned integers, or
-            floats, which are read as float32.
+        volume: affinities along z, y and x in its channels, in this order; 8-bit or 16-bit unsigned
+            integers, or floats, which are read as float32.
         core: the chunk's box.
-        to_next: whether a voxel's affinities are those with the next voxels; else with the ones before.
+        to_next: whether a voxel's affinities are those with the next voxels; else with the ones
+            before.
 
     Raises:
         What :meth:`beam_inference.volumes.volume.Volume.read` does.
     """
-    bounds, grown = volume.bounds, []
+    bounds = volume.bounds
+    grown = []
     for a, b, first, last in zip(core.start, core.stop, bounds.start, bounds.stop, strict=True):
         grown.append((max(a - 1, first), b) if to_next else (a, min(b + 1, last)))
     box = BoundingBox(*zip(*grown, strict=True))
@@ -38,7 +40,12 @@ def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
 
 
 def _links(
-    values: NDArray[Any], box: BoundingBox, core: BoundingBox, bounds: BoundingBox, axis: int, to_next: bool
+    values: NDArray[Any],
+    box: BoundingBox,
+    core: BoundingBox,
+    bounds: BoundingBox,
+    axis: int,
+    to_next: bool,
 ) -> NDArray[Any]:
     """Those along one axis, of its affinities in a box."""
     dtype = np.dtype(np.float32 if values.dtype.kind == "f" else np.int32)
@@ -46,14 +53,20 @@ def _links(
     shape[axis] += 1
     links = np.full(shape, no_link(dtype), dtype)
     # The link at p is between the voxels p - 1 and p, both of which must be there.
-    first, last = max(core.start[axis], bounds.start[axis] + 1), min(core.stop[axis] + 1, bounds.stop[axis])
+    first = max(core.start[axis], bounds.start[axis] + 1)
+    last = min(core.stop[axis] + 1, bounds.stop[axis])
     if last > first:
-        start, stop = list(core.start), list(core.stop)
-        start[axis], stop[axis] = first - to_next, last - to_next
+        start = list(core.start)
+        stop = list(core.stop)
+        start[axis] = first - to_next
+        stop[axis] = last - to_next
         there = np.moveaxis(links, axis, 0)[first - core.start[axis] : last - core.start[axis]]
-        there[...] = np.moveaxis(values[BoundingBox(_zyx(start), _zyx(stop)).slices_in(box)], axis, 0)
+        there[...] = np.moveaxis(
+            values[BoundingBox(_zyx(start), _zyx(stop)).slices_in(box)], axis, 0
+        )
         if dtype.kind == "f":
-            np.maximum(there, np.finfo(np.float32).min, out=there)  # minus infinity is an affinity; NaN stays
+            # minus infinity is an affinity; NaN stays
+            np.maximum(there, np.finfo(np.float32).min, out=there)
             there[np.isnan(there)] = no_link(dtype)
     return links
 

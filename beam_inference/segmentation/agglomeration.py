@@ -1,19 +1,23 @@
 """Agglomeration of fragments by mean affinity, exact in parts: pure.
 
-Two regions are joined whose **mean affinity**, over all edges between a voxel of one and a voxel of the other, is the
-greatest of all, again and again, until none is as great as the threshold (Lee et al., *Superhuman Accuracy on the
-SNEMI3D Connectomics Challenge*, 2017; Funke et al., *Large Scale Image Segmentation with Structured Loss*, 2018).
+Two regions are joined whose **mean affinity**, over all edges between a voxel of one and a voxel of
+the other, is the greatest of all, again and again, until none is as great as the threshold (Lee et
+al., *Superhuman Accuracy on the SNEMI3D Connectomics Challenge*, 2017; Funke et al., *Large Scale
+Image Segmentation with Structured Loss*, 2018).
 
-The mean of a join lies between the means of what it is made of: a join is never a better partner than the better of
-its parts was. Such a linkage is *reducible* (Bruynooghe 1978), and then it does not matter which of two pairs is joined
-first, if both are the best partner of one another. So whatever can be decided within a part of the volume is decided
-there, and **the result is that of the whole volume, for all chunk shapes**: see :func:`agglomerate`.
+The mean of a join lies between the means of what it is made of: a join is never a better partner
+    than the better of its parts was. Such a linkage is *reducible* (Bruynooghe 1978), and then it
+    does not matter which of two pairs is joined first, if both are the best partner of one another.
+    So whatever can be decided within a part of the volume is decided
+there, and **the result is that of the whole volume, for all chunk shapes**: see
+    :func:`agglomerate`.
 
-For this, partners must be ranked without ties, and the rank of a join must not exceed that of its parts either where
-means are equal. A region's name is the least id of its fragments; of equal means, the pair whose lesser name is the
-greater, and then whose greater name is, comes first. (The other way about, a body that takes in fragments of lesser
-names would sink, and with it all its edges, each time.) Sums are integers; a float64 quotient of two of them is
-rounded monotonically, which is all that is needed.
+For this, partners must be ranked without ties, and the rank of a join must not exceed that of its
+parts either where means are equal. A region's name is the least id of its fragments; of equal
+means, the pair whose lesser name is the greater, and then whose greater name is, comes first. (The
+other way about, a body that takes in fragments of lesser names would sink, and with it all its
+edges, each time.) Sums are integers; a float64 quotient of two of them is rounded monotonically,
+which is all that is needed.
 """
 
 from __future__ import annotations
@@ -49,7 +53,10 @@ class RegionGraph:
 
 
 def summed(
-    names: NDArray[np.int64], pairs: NDArray[np.int64], sums: NDArray[np.int64], counts: NDArray[np.int64]
+    names: NDArray[np.int64],
+    pairs: NDArray[np.int64],
+    sums: NDArray[np.int64],
+    counts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Pairs of places in ``names``, in any order and more than once, with each pair once: pairs, sums, counts."""
     codes = pairs.min(axis=1, initial=len(names)) * len(names) + pairs.max(axis=1, initial=0)
@@ -71,7 +78,9 @@ def combined(graphs: Sequence[RegionGraph]) -> RegionGraph:
         places = np.searchsorted(names, graph.names)
         add_parts(records, places, graph.records)
         pairs.append(places[graph.pairs])
-    sums, counts = (np.concatenate([getattr(graph, part) for graph in graphs]) for part in ("sums", "counts"))
+    sums, counts = (
+        np.concatenate([getattr(graph, part) for graph in graphs]) for part in ("sums", "counts")
+    )
     return RegionGraph(names, records, *summed(names, np.concatenate(pairs), sums, counts))
 
 
@@ -80,9 +89,11 @@ def agglomerate(
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Join what can be joined for certain.
 
-    The best pair comes first. If all edges of both its regions are known, they are joined. If those of one are not,
-    it may have better partners elsewhere, so what becomes of the other is not known here either: it waits, and so does
-    what would be joined to it. All that is not waiting at the end is final: it has no partner left.
+    The best pair comes first. If all edges of both its regions are known, they are joined. If those
+    of one are not,
+    it may have better partners elsewhere, so what becomes of the other is not known here either: it
+        waits, and so does what would be joined to it. All that is not waiting at the end is final:
+        it has no partner left.
 
     Args:
         graph: of a part of the volume.
@@ -90,8 +101,8 @@ def agglomerate(
         threshold: the least mean affinity of a pair that is joined, in the unit of the sums.
 
     Returns:
-        Of each region, the place of the region that it is now part of, which is the least of its parts; and which
-        regions are waiting, meaningful for those that are no part of another.
+        Of each region, the place of the region that it is now part of, which is the least of its
+        parts; and which regions are waiting, meaningful for those that are no part of another.
     """
     regions = _Regions(graph, known)
     ranks = map(regions.rank, range(len(graph.counts)))
@@ -118,14 +129,19 @@ def agglomerate(
 class _Regions:
     """What is joined so far.
 
-    A region has a slot: that of the part of it that had more neighbours when it was joined, so that a body which takes
-    in thousands is not gone through each time.
+    A region has a slot: that of the part of it that had more neighbours when it was joined, so that
+        a body which takes in thousands is not gone through each time.
     """
 
     def __init__(self, graph: RegionGraph, known: NDArray[np.bool_]) -> None:
-        self._one, self._other = _array(graph.pairs[:, 0]), _array(graph.pairs[:, 1])  # of edges
-        self._sums, self._counts = _array(graph.sums), _array(graph.counts)  # a count of 0: the edge is no more
-        self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]  # of slots: to others, by which edge
+        # of edges
+        self._one = _array(graph.pairs[:, 0])
+        self._other = _array(graph.pairs[:, 1])
+        # a count of 0: the edge is no more
+        self._sums = _array(graph.sums)
+        self._counts = _array(graph.counts)
+        # of slots: to others, by which edge
+        self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]
         self.parent = list(range(len(graph.names)))
         self.name = list(self.parent)  # of slots
         self.waiting = (~known).tolist()  # of slots
@@ -136,7 +152,8 @@ class _Regions:
         """The lower, the better: minus the mean affinity, minus the lesser name and the greater; and the edge."""
         if not self._counts[edge]:
             return (np.inf, 0, 0, edge)
-        one, other = self.name[self._slot(self._one[edge])], self.name[self._slot(self._other[edge])]
+        one = self.name[self._slot(self._one[edge])]
+        other = self.name[self._slot(self._other[edge])]
         return (-self._sums[edge] / self._counts[edge], -min(one, other), -max(one, other), edge)
 
     def _slot(self, region: int) -> int:
@@ -147,14 +164,17 @@ class _Regions:
 
     def join(self, edge: int) -> None:
         """Join the two regions of the best edge of all, or let them wait."""
-        one, other = self._slot(self._one[edge]), self._slot(self._other[edge])
+        one = self._slot(self._one[edge])
+        other = self._slot(self._other[edge])
         if self.waiting[one] or self.waiting[other]:
             self.waiting[one] = self.waiting[other] = True
             return
         if len(self._edges[one]) < len(self._edges[other]):
             one, other = other, one
-        mine, gone = self._edges[one], self._edges[other]
-        self.parent[other], self._edges[other] = one, {}
+        mine = self._edges[one]
+        gone = self._edges[other]
+        self.parent[other] = one
+        self._edges[other] = {}
         self.name[one] = min(self.name[one], self.name[other])
         self._counts[edge] = 0
         del mine[other], gone[one]
@@ -166,7 +186,8 @@ class _Regions:
 
     def _sum(self, one: int, other: int) -> int:
         """Two edges as one: as the better of them, whose place in the queue is not below that of both together."""
-        sums, counts = self._sums, self._counts
+        sums = self._sums
+        counts = self._counts
         if sums[one] * counts[other] < sums[other] * counts[one]:
             one, other = other, one
         sums[one] += sums[other]
@@ -187,7 +208,9 @@ def joined_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.
     return records
 
 
-def contracted(graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]) -> RegionGraph:
+def contracted(
+    graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]
+) -> RegionGraph:
     """The graph of what regions were joined to, of which some stay.
 
     Args:

@@ -7,7 +7,13 @@ from typing import Any
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
-from beam_inference.segmentation.layout import Layout, checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.layout import (
+    Layout,
+    checked_input,
+    comparable,
+    described,
+    output_and_grid,
+)
 from beam_inference.segmentation.plans import Components
 
 _SIDE = 256
@@ -30,7 +36,8 @@ def planned_components(
     Args:
         source: URL of the input.
         target: URL of the output.
-        threshold: voxels of this value or more, in stored units, are foreground; None: the input is a segmentation.
+        threshold: voxels of this value or more, in stored units, are foreground; None: the input is
+            a segmentation.
         channel: of the input; may be left out where there is one.
         scale: of a precomputed input.
         connectivity: 6, 18 or 26.
@@ -43,11 +50,17 @@ def planned_components(
     """
     volume = checked_input(source, target, scale, storage)
     if channel is None and volume.channels > 1:
-        raise ConfigError(f"{source} has the channels 0 … {volume.channels - 1}: say which with --channel")
+        raise ConfigError(
+            f"{source} has the channels 0 … {volume.channels - 1}: say which with --channel"
+        )
     if channel is not None and not 0 <= channel < volume.channels:
-        raise ConfigError(f"--channel {channel}: {source} has the channels 0 … {volume.channels - 1}")
+        raise ConfigError(
+            f"--channel {channel}: {source} has the channels 0 … {volume.channels - 1}"
+        )
     if threshold is None and volume.dtype.kind not in "iu":
-        raise ConfigError(f"{source} holds {volume.dtype}: --multilabel takes a segmentation, of integers")
+        raise ConfigError(
+            f"{source} holds {volume.dtype}: --multilabel takes a segmentation, of integers"
+        )
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold} is no number that voxels can be compared with")
     output, grid = output_and_grid(volume, target, layout, _SIDE, storage)

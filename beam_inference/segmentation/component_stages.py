@@ -53,8 +53,11 @@ def component_stages(work: Components) -> tuple[Stage, ...]:
 
 def label(work: Components) -> DoChunk:
     """Label each chunk alone."""
-    source = open_volume(work.source, scale=work.scale, channel=[work.channel], storage=work.storage)
-    labels, scratch = create_output(work.scratch_labels()), work.scratch()
+    source = open_volume(
+        work.source, scale=work.scale, channel=[work.channel], storage=work.storage
+    )
+    labels = create_output(work.scratch_labels())
+    scratch = work.scratch()
 
     def do(index: int) -> None:
         core = work.grid.core_box(index)
@@ -68,7 +71,11 @@ def label(work: Components) -> DoChunk:
 
 def _named(faces: Faces) -> dict[str, NDArray[Any]]:
     planes = {f"first{axis}": plane for axis, plane in enumerate(faces.first)}
-    return planes | {f"last{axis}": plane for axis, plane in enumerate(faces.last)} | {"values": faces.values}
+    return (
+        planes
+        | {f"last{axis}": plane for axis, plane in enumerate(faces.last)}
+        | {"values": faces.values}
+    )
 
 
 def _faces(named: Arrays) -> Faces:
@@ -78,7 +85,8 @@ def _faces(named: Arrays) -> Faces:
 
 def match(work: Components) -> DoChunk:
     """Find, at the seams after a chunk, which labels are one."""
-    scratch, grid = work.scratch(), work.grid
+    scratch = work.scratch()
+    grid = work.grid
 
     def do(index: int) -> None:
         faces = {step: _faces(named) for step, named in faces_after(work, scratch, index).items()}
@@ -90,7 +98,9 @@ def match(work: Components) -> DoChunk:
 
 def relabel(work: Labelling) -> DoChunk:
     """Write the output."""
-    labels, output, scratch = create_output(work.scratch_labels()), create_output(work.output), work.scratch()
+    labels = create_output(work.scratch_labels())
+    output = create_output(work.output)
+    scratch = work.scratch()
 
     def do(index: int) -> None:
         core = work.grid.core_box(index)

@@ -1,7 +1,8 @@
 """The connected components of one chunk, and which of them are one with those of its neighbours: pure.
 
-A chunk's labels are those of the chunk alone. Those that touch a seam (a border with another chunk) come first, so that
-all that is done about seams is done on the numbers ``1 … touching``, and everything else stays within the chunk.
+A chunk's labels are those of the chunk alone. Those that touch a seam (a border with another chunk)
+come first, so that all that is done about seams is done on the numbers ``1 … touching``, and
+everything else stays within the chunk.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def cc3d_library() -> ModuleType:
         import cc3d
     except ImportError:
         raise ConfigError(
-            "this needs connected-components-3d: pip install 'beam-inference[segmentation]', here and on workers"
+            "this needs connected-components-3d: pip install 'beam-inference[segmentation]', here "
+            "and on workers"
         ) from None
     return cc3d
 
@@ -50,9 +52,10 @@ class Faces:
     """What a neighbour needs to know of a chunk.
 
     Attributes:
-        first, last: per axis the first and last plane of labels, shape of the chunk but for 1 on that axis; empty
-            (shape (0,)) where no chunk is on that side.
-        values: of each label that touches a seam, the input's value; touching labels are one only if these agree.
+        first, last: per axis the first and last plane of labels, shape of the chunk but for 1 on
+            that axis; empty (shape (0,)) where no chunk is on that side.
+        values: of each label that touches a seam, the input's value; touching labels are one only
+            if these agree.
     """
 
     first: tuple[NDArray[np.uint32], ...]
@@ -65,8 +68,8 @@ class LabelledChunk:
     """The components of a chunk.
 
     Attributes:
-        labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each of the two sorts
-            is in the order of its first voxels.
+        labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each
+            of the two sorts is in the order of its first voxels.
         touching: how many touch a seam.
         records: what there is to know of label ``k``, at ``k - 1``, see :data:`~.records.RECORD`.
         first: where each label comes first in ``labels``, in C order.
@@ -86,13 +89,18 @@ def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool,
 
 
 def label_chunk(
-    values: NDArray[Any], core: BoundingBox, grid: ChunkGrid, index: int, connectivity: int, min_size: int
+    values: NDArray[Any],
+    core: BoundingBox,
+    grid: ChunkGrid,
+    index: int,
+    connectivity: int,
+    min_size: int,
 ) -> tuple[LabelledChunk, Faces]:
     """Label one chunk of a volume that is ``grid.roi``; its faces are for its neighbours.
 
     Args:
-        values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong together; 0 is
-            background.
+        values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong
+            together; 0 is background.
         core: the chunk's box.
         grid: all chunks.
         index: this one.
@@ -106,7 +114,12 @@ def label_chunk(
 
 
 def arranged(
-    labels: NDArray[np.uint32], count: int, core: BoundingBox, grid: ChunkGrid, index: int, min_size: int
+    labels: NDArray[np.uint32],
+    count: int,
+    core: BoundingBox,
+    grid: ChunkGrid,
+    index: int,
+    min_size: int,
 ) -> LabelledChunk:
     """The labels ``1 … count`` of a chunk, each in use, in the order that the stages after it rely on; in place."""
     first = _first_voxels(labels, count)
@@ -138,7 +151,8 @@ def planes_at_seams(
 
 
 def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uint32], int]:
-    # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of bytes it does not.
+    # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of
+    # bytes it does not.
     values = values.view(np.uint8) if values.dtype == bool else values
     labels, count = cc3d_library().connected_components(
         values, connectivity=connectivity, return_N=True, out_dtype=np.uint32
@@ -150,7 +164,8 @@ def _first_voxels(labels: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
     """Where each label comes first, in C order."""
     first = np.zeros(count + 1, np.int64)
     size = labels[0].size
-    for z in reversed(range(len(labels))):  # of several assignments to one place the last is kept: go backwards
+    # of several assignments to one place the last is kept: go backwards
+    for z in reversed(range(len(labels))):
         first[labels[z].reshape(-1)[::-1]] = np.arange((z + 1) * size - 1, z * size - 1, -1)
     return first[1:]
 
@@ -178,9 +193,10 @@ def _records(
 def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> NDArray[np.int64]:
     """Which labels of a chunk and of its neighbours are parts of one component: pairs of codes, shape (pairs, 2).
 
-    Two voxels of different chunks that touch have a corner of their common box in one chunk, and both lie in that chunk
-    or in its neighbours at :data:`POSITIONS`; and, on some axis, one is in the last plane before the seam and the other
-    in the first after it. So on each axis these two planes are labelled anew, as one small volume that reaches one
+    Two voxels of different chunks that touch have a corner of their common box in one chunk, and
+    both lie in that chunk or in its neighbours at :data:`POSITIONS`; and, on some axis, one is in
+    the last plane before the seam and the other in the first after it. So on each axis these two
+    planes are labelled anew, as one small volume that reaches one
     voxel into the next chunks of the other axes::
 
            own last plane │ one voxel of the next chunk's last plane
@@ -190,15 +206,22 @@ def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> 
     What has one label there is one component. Edges and corners need no rule of their own.
 
     Args:
-        chunks: the faces of the chunk, at position (0, 0, 0), and of those neighbours that there are.
+        chunks: the faces of the chunk, at position (0, 0, 0), and of those neighbours that there
+            are.
         shape: of the chunk, ZYX.
         connectivity: 6, 18 or 26 neighbours.
     """
-    pairs = [_one_component(*_slab(chunks, shape, axis), connectivity) for axis in range(3) if STEPS[axis] in chunks]
+    pairs = [
+        _one_component(*_slab(chunks, shape, axis), connectivity)
+        for axis in range(3)
+        if STEPS[axis] in chunks
+    ]
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 
-def _slab(chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _slab(
+    chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int
+) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """The codes, and the input's values, of the two planes at the seam after a chunk on an axis."""
     reaches = [int(step in chunks) for step in STEPS]
     codes: dict[Zyx, NDArray[np.int64]] = {}
@@ -207,13 +230,18 @@ def _slab(chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int) -> tuple[NDArray[n
         if position in chunks:
             faces = chunks[position]
             plane = (faces.first if position[axis] else faces.last)[axis]
-            reach = tuple(slice(0, 1 if step and a != axis else None) for a, step in enumerate(position))
+            reach = tuple(
+                slice(0, 1 if step and a != axis else None) for a, step in enumerate(position)
+            )
             labels = plane[reach]
             known = np.concatenate([np.zeros(1, faces.values.dtype), faces.values])
             codes[position] = labels.astype(np.int64) | np.where(labels > 0, number << CODE_BITS, 0)
             values[position] = known[labels]
         else:
-            size = [1 if a == axis else reaches[a] if step else shape[a] for a, step in enumerate(position)]
+            size = [
+                1 if a == axis else reaches[a] if step else shape[a]
+                for a, step in enumerate(position)
+            ]
             codes[position] = np.zeros(size, np.int64)
             values[position] = np.zeros(size, chunks[0, 0, 0].values.dtype)
     return _assembled(codes), _assembled(values)
@@ -223,7 +251,9 @@ def _assembled(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
     return np.block([[[parts[z, y, x] for x in (0, 1)] for y in (0, 1)] for z in (0, 1)])
 
 
-def _one_component(codes: NDArray[np.int64], values: NDArray[Any], connectivity: int) -> NDArray[np.int64]:
+def _one_component(
+    codes: NDArray[np.int64], values: NDArray[Any], connectivity: int
+) -> NDArray[np.int64]:
     """Pairs of codes that chain all those of each component of a small volume."""
     components, _ = _components(values, connectivity)
     there = components > 0

@@ -47,7 +47,8 @@ def checked_input(source: str, target: str, scale: int, storage: Storage) -> Vol
     """The input, of which an output can be made elsewhere.
 
     Raises:
-        UserError: it cannot be read, or lacks its voxel size, or is the output; or a library is not installed.
+        UserError: it cannot be read, or lacks its voxel size, or is the output; or a library is not
+            installed.
     """
     cc3d_library()
     for url in (source, target):
@@ -57,7 +58,9 @@ def checked_input(source: str, target: str, scale: int, storage: Storage) -> Vol
             raise ConfigError(str(error)) from None
     volume = open_volume(source, scale=scale, storage=storage)
     if volume.voxel_size_nm is None:
-        raise VolumeError(f"{source} does not state its voxel size, which the output and the table need")
+        raise VolumeError(
+            f"{source} does not state its voxel size, which the output and the table need"
+        )
     if volume.place == place_of_url(target, storage):
         raise ConfigError(f"input and output are the same place: {target}")
     return volume
@@ -80,7 +83,10 @@ def output_and_grid(
     """
     format = layout.format
     if layout.shard_shape and format not in _SHARDED:
-        raise ConfigError(f"--shard_shape: {format} holds a file for each block; {', '.join(_SHARDED)} hold shards")
+        raise ConfigError(
+            f"--shard_shape: {format} holds a file for each block; {', '.join(_SHARDED)} hold "
+            "shards"
+        )
     bounds = volume.bounds
     assert volume.voxel_size_nm is not None
     output = OutputSpec(
@@ -106,18 +112,26 @@ def output_and_grid(
 def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
     """Every block, or shard, of the output is written whole by one chunk."""
     if math.prod(grid.chunk_shape) >= _MOST_VOXELS:
-        raise ConfigError(f"--chunk_shape {_text(grid.chunk_shape)}: a chunk must have fewer than 2^31 voxels")
+        raise ConfigError(
+            f"--chunk_shape {_text(grid.chunk_shape)}: a chunk must have fewer than 2^31 voxels"
+        )
     unit = output.write_shape
     if any(chunk % size for chunk, size in zip(grid.chunk_shape, unit, strict=True)):
-        z, y, x = (-(-chunk // size) * size for chunk, size in zip(grid.chunk_shape, unit, strict=True))
-        raise AlignmentError(
-            f"--chunk_shape {_text(grid.chunk_shape)} is no multiple of {_text(unit)}, what is written at once: two "
-            f"chunks would write into one file. Nearest above: {_text((z, y, x))}."
+        z, y, x = (
+            -(-chunk // size) * size for chunk, size in zip(grid.chunk_shape, unit, strict=True)
         )
-    if any((a - b) % size for a, b, size in zip(grid.roi.start, output.bounds.start, unit, strict=True)):
         raise AlignmentError(
-            f"the input starts at {list(grid.roi.start)}, in the midst of a block of {_text(unit)} of an output that "
-            f"starts at 0, as {output.format} does. Use --format precomputed, or a --block_shape that divides it."
+            f"--chunk_shape {_text(grid.chunk_shape)} is no multiple of {_text(unit)}, what is "
+            "written at once: two chunks would write into one file. Nearest above: "
+            f"{_text((z, y, x))}."
+        )
+    if any(
+        (a - b) % size for a, b, size in zip(grid.roi.start, output.bounds.start, unit, strict=True)
+    ):
+        raise AlignmentError(
+            f"the input starts at {list(grid.roi.start)}, in the midst of a block of {_text(unit)} "
+            f"of an output that starts at 0, as {output.format} does. Use --format precomputed, "
+            "or a --block_shape that divides it."
         )
 
 

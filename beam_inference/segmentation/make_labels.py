@@ -6,10 +6,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from beam_inference.beam.stage_runner import begin, print_task_outcome, recorded, run_tasks, task_job
+from beam_inference.beam.stage_runner import (
+    begin,
+    print_task_outcome,
+    recorded,
+    run_tasks,
+    task_job,
+)
 from beam_inference.beam.stages import TaskJob
 from beam_inference.errors import COMPLETE, ConfigError, StateError
-from beam_inference.pyramid.pyramid import NoLevelNeeded, Pyramid, make_pyramid, plan_pyramid, remove
+from beam_inference.pyramid.pyramid import (
+    NoLevelNeeded,
+    Pyramid,
+    make_pyramid,
+    plan_pyramid,
+    remove,
+)
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.segmentation.layout import memory_gib
 from beam_inference.segmentation.numbering import Stage
@@ -35,14 +47,18 @@ def make_labels(
 ) -> int:
     """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
 
-    ``flags`` are Beam's, ``again`` is the command that goes on, ``pyramid`` whether coarser levels are made as well.
-    The scratch folder is in the output's state folder, but not among the records of what is done, which are listed.
+    ``flags`` are Beam's, ``again`` is the command that goes on, ``pyramid`` whether coarser levels
+    are made as well. The scratch folder is in the output's state folder, but not among the records
+    of what is done, which are listed.
 
     Raises:
         UserError: it cannot be done as asked.
     """
     if pyramid and work.output.format not in _MULTISCALE:
-        raise ConfigError(f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold several")
+        raise ConfigError(
+            f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold "
+            "several"
+        )
     job = task_job(work.kind, description, work.output.url, work.storage, ())
     work = replace(work, scratch_url=f"{job.state_url}/{work.kind}_scratch/{job.fingerprint[:16]}")
     job = replace(job, tasks=stages(work))
@@ -53,10 +69,18 @@ def make_labels(
     if overwrite:
         _forget(job, work)
     grid = work.grid
-    print(f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under way{work.more_memory}", flush=True)
+    print(
+        f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under "
+        f"way{work.more_memory}",
+        flush=True,
+    )
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
     done = outcome.exit_code == COMPLETE
-    made = f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}" if done else ""
+    made = (
+        f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}"
+        if done
+        else ""
+    )
     print_task_outcome(outcome, made, again)
     return _coarser(work, flags, again) if done and pyramid else outcome.exit_code
 
@@ -68,8 +92,9 @@ def _refuse_another_kind(job: TaskJob) -> None:
     for other in _KINDS:
         if other.kind != job.kind and recorded(replace(job, kind=other.kind)) is not None:
             raise StateError(
-                f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made there would be mixed "
-                "with this. Use another target, or pass --overwrite to make everything anew."
+                f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made "
+                "there would be mixed with this. Use another target, or pass --overwrite to make "
+                "everything anew."
             )
 
 

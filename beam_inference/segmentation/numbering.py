@@ -64,7 +64,11 @@ def numbering(work: Labelling) -> tuple[Stage, ...]:
 
 
 def leave_chunk(
-    work: Labelling, scratch: Scratch, index: int, chunk: LabelledChunk, faces: Mapping[str, NDArray[Any]]
+    work: Labelling,
+    scratch: Scratch,
+    index: int,
+    chunk: LabelledChunk,
+    faces: Mapping[str, NDArray[Any]],
 ) -> None:
     """Leave what is known of a labelled chunk; ``faces`` are for its neighbours, see :func:`faces_after`."""
     inner = chunk.records[chunk.touching :]
@@ -76,10 +80,16 @@ def leave_chunk(
 
 def faces_after(work: Labelling, scratch: Scratch, index: int) -> dict[Zyx, Arrays]:
     """The faces of a chunk, at (0, 0, 0), and of those of its neighbours at or after it that there are."""
-    return {step: scratch.read("faces", chunk) for step, chunk in _after(work, index).items() if chunk >= 0}
+    return {
+        step: scratch.read("faces", chunk)
+        for step, chunk in _after(work, index).items()
+        if chunk >= 0
+    }
 
 
-def leave_pairs(work: Labelling, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int) -> None:
+def leave_pairs(
+    work: Labelling, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int
+) -> None:
     """Leave which labels of a chunk and its neighbours are one, as pairs of codes; ``touching`` is the chunk's own."""
     chunks = np.array(list(_after(work, index).values()))
     scratch.write("pairs", index, pairs=pairs, chunks=chunks, touching=np.array(touching))
@@ -121,17 +131,23 @@ def unite_chunks(work: Labelling) -> DoChunk:
 
 def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
     every = range(work.grid.count)
-    touching = np.fromiter((int(file["touching"]) for file in scratch.read_all("pairs", every)), np.int64)
-    begins = np.concatenate([[0], np.cumsum(touching)])  # a label k of chunk c that touches a seam is begins[c] + k - 1
+    touching = np.fromiter(
+        (int(file["touching"]) for file in scratch.read_all("pairs", every)), np.int64
+    )
+    # a label k of chunk c that touches a seam is begins[c] + k - 1
+    begins = np.concatenate([[0], np.cumsum(touching)])
     component = np.arange(begins[-1])
     for file in scratch.read_all("pairs", every):
         one, other = (
-            begins[file["chunks"]][codes >> CODE_BITS] + (codes & (1 << CODE_BITS) - 1) - 1 for codes in file["pairs"].T
+            begins[file["chunks"]][codes >> CODE_BITS] + (codes & (1 << CODE_BITS) - 1) - 1
+            for codes in file["pairs"].T
         )
         unite(component, one, other)
     records = no_records(number_components(component))
-    (nz, ny, _x), planes = work.grid.shape, work.grid.roi.shape[0]
-    kept = np.zeros((planes, ny), np.int64)  # components, by the plane and the row of chunks of their first voxel
+    nz, ny, _x = work.grid.shape
+    planes = work.grid.roi.shape[0]
+    # components, by the plane and the row of chunks of their first voxel
+    kept = np.zeros((planes, ny), np.int64)
     for index, file in zip(every, scratch.read_all("touching", every), strict=True):
         add_parts(records, component[begins[index] : begins[index + 1]], file["records"])
         z, y, _x = work.grid.position(index)
@@ -142,17 +158,29 @@ def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
     order = large[np.lexsort((records["first"][large], rows[large]))]
     numbers = np.full(len(records), -1, np.int64)
     numbers[order] = np.arange(len(order))
-    records, rows = records[order], rows[order]
+    records = records[order]
+    rows = rows[order]
     np.add.at(kept, (_planes(work, records), rows % ny), 1)
     before = np.concatenate([[0], np.cumsum(kept)])
     ends = np.searchsorted(rows, np.arange(nz * ny + 1))
-    scratch.write_all("crossing", ((row, {"records": records[ends[row] : ends[row + 1]]}) for row in range(nz * ny)))
     scratch.write_all(
-        "before",
-        ((z, {"before": before[start * ny : stop * ny + 1]}) for z in range(nz) for start, stop in [work.planes_of(z)]),
+        "crossing",
+        ((row, {"records": records[ends[row] : ends[row + 1]]}) for row in range(nz * ny)),
     )
     scratch.write_all(
-        "numbers", ((index, {"numbers": numbers[component[begins[index] : begins[index + 1]]]}) for index in every)
+        "before",
+        (
+            (z, {"before": before[start * ny : stop * ny + 1]})
+            for z in range(nz)
+            for start, stop in [work.planes_of(z)]
+        ),
+    )
+    scratch.write_all(
+        "numbers",
+        (
+            (index, {"numbers": numbers[component[begins[index] : begins[index + 1]]]})
+            for index in every
+        ),
     )
 
 
@@ -166,7 +194,8 @@ def _rows(work: Labelling, records: NDArray[np.void]) -> NDArray[np.int64]:
 
 def number(work: Labelling) -> DoChunk:
     """Give their ids to the components whose first voxel is in a row of chunks."""
-    scratch, (_, ny, nx) = work.scratch(), work.grid.shape
+    scratch = work.scratch()
+    _, ny, nx = work.grid.shape
 
     def do(row: int) -> None:
         z, y = divmod(row, ny)
@@ -182,7 +211,10 @@ def number(work: Labelling) -> DoChunk:
         ids = np.empty(len(order), np.int64)
         ids[order] = 1 + before[(planes - work.planes_of(z)[0]) * ny + y] + within
         *inner, crossing = np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
-        scratch.write_all("inner_ids", ((chunk, {"ids": each}) for chunk, each in zip(chunks, inner, strict=True)))
+        scratch.write_all(
+            "inner_ids",
+            ((chunk, {"ids": each}) for chunk, each in zip(chunks, inner, strict=True)),
+        )
         scratch.write("crossing_ids", row, ids=crossing)
         scratch.write_records("rows", row, records)
 
@@ -195,7 +227,11 @@ def deliver(work: Labelling) -> DoChunk:
 
 
 def _deliver(work: Labelling, scratch: Scratch, _: int) -> None:
-    rows, every = range(work.grid.shape[0] * work.grid.shape[1]), range(work.grid.count)
-    ids = np.concatenate([*(file["ids"] for file in scratch.read_all("crossing_ids", rows)), [0]])  # -1 is what goes
+    rows = range(work.grid.shape[0] * work.grid.shape[1])
+    every = range(work.grid.count)
+    # -1 is what goes
+    ids = np.concatenate([*(file["ids"] for file in scratch.read_all("crossing_ids", rows)), [0]])
     numbers = zip(every, scratch.read_all("numbers", every), strict=True)
-    scratch.write_all("touching_ids", ((index, {"ids": ids[file["numbers"]]}) for index, file in numbers))
+    scratch.write_all(
+        "touching_ids", ((index, {"ids": ids[file["numbers"]]}) for index, file in numbers)
+    )

@@ -85,7 +85,8 @@ class Components(Labelling):
 
     Attributes:
         channel: of the input.
-        threshold: voxels of this value or more are foreground; None: the input is a segmentation, 0 is background.
+        threshold: voxels of this value or more are foreground; None: the input is a segmentation, 0
+            is background.
         connectivity: 6, 18 or 26 neighbours.
     """
 
@@ -108,7 +109,8 @@ class Segmentation(Labelling):
     Attributes:
         channels: of the input: the affinities along z, y and x.
         to_next: whether a voxel's affinities are those to the next voxels; else to the ones before.
-        low: of lower affinity, voxels are not joined by the watershed. high: of this affinity or more, they always are.
+        low: of lower affinity, voxels are not joined by the watershed. high: of this affinity or
+            more, they always are.
         threshold: fragments are joined while their mean affinity is at least this.
         floats: whether affinities are no integers.
     """

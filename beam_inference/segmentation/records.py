@@ -16,8 +16,10 @@ RECORD = np.dtype(
         ("sums", "<f8", (3,)),
     ]
 )
-"""Number of voxels; the first of them, as its position in the whole volume in C order; bounding box, half-open, ZYX;
-sums of the voxels' z, y and x (whole numbers, exact to 2^53). Voxels are counted from the volume's first."""
+"""Number of voxels; the first of them, as its position in the whole volume in C order; bounding
+box, half-open, ZYX; sums of the voxels' z, y and x (whole numbers, exact to 2^53). Voxels are
+counted from the volume's first.
+"""
 
 HEADER = "id,voxels,z_start,y_start,x_start,z_stop,y_stop,x_stop,z_nm,y_nm,x_nm\n"
 """Of the table: the box is half-open, in voxels; the centroid is the mean of the voxels' centres, in nanometres."""
@@ -41,11 +43,16 @@ def add_parts(records: NDArray[np.void], which: NDArray[np.int64], parts: NDArra
 
 
 def table_lines(
-    records: NDArray[np.void], ids: NDArray[np.int64], offset: Zyx, voxel_size_nm: tuple[float, float, float]
+    records: NDArray[np.void],
+    ids: NDArray[np.int64],
+    offset: Zyx,
+    voxel_size_nm: tuple[float, float, float],
 ) -> str:
     """The lines of objects with these ids; ``offset`` is the volume's first voxel, ZYX."""
     centres = (records["sums"] / records["voxels"][:, None] + offset + 0.5) * voxel_size_nm
-    whole = np.column_stack([ids, records["voxels"], records["start"] + offset, records["stop"] + offset])
+    whole = np.column_stack(
+        [ids, records["voxels"], records["start"] + offset, records["stop"] + offset]
+    )
     lines = (
         f"{','.join(map(str, numbers))},{z:.3f},{y:.3f},{x:.3f}\n"
         for numbers, (z, y, x) in zip(whole.tolist(), centres.tolist(), strict=True)

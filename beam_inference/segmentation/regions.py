@@ -34,9 +34,10 @@ class Part:
     """What is known of a chunk, or of a group of chunks.
 
     Attributes:
-        graph: of its fragments, or of what they were joined to, and of those at the other side of its seams.
-        open: per side of :data:`SIDES`, the names of the fragments at the seam there, on both sides of it; nothing
-            where there is no seam. These may have edges elsewhere.
+        graph: of its fragments, or of what they were joined to, and of those at the other side of
+            its seams.
+        open: per side of :data:`SIDES`, the names of the fragments at the seam there, on both sides
+            of it; nothing where there is no seam. These may have edges elsewhere.
     """
 
     graph: RegionGraph
@@ -72,7 +73,9 @@ def settle_what_can_be(part: Part, threshold: float) -> Outcome:
     final = (joined == np.arange(len(joined))) & ~waits
     records = joined_records(graph, joined)[final]
     rest = Part(contracted(graph, joined, waits), part.open)
-    return Outcome(graph.names, graph.names[joined], ~waits[joined], rest, graph.names[final], records)
+    return Outcome(
+        graph.names, graph.names[joined], ~waits[joined], rest, graph.names[final], records
+    )
 
 
 def chunk_part(
@@ -90,8 +93,8 @@ def chunk_part(
         ids: the fragment of each label; that of label 0 is 0.
         records: of the labels from 1 on.
         links: of the chunk; edges to the chunks after it are theirs.
-        before: per axis, the fragments in the last plane of the chunk before it, of two dimensions; of none where there
-            is no chunk.
+        before: per axis, the fragments in the last plane of the chunk before it, of two dimensions;
+            of none where there is no chunk.
         after: per axis, whether there is a chunk after it.
     """
     names = np.unique(np.concatenate([ids[1:], *(plane[plane > 0] for plane in before)]))
@@ -100,10 +103,18 @@ def chunk_part(
     edges = [(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
     sides: list[Names] = []
     for axis, link in enumerate(links):
-        lines, planes = np.moveaxis(link, axis, 0), np.moveaxis(labels, axis, 0)
+        lines = np.moveaxis(link, axis, 0)
+        planes = np.moveaxis(labels, axis, 0)
         for k in range(1, len(planes)):  # plane by plane: places take eight bytes a voxel
             differ = planes[k - 1] != planes[k]
-            edges.append(_edges(names, places[planes[k - 1][differ]], places[planes[k][differ]], lines[k][differ]))
+            edges.append(
+                _edges(
+                    names,
+                    places[planes[k - 1][differ]],
+                    places[planes[k][differ]],
+                    lines[k][differ],
+                )
+            )
         sides += [np.zeros(0, np.int64)] * 2
         if before[axis].size:
             beyond = np.where(before[axis] > 0, np.searchsorted(names, before[axis]), -1)
@@ -114,16 +125,24 @@ def chunk_part(
     known = no_records(len(names))
     add_parts(known, places[1:], records)
     return Part(
-        RegionGraph(names, known, *summed(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True)))),
+        RegionGraph(
+            names,
+            known,
+            *summed(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True))),
+        ),
         tuple(side[side > 0] for side in sides),
     )
 
 
-def _edges(names: Names, one: Names, other: Names, links: NDArray[Any]) -> tuple[Names, Names, Names]:
+def _edges(
+    names: Names, one: Names, other: Names, links: NDArray[Any]
+) -> tuple[Names, Names, Names]:
     """Edges between places in ``names``, -1 for background, summed over pairs."""
     there = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
     affinities = as_summands(links[there])
-    return summed(names, np.stack([one[there], other[there]], axis=1), affinities, np.ones_like(affinities))
+    return summed(
+        names, np.stack([one[there], other[there]], axis=1), affinities, np.ones_like(affinities)
+    )
 
 
 def group_part(parts: Mapping[Zyx, Part]) -> Part:
@@ -131,7 +150,11 @@ def group_part(parts: Mapping[Zyx, Part]) -> Part:
     sides = []
     for axis, side in SIDES:
         outer = max(position[axis] for position in parts) if side else 0
-        found = [part.open[2 * axis + side] for position, part in parts.items() if position[axis] == outer]
+        found = [
+            part.open[2 * axis + side]
+            for position, part in parts.items()
+            if position[axis] == outer
+        ]
         sides.append(np.unique(np.concatenate(found)))
     return Part(combined([part.graph for part in parts.values()]), tuple(sides))
 

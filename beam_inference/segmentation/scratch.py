@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    TRANSFER_SECONDS,
+    again_if_failed,
+    delete_folder,
+    open_kvstore,
+    persistently,
+)
 
 Arrays = Mapping[str, NDArray[Any]]
 Value = TypeVar("Value")
@@ -28,7 +34,8 @@ class Scratch:
     """The files under a URL. Requests that fail in a way that may pass are made again; then there is a WorkerFault."""
 
     def __init__(self, url: str, storage: Storage) -> None:
-        self._url, self._store = url, open_kvstore(url, storage)
+        self._url = url
+        self._store = open_kvstore(url, storage)
 
     def write(self, kind: str, index: int, **arrays: NDArray[Any]) -> None:
         """Write named arrays, durably; replaces earlier ones."""
@@ -40,7 +47,9 @@ class Scratch:
         def begun(index: int, arrays: Arrays) -> Callable[[], Any]:
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **arrays)
-            return self._request("write", _key(kind, index), lambda key: self._store.write(key, content.getvalue()))
+            return self._request(
+                "write", _key(kind, index), lambda key: self._store.write(key, content.getvalue())
+            )
 
         for written in _some_ahead(begun(index, arrays) for index, arrays in files):
             written()
@@ -56,7 +65,9 @@ class Scratch:
     def read_all(self, kind: str, indices: Iterable[int]) -> Iterator[Arrays]:
         """Those of many files, in order, in bounded memory: some are read ahead. Raises as :meth:`read`."""
         keys = (_key(kind, index) for index in indices)
-        for key, result in _some_ahead((key, self._request("read", key, self._store.read)) for key in keys):
+        for key, result in _some_ahead(
+            (key, self._request("read", key, self._store.read)) for key in keys
+        ):
             found = result()
             try:
                 if found.state != "value":
@@ -79,7 +90,11 @@ class Scratch:
         def begun(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
             part = slice(start * dtype.itemsize, stop * dtype.itemsize)
             key = _key(kind, index)
-            return key, stop - start, self._request("read", key, lambda key: self._store.read(key, byte_range=part))
+            return (
+                key,
+                stop - start,
+                self._request("read", key, lambda key: self._store.read(key, byte_range=part)),
+            )
 
         for key, count, result in _some_ahead(begun(*part) for part in parts):
             found = result()
@@ -98,14 +113,15 @@ class Scratch:
 
     def _broken(self, key: str, how: str) -> StateError:
         return StateError(
-            f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder changed? Give the "
-            "command with --overwrite to start anew."
+            f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder "
+            "changed? Give the command with --overwrite to start anew."
         )
 
 
 _PARSING = threading.Lock()
-"""NumPy parses headers with ``ast``, which in Python 3.11 fails now and then where two threads do so at the same time
-("AST constructor recursion depth mismatch")."""
+"""NumPy parses headers with ``ast``, which in Python 3.11 fails now and then where two threads do
+so at the same time ("AST constructor recursion depth mismatch").
+"""
 
 
 def _parsed(content: bytes) -> Arrays:

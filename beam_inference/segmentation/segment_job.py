@@ -9,7 +9,13 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.segmentation.affinities import MOST
-from beam_inference.segmentation.layout import Layout, checked_input, comparable, described, output_and_grid
+from beam_inference.segmentation.layout import (
+    Layout,
+    checked_input,
+    comparable,
+    described,
+    output_and_grid,
+)
 from beam_inference.segmentation.plans import Segmentation
 
 _SIDE = 128
@@ -35,7 +41,8 @@ def planned_segmentation(
     Args:
         source: URL of the input.
         target: URL of the output.
-        threshold: fragments are joined while their mean affinity, in stored units, is at least this.
+        threshold: fragments are joined while their mean affinity, in stored units, is at least
+            this.
         low: the watershed joins no voxels of lower affinity.
         high: and all of this affinity or more.
         channels: of the input: the affinities along z, y and x.
@@ -51,8 +58,8 @@ def planned_segmentation(
     volume = checked_input(source, target, scale, storage)
     if len(set(channels)) < 3 or max(channels) >= volume.channels:
         raise ConfigError(
-            f"--channels {','.join(map(str, channels))}: three different ones are needed, the affinities along z, y "
-            f"and x; {source} has the channels 0 … {volume.channels - 1}"
+            f"--channels {','.join(map(str, channels))}: three different ones are needed, the "
+            f"affinities along z, y and x; {source} has the channels 0 … {volume.channels - 1}"
         )
     if volume.dtype.name not in _DTYPES:
         raise ConfigError(f"{source} holds {volume.dtype}: affinities are {', '.join(_DTYPES)}")
@@ -60,7 +67,10 @@ def planned_segmentation(
         if not math.isfinite(value):
             raise ConfigError(f"{name} {value} is no number that affinities can be compared with")
         if volume.dtype.kind == "f" and abs(value) > MOST:
-            raise ConfigError(f"{name} {value:g}: affinities that are no integers are told apart from -1024 to 1024")
+            raise ConfigError(
+                f"{name} {value:g}: affinities that are no integers are told apart from -1024 to "
+                "1024"
+            )
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
     output, grid = output_and_grid(volume, target, layout, _SIDE, storage)
@@ -86,7 +96,12 @@ def planned_segmentation(
 def segmentation_described(work: Segmentation) -> dict[str, Any]:
     """What determines the bytes that are written."""
     return described(work) | {
-        "input": {"path": work.source, "scale": work.scale, "channels": work.channels, "to_next": work.to_next},
+        "input": {
+            "path": work.source,
+            "scale": work.scale,
+            "channels": work.channels,
+            "to_next": work.to_next,
+        },
         "low": work.low,
         "high": work.high,
         "threshold": work.threshold,

@@ -62,15 +62,22 @@ from beam_inference.volumes.volume import Volume
 
 def segment_stages(work: Segmentation) -> tuple[Stage, ...]:
     """All stages, in their order."""
-    chunks, top = work.grid.count, len(work.levels) - 1
+    chunks = work.grid.count
+    top = len(work.levels) - 1
     groups = [int(np.prod(shape)) for shape in work.levels]
     return (
         Stage("label", chunks, partial(label, work)),
         Stage("match", chunks, partial(match, work)),
         *numbering(replace(work, min_size=1)),  # a small fragment may be part of a large segment
         Stage("join0", chunks, partial(join_chunk, work)),
-        *(Stage(f"join{level}", groups[level], partial(join_group, work, level)) for level in range(1, top + 1)),
-        *(Stage(f"settle{level}", groups[level], partial(settle, work, level)) for level in range(top - 1, 0, -1)),
+        *(
+            Stage(f"join{level}", groups[level], partial(join_group, work, level))
+            for level in range(1, top + 1)
+        ),
+        *(
+            Stage(f"settle{level}", groups[level], partial(settle, work, level))
+            for level in range(top - 1, 0, -1)
+        ),
         Stage("paint", chunks, partial(paint, work)),
         Stage("tabulate", 1, partial(tabulate_segments, work, partial(_all_records, groups))),
         Stage("clean", 1, partial(clean, work)),
@@ -78,21 +85,29 @@ def segment_stages(work: Segmentation) -> tuple[Stage, ...]:
 
 
 def _affinities(work: Segmentation) -> Volume:
-    return open_volume(work.source, scale=work.scale, channel=list(work.channels), storage=work.storage)
+    return open_volume(
+        work.source, scale=work.scale, channel=list(work.channels), storage=work.storage
+    )
 
 
 def label(work: Segmentation) -> DoChunk:
     """Find the fragments of each chunk alone."""
-    source, labels, scratch = _affinities(work), create_output(work.scratch_labels()), work.scratch()
+    source = _affinities(work)
+    labels = create_output(work.scratch_labels())
+    scratch = work.scratch()
 
     def do(index: int) -> None:
         core = work.grid.core_box(index)
-        found, count, joined = fragments(read_links(source, core, to_next=work.to_next), work.low, work.high)
+        found, count, joined = fragments(
+            read_links(source, core, to_next=work.to_next), work.low, work.high
+        )
         chunk = arranged(found, count, core, work.grid, index, 1)
         labels.write(core, chunk.labels[np.newaxis])
         first, last = planes_at_seams(chunk.labels, work.grid, index)
         faces = joined | {f"first{axis}": plane for axis, plane in enumerate(first)}
-        faces |= {f"last{axis}": plane for axis, plane in enumerate(last)} | {"touching": np.array(chunk.touching)}
+        faces |= {f"last{axis}": plane for axis, plane in enumerate(last)} | {
+            "touching": np.array(chunk.touching)
+        }
         leave_chunk(work, scratch, index, chunk, faces)
 
     return do
@@ -111,12 +126,17 @@ def match(work: Segmentation) -> DoChunk:
 
 def join_chunk(work: Segmentation) -> DoChunk:
     """Join what can be joined within a chunk."""
-    source, labels, scratch = _affinities(work), create_output(work.scratch_labels()), work.scratch()
+    source = _affinities(work)
+    labels = create_output(work.scratch_labels())
+    scratch = work.scratch()
 
     def do(index: int) -> None:
         core = work.grid.core_box(index)
         here, there = seams_of(work.grid, index)
-        before = [_plane_before(work, scratch, index, axis) if here[axis] else _NO_PLANE for axis in range(3)]
+        before = [
+            _plane_before(work, scratch, index, axis) if here[axis] else _NO_PLANE
+            for axis in range(3)
+        ]
         touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
         part = chunk_part(
             labels.read(core)[0],
@@ -153,7 +173,9 @@ def join_group(work: Segmentation, level: int) -> DoChunk:
         for z, y, x in product((0, 1), repeat=3):
             below = tuple(2 * int(p) + s for p, s in zip(position, (z, y, x), strict=True))
             if all(p < n for p, n in zip(below, work.levels[level - 1], strict=True)):
-                file = scratch.read(f"rest{level - 1}", int(np.ravel_multi_index(below, work.levels[level - 1])))
+                file = scratch.read(
+                    f"rest{level - 1}", int(np.ravel_multi_index(below, work.levels[level - 1]))
+                )
                 parts[z, y, x] = from_arrays(file)
         _join(work, scratch, level, group, group_part(parts))
 
@@ -165,7 +187,9 @@ def _join(work: Segmentation, scratch: Scratch, level: int, index: int, part: Pa
     large = outcome.records["voxels"] >= work.min_size
     small = np.isin(outcome.to, outcome.final[~large])
     scratch.write(f"rest{level}", index, **as_arrays(outcome.rest))
-    scratch.write(f"final{level}", index, names=outcome.final[large], records=outcome.records[large])
+    scratch.write(
+        f"final{level}", index, names=outcome.final[large], records=outcome.records[large]
+    )
     to = np.where(small, 0, outcome.to)
     scratch.write(f"ends{level}", index, names=outcome.names, to=to, settled=outcome.settled)
 
@@ -184,7 +208,9 @@ def settle(work: Segmentation, level: int) -> DoChunk:
 def _ends(work: Segmentation, scratch: Scratch, level: int, index: int) -> tuple[Names, Names]:
     """Names of a part's regions, ascending, and the segments that they are in; 0 for those that are removed."""
     here = scratch.read(f"ends{level}", index)
-    names, to, settled = here["names"], here["to"], here["settled"]
+    names = here["names"]
+    to = here["to"]
+    settled = here["settled"]
     if not settled.all():
         position = tuple(int(p) // 2 for p in np.unravel_index(index, work.levels[level]))
         above = int(np.ravel_multi_index(position, work.levels[level + 1]))
@@ -201,7 +227,9 @@ def _looked_up(names: Names, values: Names, wanted: Names) -> NDArray[np.int64]:
 
 def paint(work: Segmentation) -> DoChunk:
     """Write the output."""
-    labels, output, scratch = create_output(work.scratch_labels()), create_output(work.output), work.scratch()
+    labels = create_output(work.scratch_labels())
+    output = create_output(work.output)
+    scratch = work.scratch()
 
     def do(index: int) -> None:
         core = work.grid.core_box(index)

@@ -20,17 +20,23 @@ LINES_PER_PART = 1_000_000
 
 def tabulate(work: Labelling) -> Callable[[int], None]:
     """Write the parts of the table that begin in a slab of chunks."""
-    scratch, write = work.scratch(), _writer(work)
+    scratch = work.scratch()
+    write = _writer(work)
 
     def do(z: int) -> None:
         before = scratch.read("before", z)["before"]
         last = z == work.grid.shape[0] - 1
-        first_part, stop_part = (-(-int(count) // LINES_PER_PART) for count in (before[0], before[-1]))
+        first_part, stop_part = (
+            -(-int(count) // LINES_PER_PART) for count in (before[0], before[-1])
+        )
         if last:
             write(_SUMMARY, json.dumps({"objects": int(before[-1])}))
             stop_part += before[-1] == 0  # a header at least
         for part in range(first_part, stop_part):
-            write(f"{part:06d}.csv", HEADER + "".join(_lines(work, scratch, z, part * LINES_PER_PART)))
+            write(
+                f"{part:06d}.csv",
+                HEADER + "".join(_lines(work, scratch, z, part * LINES_PER_PART)),
+            )
 
     return do
 
@@ -48,13 +54,17 @@ def _lines(work: Labelling, scratch: Scratch, z: int, done: int) -> Iterator[str
                 return
 
 
-def _records_of(work: Labelling, scratch: Scratch, z: int, done: int) -> Iterator[tuple[int, NDArray[np.void]]]:
+def _records_of(
+    work: Labelling, scratch: Scratch, z: int, done: int
+) -> Iterator[tuple[int, NDArray[np.void]]]:
     """Records of a slab's components after the ``done`` first of all, in the order of ids, each with the first id."""
     ny = work.grid.shape[1]
     before = scratch.read("before", z)["before"]
     counts = np.diff(before).reshape(-1, ny)
-    within = np.cumsum(counts, axis=0) - counts  # where a plane's components begin in the file of their row
-    parts, firsts = [], []
+    # where a plane's components begin in the file of their row
+    within = np.cumsum(counts, axis=0) - counts
+    parts = []
+    firsts = []
     for (plane, y), count in np.ndenumerate(counts):
         earlier = int(before[plane * ny + y])
         skipped = min(max(done - earlier, 0), int(count))
@@ -65,18 +75,25 @@ def _records_of(work: Labelling, scratch: Scratch, z: int, done: int) -> Iterato
     return zip(firsts, scratch.read_records("rows", parts, RECORD), strict=True)
 
 
-def tabulate_segments(work: Labelling, found: Callable[[Scratch], Iterator[Arrays]]) -> Callable[[int], None]:
+def tabulate_segments(
+    work: Labelling, found: Callable[[Scratch], Iterator[Arrays]]
+) -> Callable[[int], None]:
     """Write the whole table: of the names and records that are found in the scratch folder, in any order."""
-    scratch, write = work.scratch(), _writer(work)
+    scratch = work.scratch()
+    write = _writer(work)
 
     def do(_: int) -> None:
         parts = list(found(scratch))
-        names, records = (np.concatenate([part[of] for part in parts]) for of in ("names", "records"))
+        names, records = (
+            np.concatenate([part[of] for part in parts]) for of in ("names", "records")
+        )
         order = np.argsort(names)
         write(_SUMMARY, json.dumps({"objects": len(order)}))
         for part in range(max(1, -(-len(order) // LINES_PER_PART))):
             some = order[part * LINES_PER_PART : (part + 1) * LINES_PER_PART]
-            lines = table_lines(records[some], names[some], work.grid.roi.start, work.output.voxel_size_nm)
+            lines = table_lines(
+                records[some], names[some], work.grid.roi.start, work.output.voxel_size_nm
+            )
             write(f"{part:06d}.csv", HEADER + lines)
 
     return do
@@ -87,7 +104,11 @@ def _writer(work: Labelling) -> Callable[[str, str], None]:
 
     def write(name: str, text: str) -> None:
         content = text.encode()
-        persistently("write", f"{work.table_url}/{name}", lambda: store.write(name, content).result(TRANSFER_SECONDS))
+        persistently(
+            "write",
+            f"{work.table_url}/{name}",
+            lambda: store.write(name, content).result(TRANSFER_SECONDS),
+        )
 
     return write
 

@@ -1,6 +1,7 @@
 """Union-find over arrays: which labels are one component, from pairs that come a batch at a time.
 
-``parent`` is an int64 array, 8 bytes per label, with ``parent[k] <= k``; a root is its own parent. Pairs are not kept.
+``parent`` is an int64 array, 8 bytes per label, with ``parent[k] <= k``; a root is its own parent.
+Pairs are not kept.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ _BLOCK = 2**20
 def unite(parent: Labels, one: Labels, other: Labels) -> None:
     """Make each ``one[k]`` and ``other[k]`` the same component.
 
-    All pairs at once: the greater of two roots is hooked to the smaller, again for those that are still apart. Each
-    round leaves fewer roots.
+    All pairs at once: the greater of two roots is hooked to the smaller, again for those that are
+        still apart. Each round leaves fewer roots.
     """
     while len(one):
-        one, other = _roots(parent, one), _roots(parent, other)
+        one = _roots(parent, one)
+        other = _roots(parent, other)
         apart = one != other
-        one, other = one[apart], other[apart]
+        one = one[apart]
+        other = other[apart]
         np.minimum.at(parent, np.maximum(one, other), np.minimum(one, other))
 
 

@@ -1,16 +1,19 @@
 """The watershed of an affinity graph, of one chunk and of what it has in common with its neighbours: pure.
 
-Voxels are the vertices, and each has an edge to its six neighbours. Each voxel is joined to the neighbour that it has
-the greatest affinity with; what is joined, directly or not, is a fragment: the basin of a local maximum of the
-affinities, a watershed cut (Cousty et al., *Watershed Cuts: Minimum Spanning Forests and the Drop of Water Principle*,
-2009, for edges of distinct weights; Zlateski and Seung, *Image Segmentation by Size-Dependent Single Linkage
-Clustering of a Watershed Basin Graph*, 2015, have the two limits below). Of equal affinities that along x counts as
-greater than that along y, and that along z as least; on one axis, the one to the next voxel. This is a total order of
-all edges of a volume, so no cycle can come about, and plateaus fall apart instead of flowing into several basins at a
-time. **What a voxel is joined to depends on its own six edges only**, hence fragments do not depend on the chunks.
+Voxels are the vertices, and each has an edge to its six neighbours. Each voxel is joined to the
+neighbour that it has the greatest affinity with; what is joined, directly or not, is a fragment:
+the basin of a local maximum of the affinities, a watershed cut (Cousty et al., *Watershed Cuts:
+Minimum Spanning Forests and the Drop of Water Principle*, 2009, for edges of distinct weights;
+Zlateski and Seung, *Image Segmentation by Size-Dependent Single Linkage Clustering of a Watershed
+Basin Graph*, 2015, have the two limits below). Of equal affinities that along x counts as greater
+than that along y, and that along z as least; on one axis, the one to the next voxel. This is a
+total order of all edges of a volume, so no cycle can come about, and plateaus fall apart instead of
+flowing into several basins at a time. **What a voxel is joined to depends on its own six edges
+only**, hence fragments do not depend on the chunks.
 
-Edges are given as *links*: along an axis with ``n`` voxels there are ``n + 1``, the first to the voxel before the
-chunk, the last to the one after it. Where there is no voxel, or no number, the link is :func:`no_link`.
+Edges are given as *links*: along an axis with ``n`` voxels there are ``n + 1``, the first to the
+    voxel before the chunk, the last to the one after it. Where there is no voxel, or no number, the
+    link is :func:`no_link`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from beam_inference.segmentation.scratch import Arrays
 Links = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
 """Affinities along z, y and x: int32 or float32, the chunk's shape and one more on that axis."""
 
-_NEXT, _BEFORE = (1, 4, 16), (2, 8, 32)
+_NEXT = (1, 4, 16)
+_BEFORE = (2, 8, 32)
 """Bits of a voxel's edges along z, y and x, as cc3d has them for arrays in C order."""
 
 
@@ -37,25 +41,31 @@ def no_link(dtype: np.dtype[Any]) -> int | float:
     return -np.inf if dtype.kind == "f" else -1
 
 
-def fragments(links: Links, low: float, high: float) -> tuple[NDArray[np.uint32], int, dict[str, NDArray[np.bool_]]]:
+def fragments(
+    links: Links, low: float, high: float
+) -> tuple[NDArray[np.uint32], int, dict[str, NDArray[np.bool_]]]:
     """The fragments of a chunk.
 
     Args:
         links: of the chunk.
-        low: voxels are not joined by an edge of lower affinity; those with no other edges are background, 0.
+        low: voxels are not joined by an edge of lower affinity; those with no other edges are
+            background, 0.
         high: voxels with an edge of this affinity or more are joined in any case; at least ``low``.
 
     Returns:
-        Labels (z, y, x), 0 or ``1 … count``; their count; and, per axis, ``joined_first0`` and ``joined_last0``, …:
-        at which voxels of the first and last plane this chunk's side wants to be joined across the seam.
+        Labels (z, y, x), 0 or ``1 … count``; their count; and, per axis, ``joined_first0`` and
+        ``joined_last0``, …: at which voxels of the first and last plane this chunk's side wants to
+        be joined across the seam.
     """
     shape = links[0].shape[0] - 1, *links[0].shape[1:]
     choice = _choices(links, low, shape)
     edges = choice.copy()
     joined = {}
     for axis, link in enumerate(links):
-        upper, lower = _parts(axis, slice(None, -1)), _parts(axis, slice(1, None))
-        first, last = _parts(axis, slice(None, 1)), _parts(axis, slice(-1, None))
+        upper = _parts(axis, slice(None, -1))
+        lower = _parts(axis, slice(1, None))
+        first = _parts(axis, slice(None, 1))
+        last = _parts(axis, slice(-1, None))
         on = link[_parts(axis, slice(1, -1))] >= high
         on |= choice[upper] == _NEXT[axis]
         on |= choice[lower] == _BEFORE[axis]
@@ -106,8 +116,9 @@ def joined_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
     """Which labels of a chunk and of its neighbours are one fragment: pairs of codes, shape (pairs, 2).
 
     Args:
-        chunks: of the chunk, at position (0, 0, 0), and of its neighbours: planes of labels at seams, ``first0`` …
-            ``last2``, and with the same shapes what :func:`fragments` says of them.
+        chunks: of the chunk, at position (0, 0, 0), and of its neighbours: planes of labels at
+            seams, ``first0`` … ``last2``, and with the same shapes what :func:`fragments` says of
+            them.
     """
     pairs = [np.zeros((0, 2), np.int64)]
     own = chunks[0, 0, 0]
@@ -115,7 +126,9 @@ def joined_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
         if step in chunks:
             other = chunks[step]
             on = own[f"joined_last{axis}"] | other[f"joined_first{axis}"]
-            both = np.stack([own[f"last{axis}"][on], other[f"first{axis}"][on]], axis=1).astype(np.int64)
+            both = np.stack([own[f"last{axis}"][on], other[f"first{axis}"][on]], axis=1).astype(
+                np.int64
+            )
             found = np.unique(both, axis=0)
             found[:, 1] |= POSITIONS.index(step) << CODE_BITS
             pairs.append(found)

@@ -13,15 +13,24 @@ from beam_inference.view.viewer_state import Boxes
 
 def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:
     """What chunks write."""
-    chunks, middle = plan.chunks, _middle(plan)
-    center = [(m - a) // n for m, a, n in zip(middle, chunks.roi.start, chunks.chunk_shape, strict=True)]
+    chunks = plan.chunks
+    middle = _middle(plan)
+    center = [
+        (m - a) // n for m, a, n in zip(middle, chunks.roi.start, chunks.chunk_shape, strict=True)
+    ]
     indices = map(chunks.index, around(chunks.shape, _zyx(center), most))
-    return _boxes("chunks", "#ffd24d", chunks.count, [(f"chunk {index}", chunks.core_box(index)) for index in indices])
+    return _boxes(
+        "chunks",
+        "#ffd24d",
+        chunks.count,
+        [(f"chunk {index}", chunks.core_box(index)) for index in indices],
+    )
 
 
 def patch_boxes(plan: InferencePlan, most: int) -> Boxes:
     """What patches predict."""
-    lattice, middle = plan.lattice, _middle(plan)
+    lattice = plan.lattice
+    middle = _middle(plan)
     touching = lattice.touching(BoundingBox(middle, _zyx([m + 1 for m in middle])))
     shape = _zyx([axis.count for axis in lattice.axes])
     near = around(shape, _zyx([each[0] for each in touching]), most)
@@ -37,7 +46,9 @@ def around(shape: Zyx, center: Zyx, most: int) -> list[Zyx]:
     width = 1
     while width < max(shape) and math.prod(min(n, width + 1) for n in shape) <= most:
         width += 1
-    starts = [min(max(0, c - width // 2), max(0, n - width)) for c, n in zip(center, shape, strict=True)]
+    starts = [
+        min(max(0, c - width // 2), max(0, n - width)) for c, n in zip(center, shape, strict=True)
+    ]
     ranges = [range(start, min(n, start + width)) for start, n in zip(starts, shape, strict=True)]
     return [(z, y, x) for z, y, x in product(*ranges)]
 
@@ -48,7 +59,9 @@ def _boxes(name: str, color: str, count: int, boxes: Sequence[tuple[str, Boundin
 
 
 def _middle(plan: InferencePlan) -> Zyx:
-    return _zyx([(a + b) // 2 for a, b in zip(plan.chunks.roi.start, plan.chunks.roi.stop, strict=True)])
+    return _zyx(
+        [(a + b) // 2 for a, b in zip(plan.chunks.roi.start, plan.chunks.roi.stop, strict=True)]
+    )
 
 
 def _zyx(values: Sequence[int]) -> Zyx:

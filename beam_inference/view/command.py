@@ -35,13 +35,20 @@ def look(
     """Serve what is on this machine until interrupted; else, or for a ``link``, print what leads there. Exit code 0.
 
     Raises:
-        UserError: something cannot be opened or shown, or the address not be had; or there is more than one job.
+        UserError: something cannot be opened or shown, or the address not be had; or there is more
+            than one job.
     """
-    jobs, volumes = [each for each in things if _is_job(each)], [_url(each) for each in things if not _is_job(each)]
+    jobs = [each for each in things if _is_job(each)]
+    volumes = [_url(each) for each in things if not _is_job(each)]
     if len(jobs) > 1:
-        raise ConfigError(f"{' and '.join(jobs)}: view takes one job at a time, and any number of volumes beside it")
+        raise ConfigError(
+            f"{' and '.join(jobs)}: view takes one job at a time, and any number of volumes "
+            "beside it"
+        )
     if overrides and not jobs:
-        raise ConfigError(f"{overrides[0]} would change a job, but none is given: put its file first")
+        raise ConfigError(
+            f"{overrides[0]} would change a job, but none is given: put its file first"
+        )
     job = load_job(jobs[0], overrides) if jobs else None
     view = view_of(job, volumes, patches=patches)
     for shown in view.shown:
@@ -52,7 +59,10 @@ def look(
         print(json.dumps(view.state(None, MOST_BOXES_IN_LINK), indent=1))
     else:
         if any(shown.url.startswith("http://") for shown in view.shown):
-            print("of what lies at http:// a browser shows nothing in a page of https://", file=sys.stderr)
+            print(
+                "of what lies at http:// a browser shows nothing in a page of https://",
+                file=sys.stderr,
+            )
         print(hosted_link(view.state(None, MOST_BOXES_IN_LINK)))
     return COMPLETE
 
@@ -63,7 +73,10 @@ def _serve(view: View, bind: str, port: int, browser: bool) -> None:
 
     def listening(url: str) -> None:
         if not _is_of_this_machine(bind):
-            print("whoever has this link can read these volumes, and what is sent is not encrypted:", file=sys.stderr)
+            print(
+                "whoever has this link can read these volumes, and what is sent is not encrypted:",
+                file=sys.stderr,
+            )
         print(f"{url} (Ctrl-C ends it)", flush=True)
         if browser and _has_screen():
             webbrowser.open(url)
@@ -103,4 +116,6 @@ def _is_of_this_machine(bind: str) -> bool:
 
 def _has_screen() -> bool:
     """Whether a browser could show itself; without a screen a text browser would take the terminal."""
-    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.platform == "darwin" or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )

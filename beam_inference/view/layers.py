@@ -35,7 +35,12 @@ from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
 
-_FORMATS = {"neuroglancer_precomputed": "precomputed", "zarr": "zarr2", "zarr3": "zarr3", "n5": "n5"}
+_FORMATS = {
+    "neuroglancer_precomputed": "precomputed",
+    "zarr": "zarr2",
+    "zarr3": "zarr3",
+    "n5": "n5",
+}
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
 _LABEL_DTYPES = ("uint32", "uint64")
 _SAMPLE = (1, 256, 256)
@@ -52,7 +57,8 @@ class Shown:
         storage: how it is reached.
         shader: None for labels.
         opacity: over what was named before it.
-        channel: which one is shown at first where each has blocks of its own, which a shader cannot bring together.
+        channel: which one is shown at first where each has blocks of its own, which a shader cannot
+            bring together.
     """
 
     name: str
@@ -63,7 +69,9 @@ class Shown:
     channel: int = 0
 
     def __post_init__(self) -> None:
-        stored = self.volume.store.spec().to_json().get("base", {}).get("dtype", self.volume.dtype.name)
+        stored = (
+            self.volume.store.spec().to_json().get("base", {}).get("dtype", self.volume.dtype.name)
+        )
         if stored not in _DTYPES:  # what is read as another dtype, too
             raise VolumeError(
                 f"{self.volume.url} holds {stored}, which Neuroglancer does not show; it shows "
@@ -71,8 +79,8 @@ class Shown:
             )
         if self._driver not in _FORMATS:
             raise VolumeError(
-                f"{self.volume.url} is of the kind {self._driver}, which Neuroglancer does not show here; it shows "
-                f"{', '.join(_FORMATS.values())}"
+                f"{self.volume.url} is of the kind {self._driver}, which Neuroglancer does not "
+                f"show here; it shows {', '.join(_FORMATS.values())}"
             )
 
     @cached_property
@@ -82,7 +90,8 @@ class Shown:
     @cached_property
     def _array_url(self) -> str:
         kvstore = self.volume.store.kvstore
-        spec, endpoint = kvstore.spec().to_json(), self.storage.s3.endpoint
+        spec = kvstore.spec().to_json()
+        endpoint = self.storage.s3.endpoint
         if spec["driver"] == "s3" and endpoint is not None:
             return f"{endpoint.rstrip('/')}/{spec['bucket']}/{spec.get('path', '')}".rstrip("/")
         return str(kvstore.url).rstrip("/")
@@ -95,7 +104,11 @@ class Shown:
     @cached_property
     def url(self) -> str:
         """Where it lies, with all its scales, as a viewer may read it: without a slash at the end."""
-        return self._array_url.removesuffix(f"/{self._scales.path}") if self._scales else self._array_url
+        return (
+            self._array_url.removesuffix(f"/{self._scales.path}")
+            if self._scales
+            else self._array_url
+        )
 
     @property
     def folder(self) -> Path | None:
@@ -105,17 +118,22 @@ class Shown:
     @cached_property
     def _axes(self) -> tuple[Axis, ...]:
         """Its own axes, in their own order, as a viewer would place them."""
-        methods, axes = ts.OutputIndexMethod, []
+        methods = ts.OutputIndexMethod
+        axes = []
         for each in self.volume.store.spec().transform.output:
             if each.method == methods.constant:
                 axes.append(Axis("", each.offset))
             elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
                 name = "czyx"[each.input_dimension]
-                axes.append(Axis("", self.channel) if name == "c" and _channels_apart(self.volume) else Axis(name))
+                axes.append(
+                    Axis("", self.channel)
+                    if name == "c" and _channels_apart(self.volume)
+                    else Axis(name)
+                )
             else:
                 raise VolumeError(
-                    f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a viewer reads stores as "
-                    "they are. Look at the volume itself, by its path."
+                    f"{self.volume.url} is a part of a store, cut out by a TensorStore spec; a "
+                    "viewer reads stores as they are. Look at the volume itself, by its path."
                 )
         return tuple(axes)
 
@@ -127,7 +145,9 @@ class Shown:
         # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
         key = "zarr.json" if self._driver == "zarr3" else ".zattrs"
         found = json_object(self.volume.store.kvstore, key, self.volume.url)
-        units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get("dimension_units")
+        units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get(
+            "dimension_units"
+        )
         return 1.0 if units is None else None
 
     @property
@@ -139,12 +159,18 @@ class Shown:
 
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
         """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
-        source, size = f"{_FORMATS[self._driver]}://{address}", self.volume.voxel_size_nm or voxel_size_nm
-        if self._driver == "neuroglancer_precomputed":  # says itself where it lies, and its voxel size at every scale
+        source = f"{_FORMATS[self._driver]}://{address}"
+        size = self.volume.voxel_size_nm or voxel_size_nm
+        # says itself where it lies, and its voxel size at every scale
+        if self._driver == "neuroglancer_precomputed":
             return VolumeLayer(self.name, source, (), size, self.shader, self.opacity)
         metres = {name: nm * 1e-9 for name, nm in zip("zyx", size, strict=True)}
         axes = [
-            axis if taken is None else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
+            (
+                axis
+                if taken is None
+                else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
+            )
             for axis, (taken, shift) in zip(self._axes, self._taken, strict=True)
         ]
         return VolumeLayer(self.name, source, axes, size, self.shader, self.opacity)
@@ -158,7 +184,8 @@ class View:
         title: of the browser's tab.
         shown: volumes, from bottom to top.
         job: whose chunks are shown.
-        launched: whether it has been; then what is quarantined is marked, as it is whenever the viewer is opened.
+        launched: whether it has been; then what is quarantined is marked, as it is whenever the
+            viewer is opened.
         patches: whether the job's patches are shown.
         roi: what is to be in the middle, in voxels of ``voxel_size_nm``, ZYX.
     """
@@ -174,7 +201,11 @@ class View:
     @property
     def folders(self) -> dict[str, Path]:
         """What is to be served, by names for URLs."""
-        return {str(number): shown.folder for number, shown in enumerate(self.shown) if shown.folder is not None}
+        return {
+            str(number): shown.folder
+            for number, shown in enumerate(self.shown)
+            if shown.folder is not None
+        }
 
     def state(self, base: str | None, most_boxes: int) -> dict[str, Any]:
         """What Neuroglancer is to show, with :attr:`folders` served at ``base/NAME``; None: with ``file://`` URLs.
@@ -186,7 +217,9 @@ class View:
         """
         names = self.folders if base is not None else {}
         layers = [
-            shown.layer(f"{base}/{number}" if str(number) in names else shown.url, self.voxel_size_nm)
+            shown.layer(
+                f"{base}/{number}" if str(number) in names else shown.url, self.voxel_size_nm
+            )
             for number, shown in enumerate(self.shown)
         ]
         return view_state(self.title, layers, self._boxes(most_boxes), self.roi, self.voxel_size_nm)
@@ -203,11 +236,12 @@ class View:
 def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> View:
     """Open a job and further volumes, URLs, to be looked at together; the job, or the first volume, is in the middle.
 
-    A job is what was launched; before its first launch, its input and its chunks. The patch lattice is shown if
-    ``patches``.
+    A job is what was launched; before its first launch, its input and its chunks. The patch lattice
+    is shown if ``patches``.
 
     Raises:
-        UserError: one of them cannot be opened, or not be shown; or the job is another one than was launched.
+        UserError: one of them cannot be opened, or not be shown; or the job is another one than was
+            launched.
     """
     view = None if job is None else _view_of_job(job, patches=patches)
     shown = [] if view is None else [*view.shown]
@@ -224,7 +258,8 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     state = State(default_state_url(config), config.storage)
     before = state.load_job()
     job = survey(config).job if before is None else as_launched(config, before, state.url)
-    given, roi = config.input, job.plan.chunks.roi
+    given = config.input
+    roi = job.plan.chunks.roi
     source = open_unread(given.path, given.spec, given.scale, None, given.select, config.storage)
     channels = given.channel or list(range(source.channels))
     shown = [_shown_image("input", source, config.storage, roi, channels)]
@@ -240,7 +275,10 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
 def _shown_masks(config: JobConfig) -> list[Shown]:
     """What the masks of a job keep; without those that a viewer cannot show, which are told."""
     shown = []
-    for name, mask, color in (("input.mask", config.input.mask, "#009e73"), ("mask", config.mask, "#cc79a7")):
+    for name, mask, color in (
+        ("input.mask", config.input.mask, "#009e73"),
+        ("mask", config.mask, "#cc79a7"),
+    ):
         if mask is not None:
             volume = open_unread(mask.path, scale=mask.scale, storage=config.storage, booleans=True)
             shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
@@ -253,9 +291,16 @@ def _shown_masks(config: JobConfig) -> list[Shown]:
 
 def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
     """The quarantined chunks of a job as it is now, with what went wrong; none if there are none."""
-    records = State(default_state_url(job.config), job.config.storage).of(job).quarantined(0, job.plan.chunks.count)
+    records = (
+        State(default_state_url(job.config), job.config.storage)
+        .of(job)
+        .quarantined(0, job.plan.chunks.count)
+    )
     first = list(islice(records, most_boxes + 1))
-    boxes = [(f"chunk {each.chunk}, {each.stage}: {each.cause}", each.box.box()) for each in first[:most_boxes]]
+    boxes = [
+        (f"chunk {each.chunk}, {each.stage}: {each.cause}", each.box.box())
+        for each in first[:most_boxes]
+    ]
     some = f" (the first {most_boxes:,})" if len(first) > most_boxes else ""
     return [Boxes(f"quarantined{some}", "#ff0000", boxes, filled=True)] if boxes else []
 
@@ -264,7 +309,9 @@ def _shown_volume(url: str, taken: Collection[str]) -> Shown:
     storage = storage_of_environment(LOCAL)
     volume = open_unread(url, storage=storage)
     stem = unquote(url.partition("|")[0].rstrip("/").rpartition("/")[2])
-    name = next(name for name in chain([stem], (f"{stem} {n}" for n in count(2))) if name not in taken)
+    name = next(
+        name for name in chain([stem], (f"{stem} {n}" for n in count(2))) if name not in taken
+    )
     if volume.channels == 1 and _holds_labels(volume):
         return Shown(name, volume, storage, None, 0.4)
     return _shown_image(name, volume, storage, volume.bounds, range(volume.channels))
@@ -275,11 +322,15 @@ def _holds_labels(volume: Volume) -> bool:
     return bool(kind == "segmentation" if kind is not None else volume.dtype.name in _LABEL_DTYPES)
 
 
-def _shown_image(name: str, volume: Volume, storage: Storage, roi: BoundingBox, channels: Sequence[int]) -> Shown:
+def _shown_image(
+    name: str, volume: Volume, storage: Storage, roi: BoundingBox, channels: Sequence[int]
+) -> Shown:
     visible = (0.0, 255.0) if volume.dtype == np.uint8 else _brightness(volume, roi)
     if _channels_apart(volume):
         return Shown(name, volume, storage, shaders.grey(visible), 1.0, channels[0])
-    shader = shaders.rgb(visible, channels) if len(channels) == 3 else shaders.grey(visible, channels[0])
+    shader = (
+        shaders.rgb(visible, channels) if len(channels) == 3 else shaders.grey(visible, channels[0])
+    )
     return Shown(name, volume, storage, shader, 1.0)
 
 
@@ -294,12 +345,17 @@ def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
     probable = model.activation != "none"
     if volume.dtype.kind in "iu":
         limits = np.iinfo(volume.dtype)
-        visible = (float(limits.min), float(limits.max))  # what output.value_range was mapped onto
+        # what output.value_range was mapped onto
+        visible = (float(limits.min), float(limits.max))
     else:
         visible = (0.0, 1.0) if probable else _brightness(volume, roi)
     channels = volume.channels
     same = channels == model.output_channels  # else operators have chosen among them
-    affinities = same and model.channels is not None and all(each.affinity is not None for each in model.channels)
+    affinities = (
+        same
+        and model.channels is not None
+        and all(each.affinity is not None for each in model.channels)
+    )
     if channels == 1:
         return shaders.heat(visible) if probable else shaders.grey(visible)
     if (channels >= 3 and affinities) or (channels == 3 and model.activation != "softmax"):
@@ -315,7 +371,8 @@ def _brightness(volume: Volume, roi: BoundingBox) -> shaders.Range:
     z, y, x = ((a + b - n) // 2 for a, b, n in zip(roi.start, roi.stop, sides, strict=True))
     try:
         sample = volume.read(BoundingBox((z, y, x), (z + sides[0], y + sides[1], x + sides[2])))
-    except BeamInferenceError:  # not written yet, or not to be read by this machine: the viewer will tell
+    # not written yet, or not to be read by this machine: the viewer will tell
+    except BeamInferenceError:
         return (0.0, 1.0)
     finite = sample[np.isfinite(sample)]
     low, high = np.percentile(finite, (1, 99)) if finite.size else (0, 0)

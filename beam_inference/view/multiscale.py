@@ -1,7 +1,8 @@
 """OME-Zarr groups as Neuroglancer reads them: all scales of an image, where one of its arrays lies as jobs say.
 
-Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. For a job, and for its masks,
-the corner of voxel 0 of the array that is read lies at 0, whatever its group says; other scales lie relative to that.
+Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. For a job,
+and for its masks, the corner of voxel 0 of the array that is read lies at 0, whatever its group
+says; other scales lie relative to that.
 """
 
 from __future__ import annotations
@@ -18,7 +19,14 @@ from beam_inference.volumes.detection import json_object, volume_at
 from beam_inference.volumes.kvstores import open_kvstore
 
 _METRES = {
-    **{"meter": 1.0, "millimeter": 1e-3, "micrometer": 1e-6, "nanometer": 1e-9, "angstrom": 1e-10, "picometer": 1e-12},
+    **{
+        "meter": 1.0,
+        "millimeter": 1e-3,
+        "micrometer": 1e-6,
+        "nanometer": 1e-9,
+        "angstrom": 1e-10,
+        "picometer": 1e-12,
+    },
     **{"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0},
 }
 """What Neuroglancer makes of a unit, by its one name in OME-Zarr; a group with a unit of another name it refuses."""
@@ -31,7 +39,8 @@ class Scales:
 
     Attributes:
         path: of the array that is meant, in the group.
-        voxels: what Neuroglancer takes its voxels' sides for, along each of its axes, in metres, or in the axis's unit.
+        voxels: what Neuroglancer takes its voxels' sides for, along each of its axes, in metres, or
+            in the axis's unit.
         shifts: how far it puts the corner of voxel 0 before 0 along each, in voxels.
     """
 
@@ -68,7 +77,10 @@ def _scales(image: dict[str, Any], array_url: str) -> Scales | None:
     """As Neuroglancer computes it; KeyError and the like where it would complain."""
     units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
     whole = image.get("coordinateTransformations", [])
-    placed = {each["path"]: _placed([*each["coordinateTransformations"], *whole]) for each in image["datasets"]}
+    placed = {
+        each["path"]: _placed([*each["coordinateTransformations"], *whole])
+        for each in image["datasets"]
+    }
     path = next((path for path in placed if array_url.endswith(f"/{path}")), None)
     if path is None:
         return None
@@ -83,7 +95,8 @@ def _placed(transformations: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
     for each in transformations:
         if each["type"] == "scale":
             factors = np.array(each["scale"], float)
-            scale, translation = scale * factors, translation * factors
+            scale = scale * factors
+            translation = translation * factors
         elif each["type"] == "translation":
             translation = translation + np.array(each["translation"], float)
         elif each["type"] != "identity":
@@ -96,7 +109,11 @@ def told_to_older_clients(text: bytes) -> bytes:
     try:
         group = json.loads(text)
         image = group["attributes"]["ome"]
-        drafted = [{**each, "version": "0.5-dev"} for each in image["multiscales"] if image["version"] == "0.5"]
+        drafted = [
+            {**each, "version": "0.5-dev"}
+            for each in image["multiscales"]
+            if image["version"] == "0.5"
+        ]
     except (ValueError, KeyError, TypeError):  # an array's, or damaged
         return text
     group["attributes"].setdefault("multiscales", drafted)

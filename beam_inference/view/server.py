@@ -1,7 +1,8 @@
 """Neuroglancer's client, its state and the folders of local volumes, over HTTP from one port.
 
-Everything lies under a random token, so that neither other users of the machine nor other pages in the browser can
-guess it. Of a folder only what a viewer reads can be had: regular files that really lie in it, and no job's state.
+Everything lies under a random token, so that neither other users of the machine nor other pages in
+the browser can guess it. Of a folder only what a viewer reads can be had: regular files that really
+lie in it, and no job's state.
 """
 
 from __future__ import annotations
@@ -51,10 +52,13 @@ def serve(
     """
     application, token = viewer_application(client, folders, state)
     try:
-        listener = socket.create_server((bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET)
+        listener = socket.create_server(
+            (bind, port), family=socket.AF_INET6 if ":" in bind else socket.AF_INET
+        )
     except OSError as error:
         raise ConfigError(
-            f"cannot listen on {bind}:{port}: {error}. Choose another --port (0: any that is free), or another --bind."
+            f"cannot listen on {bind}:{port}: {error}. Choose another --port (0: any that is "
+            "free), or another --bind."
         ) from None
 
     async def until_interrupted() -> None:
@@ -80,14 +84,19 @@ def viewer_application(
     """All that is served, and the token under which it is: the viewer is at ``/TOKEN/``."""
     token = secrets.token_urlsafe(16)
     volumes = [
-        (f"/{token}/data/{name}/(.*)", _Volume, {"path": str(folder.resolve())}) for name, folder in folders.items()
+        (f"/{token}/data/{name}/(.*)", _Volume, {"path": str(folder.resolve())})
+        for name, folder in folders.items()
     ]
     application = tornado.web.Application(
         [
             *volumes,
             (f"/{token}/?", _Entrance, {"token": token}),
             (f"/{token}/state.json", _State, {"token": token, "state": state}),
-            (f"/{token}/v/_/(.*)", _Client, {"path": str(client), "default_filename": "index.html"}),
+            (
+                f"/{token}/v/_/(.*)",
+                _Client,
+                {"path": str(client), "default_filename": "index.html"},
+            ),
             (f"/{token}/events/_", _Events),
             ("/favicon.ico", _Nothing),
         ],
@@ -109,11 +118,13 @@ class _Entrance(tornado.web.RequestHandler):
 
 class _State(tornado.web.RequestHandler):
     def initialize(self, token: str, state: StateAt) -> None:
-        self._token, self._state = token, state
+        self._token = token
+        self._state = state
 
     async def get(self) -> None:
         base = f"{self.request.protocol}://{self.request.host}/{self._token}/data"
-        state = await asyncio.to_thread(self._state, base)  # it lists the quarantine, perhaps in an object store
+        # it lists the quarantine, perhaps in an object store
+        state = await asyncio.to_thread(self._state, base)
         self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(state))
@@ -151,9 +162,12 @@ class _Volume(tornado.web.StaticFileHandler):
     def set_default_headers(self) -> None:
         self.set_header("Access-Control-Allow-Origin", "*")
         self.set_header("Access-Control-Allow-Headers", "range")
-        self.set_header("Access-Control-Expose-Headers", "content-range, content-length, content-encoding")
+        self.set_header(
+            "Access-Control-Expose-Headers", "content-range, content-length, content-encoding"
+        )
         self.set_header("Access-Control-Allow-Methods", "GET, HEAD, OPTIONS")
-        self.set_header("Cache-Control", "no-cache")  # a job may write a block anew: ask, by ETag, whether it has
+        # a job may write a block anew: ask, by ETag, whether it has
+        self.set_header("Cache-Control", "no-cache")
 
     def options(self, *_: str) -> None:
         self.set_status(204)
@@ -162,7 +176,9 @@ class _Volume(tornado.web.StaticFileHandler):
         """Also of a group of arrays what older clients understand."""
         if Path(path).name == "zarr.json":
             self.path = self.parse_url_path(path)
-            self.absolute_path = self.validate_absolute_path(self.root, self.get_absolute_path(self.root, self.path))
+            self.absolute_path = self.validate_absolute_path(
+                self.root, self.get_absolute_path(self.root, self.path)
+            )
             self.set_header("Content-Type", "application/json")
             self.finish(told_to_older_clients(Path(self.absolute_path).read_bytes()))
         else:
@@ -180,7 +196,8 @@ class _Volume(tornado.web.StaticFileHandler):
             if real.is_file() and STATE_FOLDER not in within.parts:
                 if path is not asked:
                     self.set_header("Content-Encoding", "gzip")
-                    self.request.headers.pop("Range", None)  # of decoded bytes, which are not at hand
+                    # of decoded bytes, which are not at hand
+                    self.request.headers.pop("Range", None)
                 return str(real)
         raise tornado.web.HTTPError(404)
 
@@ -188,7 +205,11 @@ class _Volume(tornado.web.StaticFileHandler):
         """JSON, or bytes: names of blocks say nothing."""
         json_names = ("info", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
         name = Path(self.path).name
-        return "application/json" if name in json_names or name.endswith(".json") else "application/octet-stream"
+        return (
+            "application/json"
+            if name in json_names or name.endswith(".json")
+            else "application/octet-stream"
+        )
 
     def compute_etag(self) -> str:
         """By size and time of change: hashing a shard would read it all, and be remembered when it changes."""

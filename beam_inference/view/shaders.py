@@ -1,7 +1,7 @@
 """How voxels become colours: Neuroglancer's shaders, in GLSL, for what a volume's channels say.
 
-A brightness range (low, high) is in stored values: low is black, or transparent, and high is full. In the viewer it is
-a control with a histogram.
+A brightness range (low, high) is in stored values: low is black, or transparent, and high is full.
+    In the viewer it is a control with a histogram.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ def grey(shown: Range, channel: int = 0) -> str:
     """One channel, in grey."""
     which = f", channel={channel}" if channel else ""
     return (
-        f"#uicontrol invlerp normalized(range={_pair(shown)}{which})\nvoid main() {{ emitGrayscale(normalized()); }}\n"
+        f"#uicontrol invlerp normalized(range={_pair(shown)}{which})\nvoid main() {{ "
+        "emitGrayscale(normalized()); }\n"
     )
 
 
 def rgb(shown: Range, channels: Sequence[int] = (0, 1, 2)) -> str:
     """Three channels, as red, green and blue."""
     values = ", ".join(f"normalized(getDataValue({channel}))" for channel in channels)
-    return f"#uicontrol invlerp normalized(range={_pair(shown)})\nvoid main() {{ emitRGB(vec3({values})); }}\n"
+    return (
+        f"#uicontrol invlerp normalized(range={_pair(shown)})\nvoid main() {{ "
+        f"emitRGB(vec3({values})); }}\n"
+    )
 
 
 def heat(shown: Range) -> str:
@@ -46,8 +50,12 @@ void main() {{
 def classes(shown: Range, channels: Sequence[int]) -> str:
     """Probabilities of classes, to lie over an image: each in its colour, as opaque as it is probable."""
     pairs = list(zip(channels, cycle(CLASS_COLORS), strict=False))
-    controls = "".join(f'#uicontrol vec3 color{channel} color(default="{color}")\n' for channel, color in pairs)
-    adding = "".join(f"  add(color{channel}, normalized(getDataValue({channel})));\n" for channel, _ in pairs)
+    controls = "".join(
+        f'#uicontrol vec3 color{channel} color(default="{color}")\n' for channel, color in pairs
+    )
+    adding = "".join(
+        f"  add(color{channel}, normalized(getDataValue({channel})));\n" for channel, _ in pairs
+    )
     return f"""\
 #uicontrol invlerp normalized(range={_pair(shown)})
 {controls}vec3 mixed = vec3(0.0);
@@ -61,11 +69,14 @@ void main() {{
 
 def kept(color: str, dtype: np.dtype[Any], *, inverse: bool) -> str:
     """A mask, to lie over an image: a colour where it is not zero; where it is zero, if ``inverse``."""
-    value, zero = "toRaw(getDataValue())", "0u" if dtype.kind == "u" else "0"
+    value = "toRaw(getDataValue())"
+    zero = "0u" if dtype.kind == "u" else "0"
     if dtype.kind == "f":
-        value, zero = "getDataValue()", "0.0"
+        value = "getDataValue()"
+        zero = "0.0"
     elif dtype == np.uint64:
-        value, zero = "getDataValue().value", "uvec2(0u)"
+        value = "getDataValue().value"
+        zero = "uvec2(0u)"
     return f"""\
 #uicontrol vec3 color color(default="{color}")
 void main() {{

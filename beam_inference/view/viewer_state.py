@@ -52,7 +52,8 @@ class VolumeLayer:
 
     Attributes:
         name: of the layer.
-        source: Neuroglancer's name of the volume: a format and a URL, as ``precomputed://gs://bucket/em``.
+        source: Neuroglancer's name of the volume: a format and a URL, as
+            ``precomputed://gs://bucket/em``.
         axes: the volume's own axes in their own order; none if Neuroglancer knows them itself.
         voxel_size_nm: ZYX.
         shader: None for labels, which have a colour each.
@@ -103,7 +104,10 @@ def view_state(
         "position": [(a + b) // 2 + 0.5 for a, b in zip(roi.start, roi.stop, strict=True)][::-1],
         "crossSectionScale": min(extent / _PANEL_PIXELS, _MOST_VOXELS_PER_PIXEL),
         "projectionScale": 1.5 * extent,
-        "layers": [*map(_volume_layer, volumes), *(_boxes_layer(each, voxel_size_nm) for each in boxes)],
+        "layers": [
+            *map(_volume_layer, volumes),
+            *(_boxes_layer(each, voxel_size_nm) for each in boxes),
+        ],
         "layout": "4panel",
         "showSlices": True,
         "showDefaultAnnotations": False,
@@ -113,7 +117,9 @@ def view_state(
 
 def hosted_link(state: dict[str, Any]) -> str:
     """A link that opens a state in the viewer hosted by Neuroglancer's authors; good for volumes it can reach."""
-    return f"{HOSTED_VIEWER}/#!" + quote(json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'")
+    return f"{HOSTED_VIEWER}/#!" + quote(
+        json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'"
+    )
 
 
 def _dimensions(voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
@@ -131,7 +137,13 @@ def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
         layer |= {"localPosition": own} if own else {}
     if volume.shader is None:
         return {"type": "segmentation", **layer, "selectedAlpha": volume.opacity}
-    return {"type": "image", **layer, "tab": "rendering", "shader": volume.shader, "opacity": volume.opacity}
+    return {
+        "type": "image",
+        **layer,
+        "tab": "rendering",
+        "shader": volume.shader,
+        "opacity": volume.opacity,
+    }
 
 
 def _transform(volume: VolumeLayer) -> dict[str, Any]:
@@ -141,7 +153,8 @@ def _transform(volume: VolumeLayer) -> dict[str, Any]:
     for number, axis in enumerate(volume.axes):
         if axis.name in space:
             dimensions[axis.name] = space[axis.name]
-        else:  # ^ marks channels, which shaders select from, and ' a dimension of this layer alone
+        # ^ marks channels, which shaders select from, and ' a dimension of this layer alone
+        else:
             dimensions["c^" if axis.name == "c" else f"d{number}'"] = [1, ""]
     if all((axis.stretch, axis.shift) == (1.0, 0.0) for axis in volume.axes):
         return {"outputDimensions": dimensions}

@@ -9,7 +9,13 @@ from typing import Any, NamedTuple
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
-from beam_inference.volumes.kvstores import LOCAL, kvstore_spec, local_folder, open_kvstore, read_key
+from beam_inference.volumes.kvstores import (
+    LOCAL,
+    kvstore_spec,
+    local_folder,
+    open_kvstore,
+    read_key,
+)
 from beam_inference.volumes.ome_zarr import Level, levels
 
 _MARKERS = {
@@ -51,7 +57,8 @@ def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
     """The volume at a URL, by the files that lie there; None if there is none.
 
     Raises:
-        VolumeError: the place cannot be read, its metadata are damaged, or it is a group of arrays that are no image.
+        VolumeError: the place cannot be read, its metadata are damaged, or it is a group of arrays
+            that are no image.
     """
     store = open_kvstore(url, storage)
     for marker, driver in _MARKERS.items():
@@ -61,8 +68,13 @@ def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
         metadata = _parsed_object(text, f"{url}/{marker}")
         whole = {"driver": driver, "kvstore": kvstore_spec(url, storage)}
         if driver == "neuroglancer_precomputed":
-            sizes = [tuple(scale["resolution"][::-1]) for scale in _precomputed_scales(metadata, url)]
-            return Found(driver, [Scale({**whole, "scale_index": k}, None, size) for k, size in enumerate(sizes)])
+            sizes = [
+                tuple(scale["resolution"][::-1]) for scale in _precomputed_scales(metadata, url)
+            ]
+            return Found(
+                driver,
+                [Scale({**whole, "scale_index": k}, None, size) for k, size in enumerate(sizes)],
+            )
         if marker == ".zgroup":
             metadata = json_object(store, ".zattrs", url)
         is_group = (
@@ -73,17 +85,27 @@ def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
         if not is_group:
             return Found(driver, [Scale(whole, None, None)])
         image = (
-            levels(metadata.get("attributes") or {} if driver == "zarr3" else metadata, url) if driver != "n5" else []
+            levels(metadata.get("attributes") or {} if driver == "zarr3" else metadata, url)
+            if driver != "n5"
+            else []
         )
         if not image:
-            raise VolumeError(f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}")
+            raise VolumeError(
+                f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}"
+            )
         return Found(
             "ome_zarr" if driver == "zarr3" else "ome_zarr_0.4",
             [
                 Scale(
-                    {"driver": driver, "kvstore": kvstore_spec(f"{url.rstrip('/')}/{level.path}", storage)},
+                    {
+                        "driver": driver,
+                        "kvstore": kvstore_spec(f"{url.rstrip('/')}/{level.path}", storage),
+                    },
                     level,
-                    tuple(dict(zip(level.axes, level.voxel_size_nm, strict=True)).get(axis) for axis in "zyx"),
+                    tuple(
+                        dict(zip(level.axes, level.voxel_size_nm, strict=True)).get(axis)
+                        for axis in "zyx"
+                    ),
                 )
                 for level in image
             ],
@@ -110,7 +132,11 @@ def _precomputed_scales(info: dict[str, Any], url: str) -> list[dict[str, Any]]:
 
 def _has_resolution(scale: object) -> bool:
     size = scale.get("resolution") if isinstance(scale, dict) else None
-    return isinstance(size, list) and len(size) == 3 and all(isinstance(each, (int, float)) for each in size)
+    return (
+        isinstance(size, list)
+        and len(size) == 3
+        and all(isinstance(each, (int, float)) for each in size)
+    )
 
 
 def _parsed_object(text: bytes, name: str) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Where bytes lie: TensorStore's key-value stores by URL, how they are reached, and what their errors mean.
 
-Local folders, ``gs://``, ``s3://`` and, read-only, ``http(s)://``. No key or token passes through here: TensorStore
-takes credentials from where its drivers look for them (``storage.s3.credentials`` says which place).
+Local folders, ``gs://``, ``s3://`` and, read-only, ``http(s)://``. No key or token passes through
+here: TensorStore takes credentials from where its drivers look for them (``storage.s3.credentials``
+says which place).
 """
 
 from __future__ import annotations
@@ -36,16 +37,27 @@ PATIENCE_SECONDS = 90
 TRANSFER_SECONDS = 3600
 """How long it may take to read or write a chunk's voxels, or a network's file."""
 
-# TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten minutes.
+# TensorStore's own default, 32 attempts with up to 32 s between them, hides a dead endpoint for ten
+# minutes.
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
 
 _CHANGES = 100
 """How often a change that others were faster than is tried again."""
 
-_TRANSIENT = ("ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CANCELLED", "INTERNAL", "UNKNOWN")
+_TRANSIENT = (
+    "ABORTED",
+    "UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "CANCELLED",
+    "INTERNAL",
+    "UNKNOWN",
+)
 
 
-def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os.environ) -> Storage:
+def storage_of_environment(
+    storage: Storage, environment: Mapping[str, str] = os.environ
+) -> Storage:
     """Settings completed by the variables that the stores' own tools know.
 
     ``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, ``AWS_REGION`` and ``AWS_DEFAULT_REGION`` for S3,
@@ -56,7 +68,10 @@ def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os
     """
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "STORAGE_EMULATOR_HOST"):
         if holds_credentials(environment.get(name, "")):
-            raise ConfigError(f"${name} holds credentials, and would be recorded with the job: take them out of it")
+            raise ConfigError(
+                f"${name} holds credentials, and would be recorded with the job: take them out "
+                "of it"
+            )
     endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
     region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
     s3 = {"endpoint": storage.s3.endpoint or endpoint, "region": storage.s3.region or region}
@@ -69,7 +84,9 @@ def storage_of_environment(storage: Storage, environment: Mapping[str, str] = os
 @functools.cache
 def _context(storage: Storage, cache_bytes: int) -> ts.Context:
     """One TensorStore context per settings and process, so that its limits hold for all that is opened with them."""
-    resources: dict[str, Any] = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
+    resources: dict[str, Any] = {
+        f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")
+    }
     for kind in ("gcs", "s3", "http"):
         limit = getattr(storage, kind).concurrency
         if limit is not None:
@@ -111,14 +128,18 @@ def _s3_members(storage: Storage) -> dict[str, str]:
     return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
 
 
-def opened(opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0) -> Value:
+def opened(
+    opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0
+) -> Value:
     """What ``opening`` gives, called with the TensorStore context of ``storage``; it keeps so much of decoded blocks.
 
     Raises:
-        ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a half.
+        ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a
+            half.
     """
     endpoint = storage.gcs.endpoint
-    # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store is opened.
+    # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store
+    # is opened.
     with nullcontext() if endpoint is None else variable_set("TENSORSTORE_GCS_HTTP_URL", endpoint):
         return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
 
@@ -130,7 +151,9 @@ def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
         VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
     """
     try:
-        return opened(lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage)
+        return opened(
+            lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage
+        )
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
 
@@ -167,7 +190,9 @@ def delete_folder(store: Any, url: str, folder: str = "") -> None:
     persistently("delete", f"{url}/{folder}", delete)
 
 
-def again_if_failed(under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS) -> Callable[[], Any]:
+def again_if_failed(
+    under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS
+) -> Callable[[], Any]:
     """The result of a request under way; once that has failed, of a new one."""
     first = [under_way]
 
@@ -190,7 +215,9 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
     return bytes(result.value) if result.state == "value" else None
 
 
-def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def change_json(
+    store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
     """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
 
     Raises:
@@ -198,17 +225,22 @@ def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]
         VolumeError: the key is absent or holds no JSON object.
     """
     for _ in range(_CHANGES):
-        found = persistently("read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS))
+        found = persistently(
+            "read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS)
+        )
         try:
             before = json.loads(found.value) if found.state == "value" else None
         except ValueError:
             before = None
         if not isinstance(before, dict):
-            raise VolumeError(f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged")
+            raise VolumeError(
+                f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged"
+            )
         after = change(json.loads(found.value))  # a copy: it may be changed in place
         if after == before:
             return
-        text, generation = json.dumps(after), found.stamp.generation
+        text = json.dumps(after)
+        generation = found.stamp.generation
 
         def write(text: str = text, generation: bytes = generation) -> Any:
             return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
@@ -216,7 +248,10 @@ def change_json(store: Any, key: str, url: str, change: Callable[[dict[str, Any]
         if persistently("write", f"{url}/{key}", write).generation:  # empty if another was faster
             return
         time.sleep(random.uniform(0, 0.2))
-    raise WorkerFault(f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again later.")
+    raise WorkerFault(
+        f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again "
+        "later."
+    )
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
@@ -226,8 +261,11 @@ def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SEC
         VolumeError: it is absent, or its store does not answer.
     """
     try:
-        # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its folder only.
-        store = opened(lambda context: ts.KvStore.open(with_settings(url, storage), context=context), storage)
+        # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its
+        # folder only.
+        store = opened(
+            lambda context: ts.KvStore.open(with_settings(url, storage), context=context), storage
+        )
         result = store.read("").result(timeout=patience)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}: {one_line(error)}") from None
@@ -254,7 +292,8 @@ def is_within(place: str, other: str) -> bool:
     """Whether a place is another, or lies inside it, both as :func:`place_of_store` says them."""
     if not (place.startswith("{") and other.startswith("{")):
         return f"{place}/".startswith(f"{other.rstrip('/')}/")
-    a, b = json.loads(place), json.loads(other)
+    a = json.loads(place)
+    b = json.loads(other)
     paths = [f"{str(each.pop('path', '')).strip('/')}/".lstrip("/") for each in (a, b)]
     return bool(a == b and paths[0].startswith(paths[1]))
 

@@ -30,8 +30,8 @@ _Run = tuple[slice, NDArray[np.int64] | None]
 class Mask:
     """A volume that is looked up by place.
 
-    A voxel's value is that of the mask's voxel in which its centre lies; both grids have the corner of voxel 0 at the
-    same place. Beyond the mask's bounds it is zero.
+    A voxel's value is that of the mask's voxel in which its centre lies; both grids have the corner
+    of voxel 0 at the same place. Beyond the mask's bounds it is zero.
 
     Attributes:
         volume: of one channel.
@@ -58,7 +58,8 @@ class Mask:
     @property
     def piece_bytes(self) -> int:
         """What a thread holds while it looks at a piece: blocks, what is read of them, and what is looked up."""
-        shape, itemsize = self._piece_shape, self.volume.dtype.itemsize
+        shape = self._piece_shape
+        itemsize = self.volume.dtype.itemsize
         return (2 * itemsize + 1) * int(np.prod(shape)) + 3 * PIECE_VOXELS
 
     @property
@@ -74,7 +75,11 @@ class Mask:
     def _pieces(self, box: BoundingBox) -> Iterator[tuple[tuple[slice, ...], NDArray[np.bool_]]]:
         """A box piece by piece: where in it, and which voxels there are kept."""
         _, y, x = box.shape
-        most = (max(1, PIECE_VOXELS // max(1, y * x)), max(1, PIECE_VOXELS // max(1, x)), PIECE_VOXELS)
+        most = (
+            max(1, PIECE_VOXELS // max(1, y * x)),
+            max(1, PIECE_VOXELS // max(1, x)),
+            PIECE_VOXELS,
+        )
         runs = [self._runs(box, axis, most[axis]) for axis in range(3)]
         for piece in product(*runs):
             where = tuple(run for run, _ in piece)
@@ -82,17 +87,29 @@ class Mask:
             if len(places) < 3:
                 yield where, np.full([run.stop - run.start for run in where], self.inverse)
                 continue
-            there = BoundingBox(*zip(*((int(place[0]), int(place[-1]) + 1) for place in places), strict=True))
-            values = (self.volume.read(there)[0] != 0)[np.ix_(*(place - place[0] for place in places))]
+            there = BoundingBox(
+                *zip(*((int(place[0]), int(place[-1]) + 1) for place in places), strict=True)
+            )
+            values = (self.volume.read(there)[0] != 0)[
+                np.ix_(*(place - place[0] for place in places))
+            ]
             yield where, ~values if self.inverse else values
 
     def _runs(self, box: BoundingBox, axis: int, most: int) -> list[_Run]:
         """What of a box lies in one piece after the other on an axis; with the places there, None beyond the mask."""
-        place = np.floor((np.arange(box.start[axis], box.stop[axis]) + 0.5) * self.per_voxel[axis]).astype(np.int64)
-        low, high = self.volume.bounds.start[axis], self.volume.bounds.stop[axis]
+        place = np.floor(
+            (np.arange(box.start[axis], box.stop[axis]) + 0.5) * self.per_voxel[axis]
+        ).astype(np.int64)
+        low = self.volume.bounds.start[axis]
+        high = self.volume.bounds.stop[axis]
         inside = (place >= low) & (place < high)
         piece = np.where(inside, (place - low) // self._piece_shape[axis], -1)
-        cuts = {0, *range(most, len(place), most), *(np.flatnonzero(np.diff(piece)) + 1).tolist(), len(place)}
+        cuts = {
+            0,
+            *range(most, len(place), most),
+            *(np.flatnonzero(np.diff(piece)) + 1).tolist(),
+            len(place),
+        }
         edges = sorted(cuts)
         return [(slice(a, b), place[a:b] if inside[a] else None) for a, b in pairwise(edges)]
 
@@ -114,10 +131,14 @@ class MaskedVolume(Volume):
 
 def masked(volume: Volume, mask: Mask) -> MaskedVolume:
     """A volume, masked."""
-    return MaskedVolume(**{field.name: getattr(volume, field.name) for field in fields(Volume)}, mask=mask)
+    return MaskedVolume(
+        **{field.name: getattr(volume, field.name) for field in fields(Volume)}, mask=mask
+    )
 
 
-def open_mask(key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, storage: Storage) -> Mask:
+def open_mask(
+    key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, storage: Storage
+) -> Mask:
     """Open a mask of a volume of a voxel size; ``key`` is where it stands in the job.
 
     Raises:
@@ -126,17 +147,28 @@ def open_mask(key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, s
     """
     if voxel_size_nm is None:
         raise ConfigError(
-            "the input does not say its voxel size: where the mask lies cannot be known. Write model.voxel_size_nm."
+            "the input does not say its voxel size: where the mask lies cannot be known. Write "
+            "model.voxel_size_nm."
         )
     try:
         volume = open_volume(
-            config.path, scale=config.scale, storage=storage, cache_bytes=MASK_CACHE_BYTES, booleans=True
+            config.path,
+            scale=config.scale,
+            storage=storage,
+            cache_bytes=MASK_CACHE_BYTES,
+            booleans=True,
         )
     except VolumeError as error:
         raise VolumeError(f"{key}: {error}") from None
     if volume.channels != 1:
-        raise ConfigError(f"{key}.path {config.path} has {volume.channels} channels; a mask has one")
+        raise ConfigError(
+            f"{key}.path {config.path} has {volume.channels} channels; a mask has one"
+        )
     if volume.voxel_size_nm is None:
-        raise ConfigError(f"{key}.path {config.path} does not say its voxel size: where it lies cannot be known")
-    z, y, x = (ours / theirs for ours, theirs in zip(voxel_size_nm, volume.voxel_size_nm, strict=True))
+        raise ConfigError(
+            f"{key}.path {config.path} does not say its voxel size: where it lies cannot be known"
+        )
+    z, y, x = (
+        ours / theirs for ours, theirs in zip(voxel_size_nm, volume.voxel_size_nm, strict=True)
+    )
     return Mask(volume, (z, y, x), config.inverse, config.fill_value)

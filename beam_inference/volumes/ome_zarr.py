@@ -12,7 +12,9 @@ from beam_inference.errors import VolumeError
 
 NM_PER_UNIT = {
     **dict.fromkeys(("nm", "nanometer", "nanometers", "nanometre"), 1.0),
-    **dict.fromkeys(("um", "µm", "μm", "micron", "microns", "micrometer", "micrometers", "micrometre"), 1e3),
+    **dict.fromkeys(
+        ("um", "µm", "μm", "micron", "microns", "micrometer", "micrometers", "micrometre"), 1e3
+    ),
     **dict.fromkeys(("mm", "millimeter", "millimeters", "millimetre"), 1e6),
     **dict.fromkeys(("m", "meter", "meters", "metre"), 1e9),
     **dict.fromkeys(("angstrom", "angstroms", "Å"), 0.1),
@@ -57,13 +59,16 @@ def levels(attributes: dict[str, Any], url: str) -> list[Level]:
         ]
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise VolumeError(
-            f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: {error!r}"
+            f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: "
+            f"{error!r}"
         ) from None
 
 
 def _scale(transformed: dict[str, Any], count: int) -> list[float]:
     transformations = transformed.get("coordinateTransformations") or []
-    return next((each["scale"] for each in transformations if each["type"] == "scale"), [1.0] * count)
+    return next(
+        (each["scale"] for each in transformations if each["type"] == "scale"), [1.0] * count
+    )
 
 
 def attributes(
@@ -75,8 +80,8 @@ def attributes(
 ) -> dict[str, Any]:
     """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
 
-    ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative to the finest
-    level's, both ZYX in nm. ``labels`` says that values are names of objects.
+    ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative
+    to the finest level's, both ZYX in nm. ``labels`` says that values are names of objects.
     """
     axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}]
     axes += [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]
@@ -94,4 +99,10 @@ def attributes(
     if version == "0.4":
         kind = {"image-label": {"version": "0.4"}} if labels else {}
         return {"multiscales": [{"version": "0.4", **image}], **kind}
-    return {"ome": {"version": "0.5", "multiscales": [image], **({"image-label": {}} if labels else {})}}
+    return {
+        "ome": {
+            "version": "0.5",
+            "multiscales": [image],
+            **({"image-label": {}} if labels else {}),
+        }
+    }

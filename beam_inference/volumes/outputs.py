@@ -41,15 +41,18 @@ class OutputSpec:
 
     Attributes:
         url: where it lies.
-        format: "precomputed", "zarr3", "zarr2", "n5", or a group of arrays: "ome_zarr" (0.5, zarr v3), "ome_zarr_0.4".
+        format: "precomputed", "zarr3", "zarr2", "n5", or a group of arrays: "ome_zarr" (0.5, zarr
+            v3), "ome_zarr_0.4".
         dtype: name of the stored dtype.
         channels: number of channels; all channels of a voxel are in one block.
         bounds: its extent, ZYX; only precomputed volumes have an offset, others start at 0.
         block_shape: ZYX, what is read at once.
         voxel_size_nm: ZYX.
         storage: how object stores are reached.
-        encoding: of precomputed blocks: "raw", "jpeg", "png", or "compressed_segmentation" for uint32 and uint64.
-        shard_shape: ZYX, a file of many blocks, for precomputed, zarr3 and ome_zarr; None for a file a block.
+        encoding: of precomputed blocks: "raw", "jpeg", "png", or "compressed_segmentation" for
+            uint32 and uint64.
+        shard_shape: ZYX, a file of many blocks, for precomputed, zarr3 and ome_zarr; None for a
+            file a block.
         labels: whether values are names of objects, which readers colour, and never average.
     """
 
@@ -81,8 +84,8 @@ def default_bounds(format: str, roi: BoundingBox) -> BoundingBox:
         return roi
     if min(roi.start) < 0:
         raise ConfigError(
-            f"output.format {format} cannot hold roi {roi}: such an array has no offset and starts at 0. "
-            "Use format: precomputed, or an roi that starts at 0 or later."
+            f"output.format {format} cannot hold roi {roi}: such an array has no offset and starts "
+            "at 0. Use format: precomputed, or an roi that starts at 0 or later."
         )
     return BoundingBox((0, 0, 0), roi.stop)
 
@@ -90,7 +93,8 @@ def default_bounds(format: str, roi: BoundingBox) -> BoundingBox:
 def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     """The existing output, opened for writing; None if nothing is there.
 
-    Without ``keep_blank`` blocks of zeros that are written through it are absent, and those of before are deleted.
+    Without ``keep_blank`` blocks of zeros that are written through it are absent, and those of
+    before are deleted.
 
     Raises:
         VolumeError: something else is there, or a volume that differs from ``spec``.
@@ -98,7 +102,9 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     found = volume_at(spec.url, spec.storage)
     if found is None:
         return None
-    if found.driver != (spec.format if spec.format.startswith("ome_zarr") else _DRIVERS[spec.format]):
+    if found.driver != (
+        spec.format if spec.format.startswith("ome_zarr") else _DRIVERS[spec.format]
+    ):
         raise VolumeError(
             f"the output {spec.url} exists as {found.driver}, the job says format: {spec.format}. "
             "Choose another output.path, or remove what is there."
@@ -109,7 +115,9 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
         "dtype": volume.dtype.name,
         "channels": volume.channels,
         "block_shape": list(volume.read_shape),
-        "shard_shape": list(volume.block_shape) if volume.block_shape != volume.read_shape else None,
+        "shard_shape": (
+            list(volume.block_shape) if volume.block_shape != volume.read_shape else None
+        ),
         "voxel_size_nm": [float(f"{size:.6g}") for size in volume.voxel_size_nm or ()],
     }
     expected = {
@@ -120,7 +128,11 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
         "shard_shape": _clipped_shard(spec, volume),
         "voxel_size_nm": [float(f"{size:.6g}") for size in spec.voxel_size_nm],
     }
-    differing = [f"{key} is {there[key]}, the job says {expected[key]}" for key in there if there[key] != expected[key]]
+    differing = [
+        f"{key} is {there[key]}, the job says {expected[key]}"
+        for key in there
+        if there[key] != expected[key]
+    ]
     if differing:
         raise VolumeError(
             f"the output {spec.url} exists and differs from the job: {'; '.join(differing)}. "
@@ -145,10 +157,12 @@ def create_output(spec: OutputSpec) -> Volume:
         VolumeError: it cannot be created there.
         AlignmentError: a precomputed volume cannot have such shards.
     """
-    for key, value in _files(spec).items():  # before the array itself: what is killed in between has made no volume yet
+    # before the array itself: what is killed in between has made no volume yet
+    for key, value in _files(spec).items():
         _write_json(spec, key, value)
     volume = _open(spec, create=True)
-    for key, value in _group_files(spec).items():  # after it: a group never names an array that is not there
+    # after it: a group never names an array that is not there
+    for key, value in _group_files(spec).items():
         _write_json(spec, key, value)
     return volume
 
@@ -180,12 +194,16 @@ def _open(spec: OutputSpec, *, create: bool, keep_blank: bool = True) -> Volume:
     }
     try:
         volume = opened(
-            lambda context: ts.open(store, read=True, write=True, open=True, create=create, context=context),
+            lambda context: ts.open(
+                store, read=True, write=True, open=True, create=create, context=context
+            ),
             spec.storage,
         )
         return as_volume(spec.url, volume)
     except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot {'create' if create else 'open'} the output {spec.url}: {one_line(error)}") from None
+        raise VolumeError(
+            f"cannot {'create' if create else 'open'} the output {spec.url}: {one_line(error)}"
+        ) from None
 
 
 def _encoding(volume: Volume) -> str | None:
@@ -208,7 +226,8 @@ def _files(spec: OutputSpec) -> dict[str, dict[str, Any]]:
 
 def _group_files(spec: OutputSpec) -> dict[str, dict[str, Any]]:
     """Of an OME-Zarr group: that it is one, and what is in it."""
-    name, scales = spec.url.rstrip("/").rpartition("/")[2], [(FINEST, spec.voxel_size_nm, (0.0, 0.0, 0.0))]
+    name = spec.url.rstrip("/").rpartition("/")[2]
+    scales = [(FINEST, spec.voxel_size_nm, (0.0, 0.0, 0.0))]
     if spec.format == "ome_zarr":
         attributes = ome_zarr.attributes("0.5", name, scales, labels=spec.labels)
         return {"zarr.json": {"zarr_format": 3, "node_type": "group", "attributes": attributes}}
@@ -226,11 +245,17 @@ def _metadata(spec: OutputSpec) -> dict[str, Any]:
         return {"multiscale_metadata": _multiscale(spec), "scale_metadata": _scale(spec)}
     extent = [spec.channels, *spec.bounds.stop]
     if driver == "zarr3":
-        codecs: list[dict[str, Any]] = [{"name": "bytes"}, {"name": "zstd", "configuration": {"level": 1}}]
+        codecs: list[dict[str, Any]] = [
+            {"name": "bytes"},
+            {"name": "zstd", "configuration": {"level": 1}},
+        ]
         if spec.shard_shape:
             inner = {"chunk_shape": [spec.channels, *block], "codecs": codecs}
             codecs = [{"name": "sharding_indexed", "configuration": inner}]
-        grid = {"name": "regular", "configuration": {"chunk_shape": [spec.channels, *spec.write_shape]}}
+        grid = {
+            "name": "regular",
+            "configuration": {"chunk_shape": [spec.channels, *spec.write_shape]},
+        }
         return {
             "metadata": {
                 "shape": extent,
@@ -283,5 +308,7 @@ def _scale(spec: OutputSpec) -> dict[str, Any]:
     if spec.encoding == "compressed_segmentation":
         scale["compressed_segmentation_block_size"] = list(_LABEL_BLOCK)
     if spec.shard_shape:
-        scale["sharding"] = precomputed_sharding(spec.bounds.shape, spec.block_shape, spec.shard_shape)
+        scale["sharding"] = precomputed_sharding(
+            spec.bounds.shape, spec.block_shape, spec.shard_shape
+        )
     return scale

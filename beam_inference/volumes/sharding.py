@@ -1,8 +1,9 @@
 """Which blocks a shard of a precomputed volume holds: pure.
 
-Neuroglancer numbers the blocks of a scale by the compressed Morton code of their position: bit 0 of x, of y, of z, then
-bit 1 of x and so on, leaving out an axis once its bits are used up. Blocks whose codes differ in the low bits alone
-share a shard. (Specification: "Neuroglancer Precomputed volume format", sharded format, chunk identifiers.)
+Neuroglancer numbers the blocks of a scale by the compressed Morton code of their position: bit 0 of
+    x, of y, of z, then bit 1 of x and so on, leaving out an axis once its bits are used up. Blocks
+    whose codes differ in the low bits alone share a shard. (Specification: "Neuroglancer
+    Precomputed volume format", sharded format, chunk identifiers.)
 """
 
 from __future__ import annotations
@@ -45,13 +46,17 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict
     possible = shard_shapes(shape, block_shape)
     if shard_shape not in possible:
         wanted = _volume(shard_shape)
-        near = sorted(possible, key=lambda each: max(_volume(each) / wanted, wanted / _volume(each)))[:3]
+        near = sorted(
+            possible, key=lambda each: max(_volume(each) / wanted, wanted / _volume(each))
+        )[:3]
         fits = " or ".join(str(list(each)) for each in sorted(near))
         raise AlignmentError(
-            f"output.shard_shape {list(shard_shape)} is no shard of a precomputed volume of {list(shape)} voxels in "
-            f"blocks of {list(block_shape)}: a shard holds 2^k blocks, and its axes grow in turn. Nearest: {fits}."
+            f"output.shard_shape {list(shard_shape)} is no shard of a precomputed volume of "
+            f"{list(shape)} voxels in blocks of {list(block_shape)}: a shard holds 2^k blocks, "
+            f"and its axes grow in turn. Nearest: {fits}."
         )
-    bits, all_bits = possible.index(shard_shape), len(possible) - 1
+    bits = possible.index(shard_shape)
+    all_bits = len(possible) - 1
     preshift = min(bits, _PRESHIFT_BITS)
     return {
         "@type": "neuroglancer_uint64_sharded_v1",
@@ -67,12 +72,14 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict
 def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -> list[str]:
     """Keys of the shards of a scale, given its metadata, of which ``array`` (C, Z, Y, X), all of ``box``, is zero."""
     z, y, x = scale["chunk_size"][::-1]
-    size, origin = scale["size"][::-1], scale["voxel_offset"][::-1]
+    size = scale["size"][::-1]
+    origin = scale["voxel_offset"][::-1]
     bounds = BoundingBox(tuple(origin), tuple(a + n for a, n in zip(origin, size, strict=True)))
     sharding = scale["sharding"]
     low = sharding["preshift_bits"] + sharding["minishard_bits"]
     shapes = shard_shapes(bounds.shape, (z, y, x))
-    shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])  # there may be more bits than blocks
+    # there may be more bits than blocks
+    shards = ChunkGrid(bounds, shapes[min(low, len(shapes) - 1)])
     blocks = ChunkGrid(bounds, (z, y, x)).shape
     first, last = (
         [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]
@@ -82,7 +89,9 @@ def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -
     for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
         here = shards.core_box(shards.index(position)).intersection(box)
         if not np.any(array[(slice(None), *here.slices_in(box))]):
-            steps = [p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)]
+            steps = [
+                p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)
+            ]
             number = _morton(steps, blocks) >> low
             keys.append(f"{scale['key']}/{number:0{-(-sharding['shard_bits'] // 4)}x}.shard")
     return keys

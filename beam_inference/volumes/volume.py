@@ -1,7 +1,8 @@
 """Volumes on disk or in object stores, through TensorStore: open, cutout, aligned write, and what their errors mean.
 
-Whatever a store's own axis order is, a :class:`Volume` is (channel, z, y, x): the transpose is a TensorStore index
-transform, made once, here. Creating outputs is in :mod:`beam_inference.volumes.outputs`.
+Whatever a store's own axis order is, a :class:`Volume` is (channel, z, y, x): the transpose is a
+TensorStore index transform, made once, here. Creating outputs is in
+:mod:`beam_inference.volumes.outputs`.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Volume:
             PermanentReadError: a block is corrupt or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
         """
-        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        z0, y0, x0 = box.start
+        z1, y1, x1 = box.stop
         array = arrays.empty((self.channels, *box.shape), self.dtype)
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
@@ -83,7 +85,9 @@ class Volume:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
             if status(error) in _NOT_THE_CHUNKS_FAULT:
                 raise WorkerFault(message) from error
-            raise (TransientReadError if may_pass(error) else PermanentReadError)(message) from error
+            raise (TransientReadError if may_pass(error) else PermanentReadError)(
+                message
+            ) from error
         return array
 
     def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
@@ -98,15 +102,19 @@ class Volume:
             TransientWriteError: another attempt may succeed.
             WorkerFault: the destination cannot be written (disk full, no permission, …).
         """
-        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+        z0, y0, x0 = box.start
+        z1, y1, x1 = box.stop
         try:
-            for key in self._blank_shards(box, array):  # TensorStore leaves such a shard as it was
+            # TensorStore leaves such a shard as it was
+            for key in self._blank_shards(box, array):
                 self.store.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
             depth = self.block_shape[0]
             step = depth * int(layers_at_once(array[:, :depth].nbytes))
             for z in range(z0, z1, step):  # the store makes a copy of what it is given
                 piece = array[:, z - z0 : z - z0 + step]
-                self.store[:, z : min(z + step, z1), y0:y1, x0:x1].write(piece).result(timeout=TRANSFER_SECONDS)
+                self.store[:, z : min(z + step, z1), y0:y1, x0:x1].write(piece).result(
+                    timeout=TRANSFER_SECONDS
+                )
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
             if is_transient(error):

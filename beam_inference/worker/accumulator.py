@@ -21,12 +21,19 @@ from beam_inference.worker.patches import Places
 class Accumulator:
     """A chunk's core, blended in a slab on the device that moves along z, and encoded behind it."""
 
-    def __init__(self, work: ChunkWork, places: Places, network: Network, channels: int, encoding: Encoding) -> None:
-        self._work, self._network, self._encoding = work, network, encoding
+    def __init__(
+        self, work: ChunkWork, places: Places, network: Network, channels: int, encoding: Encoding
+    ) -> None:
+        self._work = work
+        self._network = network
+        self._encoding = encoding
         depth, y, x = work.core_box.shape
-        # All of them now: made between the network's answers, they would lie between the holes that these leave.
+        # All of them now: made between the network's answers, they would lie between the holes that
+        # these leave.
         patch_depth, *across = work.lattice.patch_shape
-        self._weights, self._weighted = (network.empty((patch_depth, n, *across)) for n in (1, channels))
+        self._weights, self._weighted = (
+            network.empty((patch_depth, n, *across)) for n in (1, channels)
+        )
         self._along_z, self._planes = _axis_and_planes(work, network)
         self._places = places
         self._result: NDArray[Any] | None = None
@@ -43,18 +50,25 @@ class Accumulator:
     def blend(self, index: Zyx, prediction: Any) -> None:
         """Add one patch's weighted prediction (C, Z, Y, X).
 
-        It is not weighted in place: what the network returned may be its own buffer, or a view of one value. Products
-        and sum are separate operations, each rounded on its own: a fused multiply-add may be used for some voxels of an
-        array and not for others, which would make the bits depend on where a chunk is cut.
+        It is not weighted in place: what the network returned may be its own buffer, or a view of
+            one value. Products
+        and sum are separate operations, each rounded on its own: a fused multiply-add may be used
+            for some voxels of an array and not for others, which would make the bits depend on
+            where a chunk is cut.
         """
         z, y, x = (places[k] for places, k in zip(self._places, index, strict=True))
         if z.core != self._rows:
             self._advance(z.core)
         here = (z.patch, slice(None), y.patch, x.patch)
-        weights, part = self._weights[here], self._weighted[here]
-        self._network.multiply(self._along_z[index[0]][z.patch], self._planes[index[1:]][y.patch, x.patch], weights)
+        weights = self._weights[here]
+        part = self._weighted[here]
+        self._network.multiply(
+            self._along_z[index[0]][z.patch], self._planes[index[1:]][y.patch, x.patch], weights
+        )
         self._network.multiply(prediction.swapaxes(0, 1)[here], weights, part)
-        sums = self._slab[z.core.start - self._slab_start : z.core.stop - self._slab_start, :, y.core, x.core]
+        sums = self._slab[
+            z.core.start - self._slab_start : z.core.stop - self._slab_start, :, y.core, x.core
+        ]
         sums += part  # not self._slab[...] += part, which would write them twice
 
     def finished(self) -> NDArray[Any]:
@@ -70,7 +84,8 @@ class Accumulator:
         begun = self._rows.stop
         self._leave(rows.start)
         if self._result is not None and rows.start > self._slab_start:
-            gone, kept = rows.start - self._slab_start, begun - rows.start
+            gone = rows.start - self._slab_start
+            kept = begun - rows.start
             for moved in range(0, kept, gone):  # a copy must not overlap its source
                 here = slice(moved, min(moved + gone, kept))
                 self._slab[here] = self._slab[here.start + gone : here.stop + gone]
@@ -84,12 +99,20 @@ class Accumulator:
             return
         part = self._slab[self._rows.start - self._slab_start : stop - self._slab_start]
         if self._result is not None:
-            self._arrive(self._result)  # the last ones, while the GPU still computes what is to leave now
-        # A sum that is finite has finite terms, and takes one pass; one that is not may have overflowed.
-        if not (np.isfinite(float(part.sum())) or np.isfinite([float(part.min()), float(part.max())]).all()):
+            # the last ones, while the GPU still computes what is to leave now
+            self._arrive(self._result)
+        # A sum that is finite has finite terms, and takes one pass; one that is not may have
+        # overflowed.
+        if not (
+            np.isfinite(float(part.sum()))
+            or np.isfinite([float(part.min()), float(part.max())]).all()
+        ):
             raise NonFiniteError("NaN or infinite values after blending")
         if self._result is not None:
-            self._on_its_way = slice(self._rows.start, stop), self._network.download(part, self._encoding)
+            self._on_its_way = (
+                slice(self._rows.start, stop),
+                self._network.download(part, self._encoding),
+            )
             if self._network.on_host:
                 self._arrive(self._result)  # they are there, and would take memory
 
@@ -101,13 +124,17 @@ class Accumulator:
             self._on_its_way = None
 
 
-def _axis_and_planes(work: ChunkWork, network: Network) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
+def _axis_and_planes(
+    work: ChunkWork, network: Network
+) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
     """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (Y, X) by the others."""
     z, y, x = (
         {k: axis_weights(axis, k) for k in indices}
         for axis, indices in zip(work.lattice.axes, work.patches, strict=True)
     )
-    planes, alike = {}, {}  # away from the domain's ends axes' weights are the same arrays
+    # away from the domain's ends axes' weights are the same arrays
+    planes = {}
+    alike = {}
     for j, i in product(y, x):
         weights = (id(y[j]), id(x[i]))
         if weights not in alike:

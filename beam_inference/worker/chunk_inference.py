@@ -41,7 +41,8 @@ class ChunkResult:
 
     Attributes:
         core: in the output's dtype, shape (output channels, *core_box.shape).
-        batch_size: patches per network call in the end; smaller than asked for if the device ran out of memory.
+        batch_size: patches per network call in the end; smaller than asked for if the device ran
+            out of memory.
         uniform_patches: patches whose input was one value throughout, and whose answer was known.
     """
 
@@ -63,15 +64,17 @@ def infer_chunk(
 ) -> ChunkResult:
     """Compute all patches of a chunk and blend them into its core.
 
-    ``cutout`` holds ``work.input_box``, shape (input channels, Z, Y, X), in its stored dtype. ``normalize`` maps a
-    float32 batch of stored values to what the network expects, and may do so in place. Every network call has exactly
-    ``batch_size`` patches; a short batch is filled up with repeats, whose results are dropped, because the batch's size
-    changes a network's last bits. Contributions are added in the lattice's lexicographic order, each voxel's sum being
-    the same operations whatever the chunk.
+    ``cutout`` holds ``work.input_box``, shape (input channels, Z, Y, X), in its stored dtype.
+    ``normalize`` maps a float32 batch of stored values to what the network expects, and may do so
+    in place. Every network call has exactly ``batch_size`` patches; a short batch is filled up with
+    repeats, whose results are dropped, because the batch's size changes a network's last bits.
+    Contributions are added in the lattice's lexicographic order, each voxel's sum being the same
+    operations whatever the chunk.
 
-    ``answers`` keeps what the network answers to patches of one value throughout (background, or what lies outside the
-    volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing but the time.
-    ``uploaded`` gives the cutout as a device array, where it is on its way there.
+    ``answers`` keeps what the network answers to patches of one value throughout (background, or
+    what lies outside the
+    volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing
+        but the time. ``uploaded`` gives the cutout as a device array, where it is on its way there.
 
     Raises:
         ModelContractError: the network returns arrays of an unexpected shape.
@@ -79,13 +82,18 @@ def infer_chunk(
         DeviceOutOfMemory: one patch at a time is still too much.
     """
     if cutout.shape[1:] != work.input_box.shape:
-        raise ValueError(f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}")
-    uniform_patches, places = 0, [places_of(work, axis) for axis in range(3)]
+        raise ValueError(
+            f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}"
+        )
+    uniform_patches = 0
+    places = [places_of(work, axis) for axis in range(3)]
     with network.session():
         with _told_of_chunk(work):
             known = {} if answers is None else answers
             volume = uploaded() if uploaded else network.upload(cutout)
-            patches = Patches(cutout, volume, work, places, network, normalize, output_channels, known)
+            patches = Patches(
+                cutout, volume, work, places, network, normalize, output_channels, known
+            )
             core = Accumulator(work, places, network, output_channels, encoding)
         waiting = deque(product(*work.patches))
         while waiting:
@@ -98,11 +106,14 @@ def infer_chunk(
                     if batch_size == 1:
                         with _told_of_chunk(work):
                             raise
-                    logger.warning("device out of memory with %d patches a batch; halving it", batch_size)
+                    logger.warning(
+                        "device out of memory with %d patches a batch; halving it", batch_size
+                    )
                     batch_size //= 2
                     patches.forget_answers()  # of the larger batch
                 continue
-            with _told_of_chunk(work):  # a smaller batch would not help: half of this one is blended
+            # a smaller batch would not help: half of this one is blended
+            with _told_of_chunk(work):
                 for index, answer in window:
                     core.blend(index, next(predictions) if answer is None else answer)
                     waiting.popleft()
@@ -120,7 +131,8 @@ def _told_of_chunk(work: ChunkWork) -> Iterator[None]:
         yield
     except DeviceOutOfMemory as error:
         raise DeviceOutOfMemory(
-            f"the device is out of memory at a batch of one patch of {list(work.lattice.patch_shape)} voxels, "
-            f"with a chunk of {list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
+            "the device is out of memory at a batch of one patch of "
+            f"{list(work.lattice.patch_shape)} voxels, with a chunk of "
+            f"{list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
             f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
         ) from None

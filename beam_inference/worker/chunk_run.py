@@ -1,6 +1,7 @@
 """A run of chunks with look-ahead reads and trailing writes, over three callables: pure.
 
-While the device computes chunk k, the cutout of chunk k + 1 is read and the result of chunk k - 1 is written.
+While the device computes chunk k, the cutout of chunk k + 1 is read and the result of chunk k - 1
+is written.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ def run_chunks(
 ) -> Iterator[Outcome]:
     """Do the chunks in order; yield each one's outcome once ``write`` (or ``quarantine``) has returned it.
 
-    ``read`` and ``write`` run on threads of their own, ``infer`` on the caller's. A :class:`ChunkFault` from any of
-    them is handed to ``quarantine`` and the run goes on. Once ``should_stop()``, no further chunk is started.
-    Any other exception ends the run, but only after the writes under way are finished, so nothing is torn.
+    ``read`` and ``write`` run on threads of their own, ``infer`` on the caller's. A
+    :class:`ChunkFault` from any of them is handed to ``quarantine`` and the run goes on. Once
+    ``should_stop()``, no further chunk is started. Any other exception ends the run, but only after
+    the writes under way are finished, so nothing is torn.
     """
     with ThreadPoolExecutor(1, "read") as readers, ThreadPoolExecutor(1, "write") as writers:
         reads: deque[tuple[int, Future[Cutout]]] = deque()
@@ -48,7 +50,8 @@ def run_chunks(
             except ChunkFault as fault:
                 return quarantine(index, fault)
             finally:
-                del future  # it holds the fault, whose traceback holds this frame, and the chunk's arrays
+                # it holds the fault, whose traceback holds this frame, and the chunk's arrays
+                del future
 
         try:
             while waiting or reads:

@@ -38,8 +38,13 @@ class Finishing:
         config = job.config
         self._operators = opened(config.postprocess)
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
-        self._channels, self._attempts = config.output_channels, config.job.attempts
-        self._mask = None if config.mask is None else open_mask("mask", config.mask, job.voxel_size_nm, config.storage)
+        self._channels = config.output_channels
+        self._attempts = config.job.attempts
+        self._mask = (
+            None
+            if config.mask is None
+            else open_mask("mask", config.mask, job.voxel_size_nm, config.storage)
+        )
         self._fill_value = 0.0 if self._mask is None else self._mask.fill_value
         self._kept = lru_cache(_REMEMBERED)(self._is_kept)
 
@@ -60,7 +65,9 @@ class Finishing:
         self._fill_masked(values, core)
         return values
 
-    def encoded(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
+    def encoded(
+        self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox
+    ) -> NDArray[Any]:
         """The same of float32 values."""
         values = self._operated(values)[(slice(None), *core.slices_in(box))]
         array = quantize(values, self._encoding.dtype, self._encoding.value_range)
@@ -71,8 +78,10 @@ class Finishing:
         if not self._operators:
             return values
         try:
-            values = applied(self._operators, np.ascontiguousarray(values))  # as a function of the user's may want
-        except Exception as error:  # a function of the user's may raise anything; other chunks may be right
+            # as a function of the user's may want
+            values = applied(self._operators, np.ascontiguousarray(values))
+        # a function of the user's may raise anything; other chunks may be right
+        except Exception as error:
             cause = " ".join(str(error).split())[:500] or type(error).__name__
             raise ChunkFault(f"postprocess: {type(error).__name__}: {cause}", STAGE, 1) from error
         if not np.isfinite(values).all():

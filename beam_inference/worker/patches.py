@@ -42,9 +42,14 @@ class Patches:
         output_channels: int,
         answers: MutableMapping[tuple[float, ...], Any],
     ) -> None:
-        self._cutout, self._volume, self._work, self._places = cutout, volume, work, places
-        self._network, self._normalize = network, normalize
-        self._output_channels, self._answers = output_channels, answers
+        self._cutout = cutout
+        self._volume = volume
+        self._work = work
+        self._places = places
+        self._network = network
+        self._normalize = normalize
+        self._output_channels = output_channels
+        self._answers = answers
         self._batch: Any = None
 
     def window(self, indices: Iterable[Zyx], batch_size: int) -> Iterator[tuple[Zyx, Any]]:
@@ -66,9 +71,12 @@ class Patches:
         patch = self._cutout[self._slices(index)]
         first = patch[:, :1, :1, :1]
         # Most patches differ at a glance: only the others are looked at voxel by voxel.
-        if not all((part == first).all() for part in (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)):
+        if not all(
+            (part == first).all() for part in (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)
+        ):
             return None
-        values = (batch_size, *first.ravel().tolist())  # answers in another size of batch may be of other bits
+        # answers in another size of batch may be of other bits
+        values = (batch_size, *first.ravel().tolist())
         if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
             self._answers[values] = self._network.copy(self.predict([index], batch_size)[0])
         return self._answers.get(values)
@@ -88,18 +96,27 @@ class Patches:
         return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
 
     def _slices(self, index: Zyx) -> tuple[slice, ...]:
-        return (slice(None), *(places[k].cutout for places, k in zip(self._places, index, strict=True)))
+        return (
+            slice(None),
+            *(places[k].cutout for places, k in zip(self._places, index, strict=True)),
+        )
 
 
 def places_of(work: ChunkWork, axis: int) -> dict[int, Place]:
     """Where each of a chunk's patches lies along one axis, by its index in the lattice."""
-    core, lattice, places = work.core_box, work.lattice.axes[axis], {}
+    core = work.core_box
+    lattice = work.lattice.axes[axis]
+    places = {}
     for k in work.patches[axis]:
         first = lattice.patch_start(k)
-        start, stop = max(first, core.start[axis]), min(first + lattice.patch, core.stop[axis])
+        start = max(first, core.start[axis])
+        stop = min(first + lattice.patch, core.stop[axis])
         read = first - work.crop_margin[axis] - work.input_box.start[axis]
         if start >= stop or read < 0:  # a negative slice would wrap around silently
-            raise ValueError(f"patch {k} of axis {axis} misses the core {core}, or what is read, {work.input_box}")
+            raise ValueError(
+                f"patch {k} of axis {axis} misses the core {core}, or what is read, "
+                f"{work.input_box}"
+            )
         places[k] = Place(
             slice(read, read + lattice.patch + 2 * work.crop_margin[axis]),
             slice(start - first, stop - first),

@@ -7,7 +7,13 @@ from typing import TypeVar
 
 import tenacity
 
-from beam_inference.errors import BeamInferenceError, ChunkFault, DeviceOutOfMemory, StateError, WorkerFault
+from beam_inference.errors import (
+    BeamInferenceError,
+    ChunkFault,
+    DeviceOutOfMemory,
+    StateError,
+    WorkerFault,
+)
 
 Value = TypeVar("Value")
 
@@ -25,7 +31,8 @@ def attempt(
 
     Raises:
         ChunkFault: of ``stage``: it failed for good.
-        WorkerFault, DeviceOutOfMemory, StateError: as the action raises them; not the chunk's fault.
+        WorkerFault, DeviceOutOfMemory, StateError: as the action raises them; not the chunk's
+            fault.
     """
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(attempts),
@@ -42,7 +49,8 @@ def attempt(
         raise
     except MemoryError as error:
         raise WorkerFault(
-            f"this process is out of memory: {error}. Make inference.chunk_shape smaller, or run fewer processes."
+            f"this process is out of memory: {error}. Make inference.chunk_shape smaller, or run "
+            "fewer processes."
         ) from error
     except Exception as error:
         expected = isinstance(error, BeamInferenceError)

@@ -1,8 +1,9 @@
 """The two stages of ``seams: exchange``, as a worker does them: every patch once, then the voxels that chunks share.
 
-First a chunk's own patches are computed and added up. Blocks that nobody else touches are written; what others need is
-kept as seam files, and a first receipt says so. Once all that touches a chunk is there, it is put together and written,
-and has its receipt. A chunk whose seam files are lost is computed without its neighbours, to the same bits.
+First a chunk's own patches are computed and added up. Blocks that nobody else touches are written;
+what others need is kept as seam files, and a first receipt says so. Once all that touches a chunk
+is there, it is put together and written, and has its receipt. A chunk whose seam files are lost is
+computed without its neighbours, to the same bits.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class SeamExchange:
     """Both stages, on the stores and the network of one worker."""
 
     def __init__(self, worker: Worker) -> None:
-        self._worker, self._job = worker, worker.job
+        self._worker = worker
+        self._job = worker.job
         self._files = SeamFiles(worker.state.url, worker.job.config.storage, worker.job.fingerprint)
         self._channels = worker.job.config.model.output_channels
 
@@ -63,7 +65,8 @@ class SeamExchange:
         Raises:
             WorkerFault: this process cannot go on.
         """
-        worker, plan = self._worker, self._job.plan
+        worker = self._worker
+        plan = self._job.plan
         summed = self._summed(indices) if worker.launch.honour_receipts else {}
         needed = {index for index in self.waiting(indices) if not worker.is_masked(index)}
         todo = [i for i in indices if i not in summed and needed.intersection(plan.receivers(i))]
@@ -82,15 +85,20 @@ class SeamExchange:
 
     def waiting(self, indices: Sequence[int]) -> list[int]:
         """The chunks that the patches of these ones touch, and they themselves, as far as they have no receipt."""
-        touched = sorted({*indices, *(receiver for index in indices for receiver in self._job.plan.receivers(index))})
+        touched = sorted(
+            {
+                *indices,
+                *(receiver for index in indices for receiver in self._job.plan.receivers(index)),
+            }
+        )
         done = self._worker.receipts(touched)
         return [index for index in touched if index not in done]
 
     def merge(self, indices: Sequence[int]) -> Iterator[Record]:
         """Finish chunks whose contributors are all computed; one record per chunk.
 
-        A chunk one of whose contributors is quarantined is quarantined, too. One whose contributors are not done yet,
-        because the launch was stopped, is left as it is.
+        A chunk one of whose contributors is quarantined is quarantined, too. One whose contributors
+        are not done yet, because the launch was stopped, is left as it is.
 
         Raises:
             WorkerFault: this process cannot go on.
@@ -98,17 +106,23 @@ class SeamExchange:
         yield from self._worker.logged(indices, self._merge(indices))
 
     def _merge(self, indices: Sequence[int]) -> Iterator[Record]:
-        worker, plan = self._worker, self._job.plan
+        worker = self._worker
+        plan = self._job.plan
         receipts = worker.receipts(indices)
         yield from map(worker.done_before, receipts.values())
-        ready, missing = [], [index for index in indices if index not in receipts]
-        summed = self._summed(sorted({*missing, *(c for index in missing for c in plan.contributors(index))}))
+        ready = []
+        missing = [index for index in indices if index not in receipts]
+        summed = self._summed(
+            sorted({*missing, *(c for index in missing for c in plan.contributors(index))})
+        )
         for index in missing:
             if worker.is_masked(index):
                 if not worker.should_stop():
                     yield worker.write_blank(index)
                 continue
-            absent = [contributor for contributor in plan.contributors(index) if contributor not in summed]
+            absent = [
+                contributor for contributor in plan.contributors(index) if contributor not in summed
+            ]
             if not absent:
                 ready.append(index)
                 continue
@@ -116,9 +130,12 @@ class SeamExchange:
             if index in failed:
                 yield Record(index, "quarantined")
             elif failed:
-                cause = "; ".join(f"chunk {chunk}: {record.cause}" for chunk, record in failed.items())
+                cause = "; ".join(
+                    f"chunk {chunk}: {record.cause}" for chunk, record in failed.items()
+                )
                 yield worker.quarantine(
-                    index, ChunkFault(f"it needs patches that could not be done: {cause}", STAGE, 1)
+                    index,
+                    ChunkFault(f"it needs patches that could not be done: {cause}", STAGE, 1),
                 )
         arrays.give_back()  # what the network needed
         yield from run_chunks(
@@ -154,65 +171,101 @@ class SeamExchange:
         return self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
 
     def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
-        plan, start = self._job.plan, time.perf_counter()
-        work, private = plan.owned_work(index), plan.private_box(index)
+        plan = self._job.plan
+        start = time.perf_counter()
+        work = plan.owned_work(index)
+        private = plan.private_box(index)
         assert work is not None
         for receiver, pieces in cut(plan, index, core.array):
             if receiver in needed:
                 self._files.write(receiver, index, pieces)
-        parts, attempts, written = [], 1, 0
+        parts = []
+        attempts = 1
+        written = 0
         if private is not None:  # what nobody else adds to; the next chunk is computed meanwhile
             sums = core.array[(slice(None), *private.slices_in(work.core_box))]
             own = self._worker.finishing.encoded(sums, private, private)
             part, attempts = self._worker.write(index, private, own)
-            parts, written = [part], own.nbytes
+            parts = [part]
+            written = own.nbytes
         seconds = core.seconds | {"write": time.perf_counter() - start}
         self._worker.state.write_sums(
             self._worker.receipt(
-                index, parts, core.batch_size, core.uniform_patches, seconds, core.attempts | {"write": attempts}
+                index,
+                parts,
+                core.batch_size,
+                core.uniform_patches,
+                seconds,
+                core.attempts | {"write": attempts},
             )
         )
         return Record(index, "summed", core.read_bytes, written, seconds, core.uniform_patches)
 
     def _read_parts(self, index: int, own: Receipt | None) -> _Parts:
-        plan, start = self._job.plan, time.perf_counter()
+        plan = self._job.plan
+        start = time.perf_counter()
         wanted = [
             (contributor, [box.shape for box in boxes])
             for contributor in plan.contributors(index)
             if (boxes := seam_boxes(plan, contributor, index))
         ]
         arrays = self._files.read(index, wanted, self._channels)
-        return _Parts(own, [contributor for contributor, _ in wanted], arrays, time.perf_counter() - start)
+        return _Parts(
+            own, [contributor for contributor, _ in wanted], arrays, time.perf_counter() - start
+        )
 
     def _put_together(self, index: int, parts: _Parts) -> _Merged:
-        plan, start = self._job.plan, time.perf_counter()
+        plan = self._job.plan
+        start = time.perf_counter()
         if parts.arrays is None:
-            logger.warning("chunk %d: its seam files are lost; it is computed without its neighbours", index)
+            logger.warning(
+                "chunk %d: its seam files are lost; it is computed without its neighbours", index
+            )
             cutout = self._worker.read(index, plan.work(index).input_box)
             whole = self._worker.whole_core(index, cutout)
             return _Merged([(plan.chunks.core_box(index), whole.array)], None, parts.seconds, whole)
-        boxes = merged(plan, index, zip(parts.contributors, parts.arrays, strict=True), self._channels)
+        boxes = merged(
+            plan, index, zip(parts.contributors, parts.arrays, strict=True), self._channels
+        )
         encoded = [(box, self._worker.finishing.encoded(values, box, box)) for box, values in boxes]
         return _Merged(encoded, parts.own, parts.seconds + time.perf_counter() - start)
 
     def _write_merged(self, index: int, result: _Merged) -> Record:
-        worker, start = self._worker, time.perf_counter()
-        own, whole = result.own, result.whole
-        parts, written = list(own.parts) if own else [], 0
+        worker = self._worker
+        start = time.perf_counter()
+        own = result.own
+        whole = result.whole
+        parts = list(own.parts) if own else []
+        written = 0
         for box, values in result.boxes:
             part, _ = worker.write(index, box, values)
             parts.append(part)
             written += values.nbytes
         # A chunk that owns no patch is made of what others say alone.
-        before = whole or own or Core(np.empty(0), self._job.config.inference.patches_per_call, 0, 0, {}, {})
+        before = (
+            whole
+            or own
+            or Core(np.empty(0), self._job.config.inference.patches_per_call, 0, 0, {}, {})
+        )
         seconds = dict(before.seconds)
         for stage, spent in (("merge", result.seconds), ("write", time.perf_counter() - start)):
             seconds[stage] = seconds.get(stage, 0.0) + spent
         worker.state.write_receipt(
-            worker.receipt(index, parts, before.batch_size, before.uniform_patches, seconds, dict(before.attempts))
+            worker.receipt(
+                index,
+                parts,
+                before.batch_size,
+                before.uniform_patches,
+                seconds,
+                dict(before.attempts),
+            )
         )
         self._files.forget(index)
         read_bytes = whole.read_bytes if whole else 0
         return Record(
-            index, "done", read_bytes, written, {"merge": result.seconds, "write": time.perf_counter() - start}
+            index,
+            "done",
+            read_bytes,
+            written,
+            {"merge": result.seconds, "write": time.perf_counter() - start},
         )

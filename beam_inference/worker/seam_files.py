@@ -1,9 +1,9 @@
 """The sums that chunks are made of, in the state folder: ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR.NUMBER``.
 
 What a contributor says to a receiver is float32, little-endian, box after box of
-:func:`beam_inference.geometry.seam_sums.seam_boxes`, each in C order (channel, z, y, x).
-Files hold :data:`FILE_VALUES` of it each, the last one what is left, and their CRC-32. They have one writer and one
-reader, so the reader removes them.
+:func:`beam_inference.geometry.seam_sums.seam_boxes`, each in C order (channel, z, y, x). Files hold
+:data:`FILE_VALUES` of it each, the last one what is left, and their CRC-32. They have one writer
+and one reader, so the reader removes them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.seam_sums import Sums
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS, again_if_failed, delete_folder, open_kvstore, persistently
+from beam_inference.volumes.kvstores import (
+    TRANSFER_SECONDS,
+    again_if_failed,
+    delete_folder,
+    open_kvstore,
+    persistently,
+)
 
 _CRC_BYTES = 4
 FILE_VALUES = WRITTEN_BYTES // 4
@@ -51,7 +57,11 @@ class SeamFiles:
             self._write(_key(receiver, contributor, number), content)
 
     def _write(self, key: str, content: bytearray) -> None:
-        persistently("write", f"{self._url}/{key}", lambda: self._store.write(key, content).result(TRANSFER_SECONDS))
+        persistently(
+            "write",
+            f"{self._url}/{key}",
+            lambda: self._store.write(key, content).result(TRANSFER_SECONDS),
+        )
 
     def read(
         self, receiver: int, wanted: Sequence[tuple[int, Sequence[Zyx]]], channels: int
@@ -71,7 +81,9 @@ class SeamFiles:
                 result = persistently(
                     "read",
                     f"{self._url}/{key}",
-                    again_if_failed(reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS),
+                    again_if_failed(
+                        reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS
+                    ),
                 )
                 here = values[number * FILE_VALUES :][:FILE_VALUES]
                 if result.state != "value" or not _parse(bytes(result.value), here):
@@ -84,7 +96,11 @@ class SeamFiles:
     def forget_all(self) -> int:
         """Remove all files of the job; how many there were."""
         everything = ts.KvStore.KeyRange()
-        there = len(persistently("list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)))
+        there = len(
+            persistently(
+                "list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)
+            )
+        )
         delete_folder(self._store, self._url)
         return there
 

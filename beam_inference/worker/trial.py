@@ -11,7 +11,12 @@ from numpy.typing import NDArray
 from beam_inference.config.job import JobConfig
 from beam_inference.engines.loading import Predictor
 from beam_inference.engines.trial import ContractReport, check_contract, check_difference
-from beam_inference.errors import DeviceOutOfMemory, ModelContractError, PermanentReadError, TransientReadError
+from beam_inference.errors import (
+    DeviceOutOfMemory,
+    ModelContractError,
+    PermanentReadError,
+    TransientReadError,
+)
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.volumes.volume import Volume
@@ -31,7 +36,11 @@ def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDAr
 
 
 def try_network(
-    predictor: Predictor, config: JobConfig, volume: Volume, plan: InferencePlan, reference: Predictor | None = None
+    predictor: Predictor,
+    config: JobConfig,
+    volume: Volume,
+    plan: InferencePlan,
+    reference: Predictor | None = None,
 ) -> ContractReport:
     """Run the network once, on the patch in the middle of the ROI, and hold it against ``reference`` if there is one.
 
@@ -55,7 +64,8 @@ def try_network(
             check_difference(predictor, reference, patch, normalize, report.batch_size)
         except DeviceOutOfMemory as error:
             raise ModelContractError(
-                f"the device is out of memory for {report.batch_size} patches a batch in PyTorch in float32, which the "
-                f"network is held against. Make inference.batch_size smaller, or inference.patch_shape. ({error})"
+                f"the device is out of memory for {report.batch_size} patches a batch in PyTorch "
+                "in float32, which the network is held against. Make inference.batch_size "
+                f"smaller, or inference.patch_shape. ({error})"
             ) from None
     return report

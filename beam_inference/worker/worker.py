@@ -88,26 +88,37 @@ class Worker:
         self.launch = launch
         self.job = launch.resolved()
         self.state = launch.state()
-        self._input = open_input(self.job.config, self.job.cached_input_bytes(launch.threads_per_process))
-        output, blank = (open_output(output_spec(self.job), keep_blank=keep) for keep in (True, False))
+        self._input = open_input(
+            self.job.config, self.job.cached_input_bytes(launch.threads_per_process)
+        )
+        output, blank = (
+            open_output(output_spec(self.job), keep_blank=keep) for keep in (True, False)
+        )
         if output is None or blank is None:
-            raise WorkerFault(f"the output {self.job.config.output.path} is gone: it was there at launch")
-        self._output, self._blank_output = output, blank
+            raise WorkerFault(
+                f"the output {self.job.config.output.path} is gone: it was there at launch"
+            )
+        self._output = output
+        self._blank_output = blank
         self.finishing = Finishing(self.job)
         self._normalize = normalization(self.job.config, self._input.dtype)
-        model, inference = self._model(), self.job.config.inference
+        model = self._model()
+        inference = self.job.config.inference
         self._predictor = load_predictor(model, inference, allow_pickle=launch.allow_pickle)
         found = self._predictor.describe()
         if found != self.job.engine:
             raise WorkerFault(
-                f"this worker's engine is {found}, the job was launched with {self.job.engine}: its output would "
-                "differ. Use one image for launcher and workers."
+                f"this worker's engine is {found}, the job was launched with {self.job.engine}: "
+                "its output would differ. Use one image for launcher and workers."
             )
         self._batch_size = inference.patches_per_call
         if not launch.contract_checked:
-            report = self._try_network(load_reference(model, inference, allow_pickle=launch.allow_pickle))
+            report = self._try_network(
+                load_reference(model, inference, allow_pickle=launch.allow_pickle)
+            )
             self._batch_size = report.batch_size
-        elif inference.device == "cpu" and inference.engine not in CPU_ENGINES:  # trying it has settled it, too
+        # trying it has settled it, too
+        elif inference.device == "cpu" and inference.engine not in CPU_ENGINES:
             patch = grown_shape(inference.patch_shape, self.job.plan.crop_margin)
             settle(self._predictor, (inference.patches_per_call, self.job.input_channels, *patch))
         self.should_stop = StopRequest(self.state, launch.id)
@@ -122,8 +133,8 @@ class Worker:
         found = model_sha256(model)
         if found != self.job.model_sha256:
             raise WorkerFault(
-                f"the network's files have the sha256 {found}, the job was launched with {self.job.model_sha256}: they "
-                "were changed since, or this machine has others."
+                f"the network's files have the sha256 {found}, the job was launched with "
+                f"{self.job.model_sha256}: they were changed since, or this machine has others."
             )
         return model
 
@@ -138,13 +149,21 @@ class Worker:
     def logged(self, indices: Sequence[int], records: Iterator[Record]) -> Iterator[Record]:
         """The records of a run under way, and a line in the log at its end."""
         self._run_of.update(dict.fromkeys(indices, indices[0]))
-        start, outcomes = time.perf_counter(), Counter[str]()
+        start = time.perf_counter()
+        outcomes = Counter[str]()
         for record in records:
             outcomes[record.outcome] += 1
             yield record
         seconds = time.perf_counter() - start
-        told = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()) or "stopped before its first"
-        extra = {**self._about(indices[0]), "seconds": round(seconds, 3), "outcomes": dict(outcomes)}
+        told = (
+            ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+            or "stopped before its first"
+        )
+        extra = {
+            **self._about(indices[0]),
+            "seconds": round(seconds, 3),
+            "outcomes": dict(outcomes),
+        }
         logger.info("run of %d chunks from %d: %s", len(indices), indices[0], told, extra=extra)
         for index in indices:
             self._run_of.pop(index, None)
@@ -173,15 +192,16 @@ class Worker:
         for receipt in receipts:
             if receipt.fingerprint != self.job.fingerprint:
                 raise StateError(
-                    f"{self.state.url} holds a receipt of another job for chunk {receipt.chunk} (fingerprint "
-                    f"{receipt.fingerprint[:12]}, expected {self.job.fingerprint[:12]}). Give this job its own "
-                    "state_path."
+                    f"{self.state.url} holds a receipt of another job for chunk {receipt.chunk} "
+                    f"(fingerprint {receipt.fingerprint[:12]}, expected "
+                    f"{self.job.fingerprint[:12]}). Give this job its own state_path."
                 )
         return {receipt.chunk: receipt for receipt in receipts}
 
     def done_before(self, receipt: Receipt) -> Record:
         """The record of a chunk that has a receipt."""
-        # A bundle that is tried again finds its own first attempt's work: that is done, not skipped.
+        # A bundle that is tried again finds its own first attempt's work: that is done, not
+        # skipped.
         return Record(receipt.chunk, "done" if receipt.launch == self.launch.id else "skipped")
 
     def _about(self, index: int) -> dict[str, object]:
@@ -208,14 +228,21 @@ class Worker:
     def whole_core(self, index: int, cutout: Cutout) -> Core:
         """A chunk's core as it is to be written, from every patch that touches it.
 
-        With ``seams: exchange`` the patches are added up by owner, and these sums in the owners' order, which gives the
-        bits that the exchange would have given.
+        With ``seams: exchange`` the patches are added up by owner, and these sums in the owners'
+        order, which gives the bits that the exchange would have given.
         """
         plan = self.job.plan
         core_box = plan.chunks.core_box(index)
         if plan.seams == "exchange":
-            works, channels = plan.contributions(index), self.job.config.model.output_channels
-            core = self.infer(index, cutout, works, AS_COMPUTED, lambda sums: added(core_box, works, sums, channels))
+            works = plan.contributions(index)
+            channels = self.job.config.model.output_channels
+            core = self.infer(
+                index,
+                cutout,
+                works,
+                AS_COMPUTED,
+                lambda sums: added(core_box, works, sums, channels),
+            )
             return core._replace(array=self.finishing.encoded(core.array, core_box, core_box))
         work = plan.work(index)
         core = self.infer(index, cutout, [work], self.finishing.on_device, next)
@@ -231,7 +258,9 @@ class Worker:
         array = self.finishing.blank(box)
         part, attempts = self.write(index, box, array, self._blank_output)
         batch_size = self.job.config.inference.patches_per_call
-        self.state.write_receipt(self.receipt(index, [part], batch_size, 0, {}, {"write": attempts}))
+        self.state.write_receipt(
+            self.receipt(index, [part], batch_size, 0, {}, {"write": attempts})
+        )
         return Record(index, "done", 0, array.nbytes)
 
     def infer(
@@ -248,7 +277,9 @@ class Worker:
             ChunkFault: the network fails on this chunk.
             WorkerFault: it fails on any.
         """
-        uniform_patches, batch_size, uploaded = 0, self._batch_size, cache(cutout.uploaded)
+        uniform_patches = 0
+        batch_size = self._batch_size
+        uploaded = cache(cutout.uploaded)
 
         def result_of(work: ChunkWork) -> NDArray[Any]:
             nonlocal uniform_patches, batch_size
@@ -264,7 +295,8 @@ class Worker:
                 self._answers,
                 lambda: uploaded()[here],
             )
-            batch_size = self._batch_size = result.batch_size  # what was too much once is not tried again
+            # what was too much once is not tried again
+            batch_size = self._batch_size = result.batch_size
             uniform_patches += result.uniform_patches
             return result.core
 
@@ -283,7 +315,9 @@ class Worker:
         with self._device_lock:
             start = time.perf_counter()  # waiting for the device is not using it
             try:
-                array, attempts = self._attempt(core, index, "infer", lambda e: not isinstance(e, BeamInferenceError))
+                array, attempts = self._attempt(
+                    core, index, "infer", lambda e: not isinstance(e, BeamInferenceError)
+                )
             except DeviceOutOfMemory as error:
                 raise WorkerFault(str(error)) from error
             except ChunkFault as fault:
@@ -295,11 +329,17 @@ class Worker:
         return Core(array, batch_size, uniform_patches, cutout.array.nbytes, seconds, tried)
 
     def _write(self, index: int, core: Core) -> Record:
-        box, start = self.job.plan.chunks.core_box(index), time.perf_counter()
+        box = self.job.plan.chunks.core_box(index)
+        start = time.perf_counter()
         part, attempts = self.write(index, box, core.array)
-        seconds, tried = core.seconds | {"write": time.perf_counter() - start}, core.attempts | {"write": attempts}
-        self.state.write_receipt(self.receipt(index, [part], core.batch_size, core.uniform_patches, seconds, tried))
-        return Record(index, "done", core.read_bytes, core.array.nbytes, seconds, core.uniform_patches)
+        seconds = core.seconds | {"write": time.perf_counter() - start}
+        tried = core.attempts | {"write": attempts}
+        self.state.write_receipt(
+            self.receipt(index, [part], core.batch_size, core.uniform_patches, seconds, tried)
+        )
+        return Record(
+            index, "done", core.read_bytes, core.array.nbytes, seconds, core.uniform_patches
+        )
 
     def write(
         self, index: int, box: BoundingBox, array: NDArray[Any], output: Volume | None = None
@@ -313,7 +353,10 @@ class Worker:
 
         try:
             stored, attempts = self._attempt(
-                written, index, "write", lambda e: isinstance(e, (TransientWriteError, TransientReadError))
+                written,
+                index,
+                "write",
+                lambda e: isinstance(e, (TransientWriteError, TransientReadError)),
             )
         except ChunkFault as fault:  # the destination's, not the chunk's
             raise WorkerFault(f"chunk {index} cannot be written, or read back: {fault}") from fault
@@ -344,7 +387,8 @@ class Worker:
 
     def quarantine(self, index: int, fault: ChunkFault) -> Record:
         """Record that a chunk cannot be done."""
-        work, core_box = self.job.plan.work(index), self.job.plan.chunks.core_box(index)
+        work = self.job.plan.work(index)
+        core_box = self.job.plan.chunks.core_box(index)
         extra = {**self._about(index), "stage": fault.stage, "attempt": fault.attempts}
         logger.warning("chunk %d %s quarantined: %s", index, core_box, fault, extra=extra)
         self.state.write_quarantine(
@@ -362,13 +406,19 @@ class Worker:
         return Record(index, "quarantined")
 
     def _attempt(
-        self, action: Callable[[], Value], index: int, stage: str, is_transient: Callable[[BaseException], bool]
+        self,
+        action: Callable[[], Value],
+        index: int,
+        stage: str,
+        is_transient: Callable[[BaseException], bool],
     ) -> tuple[Value, int]:
         """As :func:`~beam_inference.worker.retries.attempt`, with a line in the log for each that failed."""
 
         def tell(number: int, cause: str) -> None:
             extra = {**self._about(index), "stage": stage, "attempt": number}
-            logger.warning("chunk %d: %s failed, attempt %d: %s", index, stage, number, cause, extra=extra)
+            logger.warning(
+                "chunk %d: %s failed, attempt %d: %s", index, stage, number, cause, extra=extra
+            )
 
         return attempt(action, self.job.config.job.attempts, stage, is_transient, tell)
 
@@ -383,8 +433,9 @@ class Worker:
             self._try_network()
         except Exception:
             raise WorkerFault(
-                f"the first {SICK_AFTER} chunks of this process all failed in the network, the last with: {fault}; "
-                "and so does a patch from the middle of the ROI. The network or the device is at fault, not the chunks."
+                f"the first {SICK_AFTER} chunks of this process all failed in the network, the "
+                f"last with: {fault}; and so does a patch from the middle of the ROI. The network "
+                "or the device is at fault, not the chunks."
             ) from fault
         self._failed_at_start = None  # the network works: these chunks are bad
 
@@ -399,4 +450,7 @@ def _all_finite(array: NDArray[Any]) -> bool:
 def _explain_non_finite(cutout: NDArray[Any]) -> str:
     if _all_finite(cutout):
         return "the network returned NaN or infinite values for finite input"
-    return f"the input holds {int((~np.isfinite(cutout)).sum())} NaN or infinite voxels, and so does the result"
+    return (
+        f"the input holds {int((~np.isfinite(cutout)).sum())} NaN or infinite voxels, and so does "
+        "the result"
+    )

@@ -81,7 +81,9 @@ def main() -> None:
     (HERE / "dice.json").write_text(text)
 
 
-def train(image: NDArray[np.float32], target: NDArray[np.float32], steps: int, seed: int) -> nn.Module:
+def train(
+    image: NDArray[np.float32], target: NDArray[np.float32], steps: int, seed: int
+) -> nn.Module:
     """A network trained on crops of ``image`` (Z, Y, X) and ``target`` (class, Z, Y, X)."""
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
@@ -89,7 +91,8 @@ def train(image: NDArray[np.float32], target: NDArray[np.float32], steps: int, s
     # Drawing a brain voxel first makes each side of the band weigh as much as its share of brain.
     offsets = [np.array([0, start, 0]) for start, _ in sides]
     brain = [
-        np.argwhere(image[:, start:stop] > 0) + offset for (start, stop), offset in zip(sides, offsets, strict=True)
+        np.argwhere(image[:, start:stop] > 0) + offset
+        for (start, stop), offset in zip(sides, offsets, strict=True)
     ]
     share = np.array([len(voxels) for voxels in brain]) / sum(len(voxels) for voxels in brain)
 
@@ -99,7 +102,8 @@ def train(image: NDArray[np.float32], target: NDArray[np.float32], steps: int, s
     optimiser = torch.optim.Adam(network.parameters())
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, PEAK_LEARNING_RATE, steps)
     for step in range(steps):
-        images, targets = [], []
+        images = []
+        targets = []
         for _ in range(BATCH):
             side = random.choice(len(sides), p=share)
             low = offsets[side]
@@ -142,9 +146,12 @@ def augment(image: NDArray[np.float32], random: np.random.Generator) -> NDArray[
     return np.asarray(np.clip(changed, 0, 1), dtype=np.float32)
 
 
-def held_out_dice(network: nn.Module, image: NDArray[np.float32], target: NDArray[np.float32]) -> dict[str, float]:
+def held_out_dice(
+    network: nn.Module, image: NDArray[np.float32], target: NDArray[np.float32]
+) -> dict[str, float]:
     """Dice of each class in the held-out slices, the largest class of each voxel on both sides."""
-    start, stop = HELD_OUT[0] - GUARD, HELD_OUT[1] + GUARD
+    start = HELD_OUT[0] - GUARD
+    stop = HELD_OUT[1] + GUARD
     slab = image[:, start:stop]
     padding = [(0, -size % DOWNSAMPLING) for size in slab.shape]
     with torch.inference_mode():
@@ -153,7 +160,11 @@ def held_out_dice(network: nn.Module, image: NDArray[np.float32], target: NDArra
     found = unpadded.argmax(0).numpy()[:, GUARD:-GUARD]
     truth = target[:, :, HELD_OUT[0] : HELD_OUT[1]].argmax(0)
     return {
-        name: float(2 * ((found == label) & (truth == label)).sum() / ((found == label).sum() + (truth == label).sum()))
+        name: float(
+            2
+            * ((found == label) & (truth == label)).sum()
+            / ((found == label).sum() + (truth == label).sum())
+        )
         for label, name in enumerate(CLASSES)
     }
 

@@ -1,11 +1,12 @@
 """What the two DAGs share: the deployment's settings, the form of a run, and the verification at its end.
 
-Settings are environment variables of every Airflow component. None of them is a secret: credentials are in connections.
+Settings are environment variables of every Airflow component. None of them is a secret: credentials
+are in connections.
 
-``BEAM_INFERENCE_PYTHON``
-    The python of the environment in which beam-inference is installed, on the Airflow workers. Required.
-``BEAM_INFERENCE_<FIELD>``
-    What a field of the form holds unless the run says otherwise, such as ``BEAM_INFERENCE_REGION=europe-west4``.
+``BEAM_INFERENCE_PYTHON`` The python of the environment in which beam-inference is installed, on the
+    Airflow workers. Required.
+``BEAM_INFERENCE_<FIELD>`` What a field of the form holds unless the run says otherwise, such as
+    ``BEAM_INFERENCE_REGION=europe-west4``.
 ``BEAM_INFERENCE_DATAFLOW_SCHEDULE``, ``BEAM_INFERENCE_LOCAL_SCHEDULE``
     When runs of a DAG start by themselves, such as ``@daily``. Without it they are started by hand.
 """
@@ -49,14 +50,21 @@ def python() -> str:
     interpreter = os.environ.get(f"{PREFIX}PYTHON")
     if not interpreter:
         raise LookupError(
-            f"{PREFIX}PYTHON is not set. Expected: the python of the environment in which beam-inference is installed, "
-            "such as /opt/beam-inference/bin/python. Set it for every component of Airflow."
+            f"{PREFIX}PYTHON is not set. Expected: the python of the environment in which "
+            "beam-inference is installed, such as /opt/beam-inference/bin/python. Set it for "
+            "every component of Airflow."
         )
     return interpreter
 
 
 def field(
-    name: str, title: str, description: str, *, type: str = "string", required: bool = False, **schema: Any
+    name: str,
+    title: str,
+    description: str,
+    *,
+    type: str = "string",
+    required: bool = False,
+    **schema: Any,
 ) -> dict[str, Param]:
     """One field of the form, by its name. One that is required cannot be left empty; it may have a default, though.
 
@@ -70,14 +78,23 @@ def field(
         return {name: Param(title=title, description=description, type=type, **schema)}
     if "enum" in schema:
         schema["enum"] = [None, *schema["enum"]]
-    return {name: Param(title=title, description=description, type=["null", type], **{"default": None, **schema})}
+    return {
+        name: Param(
+            title=title,
+            description=description,
+            type=["null", type],
+            **{"default": None, **schema},
+        )
+    }
 
 
 def _parsed(name: str, preset: str, type: str) -> Any:
     try:
         return json.loads(preset)
     except json.JSONDecodeError:
-        raise ValueError(f"{PREFIX}{name.upper()}={preset}: expected JSON, of type {type}. Correct it.") from None
+        raise ValueError(
+            f"{PREFIX}{name.upper()}={preset}: expected JSON, of type {type}. Correct it."
+        ) from None
 
 
 def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
@@ -90,12 +107,30 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
     """
     instead: dict[str, Any] = {"section": "Instead of what the job file says"}
     return {
-        **field("job", "Job file", "YAML. {{ ds }} stands for the run's date.", required=True, pattern=job),
+        **field(
+            "job",
+            "Job file",
+            "YAML. {{ ds }} stands for the run's date.",
+            required=True,
+            pattern=job,
+        ),
         **field("input", "Input volume", "input.path", pattern=source, **instead),
         **field("output", "Output volume", "output.path", pattern=target, **instead),
-        **field("roi", "Region of interest", "0x0x0:64x512x512, z y x", pattern=f"^{_CORNER}:{_CORNER}$", **instead),
+        **field(
+            "roi",
+            "Region of interest",
+            "0x0x0:64x512x512, z y x",
+            pattern=f"^{_CORNER}:{_CORNER}$",
+            **instead,
+        ),
         **field("model", "Network", "model.path", minLength=1, **instead),
-        **field("weights", "Weights", "model.weights, where model is a factory", pattern=source, **instead),
+        **field(
+            "weights",
+            "Weights",
+            "model.weights, where model is a factory",
+            pattern=source,
+            **instead,
+        ),
         **field(
             "max_failed_chunks",
             "Bound of quarantined chunks",
@@ -113,8 +148,17 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
             default=True,
             **instead,
         ),
-        **field("chunks", "Chunks file", "Do only the chunks of a quarantine file.", pattern=source),
-        **field("deep", "Verify deeply", "Read every chunk back.", type="boolean", required=True, default=False),
+        **field(
+            "chunks", "Chunks file", "Do only the chunks of a quarantine file.", pattern=source
+        ),
+        **field(
+            "deep",
+            "Verify deeply",
+            "Read every chunk back.",
+            type="boolean",
+            required=True,
+            default=False,
+        ),
     }
 
 

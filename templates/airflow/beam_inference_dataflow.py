@@ -2,15 +2,15 @@
 
 wait_for_input
     Waits until the input's marker is there. Skipped without one.
-run
-    Starts the Dataflow job, or waits for the one that an earlier attempt of this run started. Its name follows from
-    the run, so that Dataflow, too, refuses a second one beside it. After a failed or lost job, a retry starts another,
-    which does only what has no receipt yet.
+run Starts the Dataflow job, or waits for the one that an earlier attempt of this run started. Its
+    name follows from the run, so that Dataflow, too, refuses a second one beside it. After a failed
+    or lost job, a retry starts another, which does only what has no receipt yet.
 verify
     Fails unless every chunk is done: missing or quarantined ones are listed in its log.
 
-Connection: ``google_cloud_default``. Project, region, template, image and so on are fields of the form; their defaults
-come from the environment, as ``beam_inference_common`` says. See docs/airflow.md.
+Connection: ``google_cloud_default``. Project, region, template, image and so on are fields of the
+    form; their defaults come from the environment, as ``beam_inference_common`` says. See
+    docs/airflow.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,17 @@ from airflow.providers.google.cloud.sensors.gcs import GCSObjectExistenceSensor
 from airflow.providers.google.cloud.triggers.dataflow import DataflowStartYamlJobTrigger
 from airflow.sdk import DAG, Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
-from beam_inference_common import OVERRIDES, PREFIX, RUNS, all_given, date_of, field, given, job_fields, verification
+from beam_inference_common import (
+    OVERRIDES,
+    PREFIX,
+    RUNS,
+    all_given,
+    date_of,
+    field,
+    given,
+    job_fields,
+    verification,
+)
 
 GPU_FIELDS = ("gpu", "gpu_count", "gpu_driver", "gpu_sharing")
 TEMPLATE_FIELDS = ("job", "sdk_container_image", *OVERRIDES, "chunks", *GPU_FIELDS)
@@ -49,7 +59,9 @@ ENVIRONMENT_FIELDS = {
 }
 """The fields that are keys of the launch's environment."""
 
-_BUCKET, _SOURCE, _TARGET = "^gs://.+$", "^(gs|s3|https?)://.+$", "^(gs|s3)://.+$"
+_BUCKET = "^gs://.+$"
+_SOURCE = "^(gs|s3|https?)://.+$"
+_TARGET = "^(gs|s3)://.+$"
 
 
 def _form() -> dict[str, Any]:
@@ -61,11 +73,14 @@ def _form() -> dict[str, Any]:
         **field(
             "marker",
             "Marker",
-            "The object to wait for, in the input's folder or as gs://…. For precomputed: info, zarr v3: zarr.json, "
-            "zarr v2: .zarray; these say that the input was created, not that it is filled. Empty: do not wait.",
+            "The object to wait for, in the input's folder or as gs://…. For precomputed: info, "
+            "zarr v3: zarr.json, zarr v2: .zarray; these say that the input was created, not that "
+            "it is filled. Empty: do not wait.",
             default="info",
         ),
-        **field("template", "Flex Template", "Its gs:// file.", required=True, pattern=_BUCKET, **place),
+        **field(
+            "template", "Flex Template", "Its gs:// file.", required=True, pattern=_BUCKET, **place
+        ),
         **field(
             "sdk_container_image",
             "Image",
@@ -74,27 +89,67 @@ def _form() -> dict[str, Any]:
             pattern="^[^/ ]+/[^ ]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
             **place,
         ),
-        **field("region", "Region", "europe-west4", required=True, pattern="^[a-z]+-[a-z]+[0-9]+$", **place),
-        **field("project", "Project", "Empty: the connection's.", pattern="^[a-z][a-z0-9.:-]+[a-z0-9]$", **place),
-        **field("service_account", "Workers' account", "e-mail", pattern="^[^@ ]+@[^@ ]+$", **place),
+        **field(
+            "region",
+            "Region",
+            "europe-west4",
+            required=True,
+            pattern="^[a-z]+-[a-z]+[0-9]+$",
+            **place,
+        ),
+        **field(
+            "project",
+            "Project",
+            "Empty: the connection's.",
+            pattern="^[a-z][a-z0-9.:-]+[a-z0-9]$",
+            **place,
+        ),
+        **field(
+            "service_account", "Workers' account", "e-mail", pattern="^[^@ ]+@[^@ ]+$", **place
+        ),
         **field("temp_location", "Temporary files", "gs://…", pattern=_BUCKET, **place),
         **field("staging_location", "Staged files", "gs://…", pattern=_BUCKET, **place),
-        **field("gpu", "GPU", "", enum=["t4", "l4", "a100", "a100-80gb", "h100", "h100-mega"], **gpu),
+        **field(
+            "gpu", "GPU", "", enum=["t4", "l4", "a100", "a100-80gb", "h100", "h100-mega"], **gpu
+        ),
         **field("gpu_count", "GPUs per worker", "", type="integer", minimum=1, **gpu),
-        **field("gpu_driver", "Driver", "latest", pattern="^(default|latest|[0-9][0-9a-z.]*)$", **gpu),
-        **field("gpu_sharing", "Sharing", "one-model", enum=["one-model", "mps", "processes"], **gpu),
+        **field(
+            "gpu_driver", "Driver", "latest", pattern="^(default|latest|[0-9][0-9a-z.]*)$", **gpu
+        ),
+        **field(
+            "gpu_sharing", "Sharing", "one-model", enum=["one-model", "mps", "processes"], **gpu
+        ),
         **field("machine_type", "Machine", "g2-standard-8", pattern="^[a-z0-9-]+$", **workers),
-        **field("launcher_machine_type", "Launcher's machine", "n1-standard-2", pattern="^[a-z0-9-]+$", **workers),
+        **field(
+            "launcher_machine_type",
+            "Launcher's machine",
+            "n1-standard-2",
+            pattern="^[a-z0-9-]+$",
+            **workers,
+        ),
         **field("num_workers", "Workers at first", "", type="integer", minimum=1, **workers),
         **field("max_workers", "Workers at most", "", type="integer", minimum=1, **workers),
-        **field("subnetwork", "Subnetwork", "regions/…/subnetworks/…", pattern="/subnetworks/", **workers),
-        **field("ip_configuration", "Addresses", "", enum=["WORKER_IP_PUBLIC", "WORKER_IP_PRIVATE"], **workers),
+        **field(
+            "subnetwork",
+            "Subnetwork",
+            "regions/…/subnetworks/…",
+            pattern="/subnetworks/",
+            **workers,
+        ),
+        **field(
+            "ip_configuration",
+            "Addresses",
+            "",
+            enum=["WORKER_IP_PUBLIC", "WORKER_IP_PRIVATE"],
+            **workers,
+        ),
     }
 
 
 def job_name(context: Context) -> str:
     """The Dataflow job's name: the same for every attempt of a run, and another for every other run."""
-    dag_id, run_id = context["dag"].dag_id, context["run_id"]
+    dag_id = context["dag"].dag_id
+    run_id = context["run_id"]
     digest = hashlib.sha256(f"{dag_id} {run_id}".encode()).hexdigest()[:8]
     return re.sub("[^a-z0-9]+", "-", f"{dag_id}-{date_of(context):%Y%m%dt%H%M%S}-{digest}".lower())
 
@@ -114,7 +169,8 @@ def launch_request(context: Context, **_: object) -> dict[str, Any]:
 
 def marker(context: Context) -> tuple[str, str]:
     """Bucket and name of the object that is waited for; empty where there is none."""
-    name, folder = given(context, "marker") or "", given(context, "input") or ""
+    name = given(context, "marker") or ""
+    folder = given(context, "input") or ""
     url = urlsplit(name if "://" in name or not name else f"{folder.rstrip('/')}/{name}")
     return (url.netloc, url.path.lstrip("/")) if url.scheme == "gs" else ("", "")
 
@@ -122,7 +178,9 @@ def marker(context: Context) -> tuple[str, str]:
 def skip_without_marker(context: Context) -> None:
     """Skip the waiting where there is nothing to wait for."""
     if not marker(context)[0]:
-        raise AirflowSkipException("not waiting: no marker, no input in the form, or the input is not in gs://")
+        raise AirflowSkipException(
+            "not waiting: no marker, no input in the form, or the input is not in gs://"
+        )
 
 
 class RunOnceOperator(DataflowStartFlexTemplateOperator):
@@ -132,9 +190,13 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
         """Start the job, or find it, and wait for its end."""
         self.project_id = self.project_id or self.hook.project_id
         earlier = self._newest()
-        if earlier is not None and earlier["currentState"] == DataflowJobStatus.JOB_STATE_CANCELLING:
+        if (
+            earlier is not None
+            and earlier["currentState"] == DataflowJobStatus.JOB_STATE_CANCELLING
+        ):
             raise AirflowException(
-                f"{_told(earlier)} is still being cancelled; a retry starts another when it has ended"
+                f"{_told(earlier)} is still being cancelled; a retry starts another when it has "
+                "ended"
             )
         if earlier is None or self._is_over(earlier, context["dag_run"].start_date):
             then = self.execute_complete
@@ -142,10 +204,15 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
                 body=self.body, location=self.location, project_id=self.project_id
             )
         else:
-            then, job = self.found_complete, earlier
-            self.log.info("%s was started by an earlier attempt: %s", _told(job), job["currentState"])
+            then = self.found_complete
+            job = earlier
+            self.log.info(
+                "%s was started by an earlier attempt: %s", _told(job), job["currentState"]
+            )
         self.job = job
-        DataflowJobLink.persist(context=context, project_id=self.project_id, region=self.location, job_id=job["id"])
+        DataflowJobLink.persist(
+            context=context, project_id=self.project_id, region=self.location, job_id=job["id"]
+        )
         if job.get("currentState") != DataflowJobStatus.JOB_STATE_DONE:
             self._wait_for(job["id"], then)
         return job
@@ -163,9 +230,13 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
         self.project_id = self.project_id or self.hook.project_id
         job = self._newest()
         if job is None:
-            raise AirflowException(f"Dataflow does not know the job any more ({event['message']}): a retry resumes it")
+            raise AirflowException(
+                f"Dataflow does not know the job any more ({event['message']}): a retry resumes it"
+            )
         if job["currentState"] == DataflowJobStatus.JOB_STATE_CANCELLED:
-            raise cancelled(f"{_told(job)} was cancelled. What it has done is kept: clear this task to go on.")
+            raise cancelled(
+                f"{_told(job)} was cancelled. What it has done is kept: clear this task to go on."
+            )
         if job["currentState"] != DataflowJobStatus.JOB_STATE_DONE:
             raise AirflowException(f"{_told(job)}: {job['currentState']} ({event['message']})")
         return job
@@ -191,8 +262,9 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
 
     def _wait_for(self, job_id: str, then: Callable[..., Any]) -> None:
         self.defer(
-            # Of the provider's triggers, only this one both ends when the job is cancelled in Dataflow, which it must
-            # be told to expect, and cancels the job when the task is cleared or marked in Airflow.
+            # Of the provider's triggers, only this one both ends when the job is cancelled in
+            # Dataflow, which it must be told to expect, and cancels the job when the task is
+            # cleared or marked in Airflow.
             trigger=DataflowStartYamlJobTrigger(
                 job_id=job_id,
                 project_id=self.project_id,
@@ -239,6 +311,7 @@ with DAG(
         deferrable=True,
         append_job_name=False,
         trigger_rule="none_failed",
-        retries=5,  # an attempt also ends when the API does not answer; the next one finds the job
+        # an attempt also ends when the API does not answer; the next one finds the job
+        retries=5,
     )
     wait_for_input >> run >> verification()

@@ -23,7 +23,10 @@ from fakes.gcs import GcsStandIn
 PYTHON = os.environ.get("AIRFLOW_PYTHON")
 TEMPLATES = Path(__file__).parents[2] / "templates"
 MAIN = TEMPLATES / "main.py"
-CONNECTION = {"conn_type": "google_cloud_platform", "extra": {"is_anonymous": True, "project": "p"}}
+CONNECTION = {
+    "conn_type": "google_cloud_platform",
+    "extra": {"is_anonymous": True, "project": "p"},
+}
 DATAFLOW_FIELDS = {
     "job": "gs://bucket/job.yaml",
     "region": "europe-west4",
@@ -53,7 +56,11 @@ class Airflow:
     def __init__(self, home: Path, environment: Mapping[str, str]) -> None:
         self.home = home
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "BEAM_INFERENCE"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("AIRFLOW", "BEAM_INFERENCE"))
+            },
             "AIRFLOW_HOME": str(home),
             "AIRFLOW__CORE__DAGS_FOLDER": str(TEMPLATES / "airflow"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -68,7 +75,9 @@ class Airflow:
         shutil.copy(Path(__file__).with_name("airflow_local_settings.py"), home / "config")
         self.run("db", "migrate")
 
-    def start(self, *arguments: str, log: Path | None = None, **environment: str) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, log: Path | None = None, **environment: str
+    ) -> subprocess.Popen[str]:
         """A command, left to run; its children are in its process group, and what it prints is in `log` or a pipe."""
         with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
             return subprocess.Popen(
@@ -87,7 +96,9 @@ class Airflow:
             return process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{process.args} took more than {timeout} s:\n{process.communicate()[0][-5000:]}")
+            pytest.fail(
+                f"{process.args} took more than {timeout} s:\n{process.communicate()[0][-5000:]}"
+            )
 
     def run(self, *arguments: str, timeout: float = 60, **environment: str) -> str:
         """A command that must succeed."""
@@ -96,11 +107,15 @@ class Airflow:
         assert process.returncode == 0, output[-5000:]
         return output
 
-    def test(self, dag_id: str, fields: Mapping[str, Any], timeout: float = 110, **environment: str) -> DagRun:
+    def test(
+        self, dag_id: str, fields: Mapping[str, Any], timeout: float = 110, **environment: str
+    ) -> DagRun:
         """Run a DAG with `airflow dags test`: all of it, retries and deferrals too, in one process."""
         return self.tested(self.start_test(dag_id, fields, **environment), dag_id, timeout)
 
-    def start_test(self, dag_id: str, fields: Mapping[str, Any], **environment: str) -> subprocess.Popen[str]:
+    def start_test(
+        self, dag_id: str, fields: Mapping[str, Any], **environment: str
+    ) -> subprocess.Popen[str]:
         """The first half of `test`."""
         return self.start("dags", "test", dag_id, "--conf", json.dumps(fields), **environment)
 
@@ -109,7 +124,9 @@ class Airflow:
         log = self.finish(process, timeout)
         newest = "run_id = (SELECT run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1)"
         rows = self.query(
-            f"SELECT task_id, state, try_number FROM task_instance WHERE dag_id = ? AND {newest}", dag_id, dag_id
+            f"SELECT task_id, state, try_number FROM task_instance WHERE dag_id = ? AND {newest}",
+            dag_id,
+            dag_id,
         )
         states, attempts = ({row[0]: row[column] for row in rows} for column in (1, 2))
         return DagRun(process.returncode, log, states, attempts)

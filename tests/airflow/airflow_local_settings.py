@@ -37,7 +37,9 @@ def options(*_: object, **__: object) -> ClientOptions:
 
 async def rest_client(_: AsyncDataflowHook, kind: type) -> AwaitableClient:
     synchronous = getattr(dataflow_v1beta3, kind.__name__.replace("Async", ""))
-    return AwaitableClient(synchronous(credentials=AnonymousCredentials(), client_options=options(), transport="rest"))
+    return AwaitableClient(
+        synchronous(credentials=AnonymousCredentials(), client_options=options(), transport="rest")
+    )
 
 
 DataflowHook.get_client_options = options

@@ -1,6 +1,7 @@
 """The DAGs in a real Airflow. These tests are collected only where ``AIRFLOW_PYTHON`` names the python that has it.
 
-``make airflow-test`` makes that environment, which is apart from the one that pytest and beam-inference are in.
+``make airflow-test`` makes that environment, which is apart from the one that pytest and
+beam-inference are in.
 """
 
 from __future__ import annotations
@@ -27,12 +28,23 @@ collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 def gcs(tmp_path_factory):
     """A bucket with a small volume `in`, a job over it, and the job's complete output `complete`."""
     folder = tmp_path_factory.mktemp("gcs")
-    write_volume(folder / "in", np.random.default_rng(0).integers(0, 256, (32, 64, 32), dtype=np.uint8))
+    write_volume(
+        folder / "in", np.random.default_rng(0).integers(0, 256, (32, 64, 32), dtype=np.uint8)
+    )
     with GcsStandIn(["bucket"]) as served:
         put_folder(served, folder / "in", "in")
-        served.put("bucket", "job.yaml", yaml.safe_dump(job_values("gs://bucket/in", "gs://bucket/out")).encode())
+        served.put(
+            "bucket",
+            "job.yaml",
+            yaml.safe_dump(job_values("gs://bucket/in", "gs://bucket/out")).encode(),
+        )
         flags = ["--job=gs://bucket/job.yaml", "--output=gs://bucket/complete"]
-        subprocess.run([sys.executable, str(MAIN), *flags], env=google(served), check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, str(MAIN), *flags],
+            env=google(served),
+            check=True,
+            capture_output=True,
+        )
         yield served
 
 

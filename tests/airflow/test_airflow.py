@@ -18,7 +18,9 @@ COMPLETE = {**DATAFLOW_FIELDS, "output": "gs://bucket/complete"}
 
 @pytest.fixture
 def volume(tmp_path):
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 64, 64), dtype=np.uint8))
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 64, 64), dtype=np.uint8)
+    )
     return tmp_path / "in"
 
 
@@ -64,7 +66,9 @@ def test_a_local_run_whose_pipeline_is_killed_is_resumed_by_a_retry(airflow, vol
 
     assert done.code == 0, done.log[-5000:]
     assert done.attempts["run"] == 2
-    by_the_retry, total = re.search(r"8 of (8) chunks done.*\((\d+) by this launch\)", done.log).group(2, 1)
+    by_the_retry, total = re.search(
+        r"8 of (8) chunks done.*\((\d+) by this launch\)", done.log
+    ).group(2, 1)
     assert int(by_the_retry) <= int(total) - 2
 
 
@@ -82,10 +86,16 @@ def test_a_dataflow_run_waits_for_its_input_runs_the_template_and_is_verified(
     """The stand-in runs main.py with what it was sent; the input comes only when the sensor already waits for it."""
     dataflow.work = execute
     write_volume(tmp_path / "in", np.ones((32, 64, 32), np.uint8))
-    fields = {**DATAFLOW_FIELDS, "input": "gs://bucket/late", "output": "gs://bucket/out", "roi": "0x0x0:16x64x32"}
+    fields = {
+        **DATAFLOW_FIELDS,
+        "input": "gs://bucket/late",
+        "output": "gs://bucket/out",
+        "roi": "0x0x0:16x64x32",
+    }
     asked = gcs.requests["GET object"]
     process = airflow.start_test("beam_inference_dataflow", fields, DATAFLOW_STANDIN=dataflow.url)
-    wait_until(lambda: gcs.requests["GET object"] >= asked + 2)  # the sensor's own look, and the first of its trigger
+    # the sensor's own look, and the first of its trigger
+    wait_until(lambda: gcs.requests["GET object"] >= asked + 2)
     assert not dataflow.launches
     put_folder(gcs, tmp_path / "in", "late")
     done = airflow.tested(process, "beam_inference_dataflow")
@@ -139,7 +149,11 @@ def test_a_failing_job_is_tried_again_and_then_fails_the_run(airflow, dataflow):
     dataflow.work = lambda job: FAILED
     done = airflow.test("beam_inference_dataflow", COMPLETE, DATAFLOW_STANDIN=dataflow.url)
     assert done.code != 0
-    assert done.states == {"wait_for_input": "skipped", "run": "failed", "verify": "upstream_failed"}
+    assert done.states == {
+        "wait_for_input": "skipped",
+        "run": "failed",
+        "verify": "upstream_failed",
+    }
     assert len(dataflow.launches) == done.attempts["run"] == 6
     assert len({launch["jobName"] for launch in dataflow.launches}) == 1
 

@@ -15,7 +15,8 @@ from airflow_home import DATAFLOW_FIELDS, Airflow, free_port, google, pipeline_o
 from fakes.dataflow import CANCELLED, DONE, DataflowStandIn
 from helpers import job_values, toy, write_job, write_volume
 
-DATAFLOW, LOCAL = "beam_inference_dataflow", "beam_inference_local"
+DATAFLOW = "beam_inference_dataflow"
+LOCAL = "beam_inference_local"
 
 
 class Deployment:
@@ -36,19 +37,30 @@ class Deployment:
                 "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
                 "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
                 "AIRFLOW__API_AUTH__JWT_SECRET": "only for this test " * 4,
-                "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",  # no runs but the backfill's and our own
+                # no runs but the backfill's and our own
+                "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
                 "BEAM_INFERENCE_DATAFLOW_SCHEDULE": "@daily",
-                **{f"BEAM_INFERENCE_{name.upper()}": value for name, value in DATAFLOW_FIELDS.items()},
+                **{
+                    f"BEAM_INFERENCE_{name.upper()}": value
+                    for name, value in DATAFLOW_FIELDS.items()
+                },
             },
         )
-        self.commands = [f"api-server --host localhost --port {port} --workers 1", *self.COMPONENTS]
+        self.commands = [
+            f"api-server --host localhost --port {port} --workers 1",
+            *self.COMPONENTS,
+        ]
 
     def __enter__(self):
         self.processes = [
-            self.airflow.start(*command.split(), log=self.airflow.home / f"{command.split()[0]}.log")
+            self.airflow.start(
+                *command.split(), log=self.airflow.home / f"{command.split()[0]}.log"
+            )
             for command in self.commands
         ]
-        self.wait("the DAG", lambda: self.airflow.query("SELECT 1 FROM dag WHERE dag_id = ?", DATAFLOW))
+        self.wait(
+            "the DAG", lambda: self.airflow.query("SELECT 1 FROM dag WHERE dag_id = ?", DATAFLOW)
+        )
         self.wait("the API", self.token)
         return self
 
@@ -68,8 +80,13 @@ class Deployment:
         while not (found := condition()):
             dead = [process.args for process in self.processes if process.poll() is not None]
             if dead or time.monotonic() > deadline:
-                logs = "\n".join(f"== {file}\n{file.read_text()[-2000:]}" for file in self.airflow.home.glob("*.log"))
-                pytest.fail(f"{what}: not within {timeout} s; ended: {dead}; tasks: {self.tasks()}\n{logs}")
+                logs = "\n".join(
+                    f"== {file}\n{file.read_text()[-2000:]}"
+                    for file in self.airflow.home.glob("*.log")
+                )
+                pytest.fail(
+                    f"{what}: not within {timeout} s; ended: {dead}; tasks: {self.tasks()}\n{logs}"
+                )
             time.sleep(0.5)
         return found
 
@@ -100,15 +117,26 @@ class Deployment:
             return error.code, json.load(error)
 
     def trigger(self, run_id, dag_id=DATAFLOW, **fields):
-        return self.ask("POST", f"{dag_id}/dagRuns", {"dag_run_id": run_id, "logical_date": None, "conf": fields})
+        return self.ask(
+            "POST",
+            f"{dag_id}/dagRuns",
+            {"dag_run_id": run_id, "logical_date": None, "conf": fields},
+        )
 
     def start(self, run_id, dag_id=DATAFLOW, **fields):
         status, answer = self.trigger(run_id, dag_id, **fields)
         assert status == 200, answer
 
     def clear(self, run_id, dag_id=DATAFLOW):
-        tasks = {"dag_run_id": run_id, "task_ids": ["run"], "include_downstream": True, "only_failed": False}
-        status, answer = self.ask("POST", f"{dag_id}/clearTaskInstances", {"dry_run": False, **tasks})
+        tasks = {
+            "dag_run_id": run_id,
+            "task_ids": ["run"],
+            "include_downstream": True,
+            "only_failed": False,
+        }
+        status, answer = self.ask(
+            "POST", f"{dag_id}/clearTaskInstances", {"dry_run": False, **tasks}
+        )
         assert status == 200, answer
 
     def mark_failed(self, run_id, dag_id=DATAFLOW):
@@ -118,15 +146,25 @@ class Deployment:
 
     def tasks(self, run_id="%"):
         """State of each task of a run."""
-        rows = self.airflow.query("SELECT task_id, state FROM task_instance WHERE run_id LIKE ?", run_id)
+        rows = self.airflow.query(
+            "SELECT task_id, state FROM task_instance WHERE run_id LIKE ?", run_id
+        )
         return dict(rows)
 
     def runs(self, prefix):
         """State of each run whose id begins so."""
-        return dict(self.airflow.query("SELECT run_id, state FROM dag_run WHERE run_id LIKE ?", f"{prefix}%"))
+        return dict(
+            self.airflow.query(
+                "SELECT run_id, state FROM dag_run WHERE run_id LIKE ?", f"{prefix}%"
+            )
+        )
 
     def wait_for(self, prefix, state, count=1):
-        self.wait(f"{count} {prefix} {state}", lambda: list(self.runs(prefix).values()) == [state] * count, 110)
+        self.wait(
+            f"{count} {prefix} {state}",
+            lambda: list(self.runs(prefix).values()) == [state] * count,
+            110,
+        )
 
 
 BACKFILL = {"output": "gs://bucket/{{ ds }}/out", "roi": "0x0x0:16x32x32"}
@@ -145,7 +183,16 @@ def deployment(gcs, dataflow, tmp_path_factory):
     made = Deployment(tmp_path_factory.mktemp("deployment") / "home", environment)
     made.airflow.run("dags", "reserialize")
     made.airflow.run(
-        *("backfill", "create", "--dag-id", DATAFLOW, "--from-date", "2024-03-01", "--to-date", "2024-03-03"),
+        *(
+            "backfill",
+            "create",
+            "--dag-id",
+            DATAFLOW,
+            "--from-date",
+            "2024-03-01",
+            "--to-date",
+            "2024-03-03",
+        ),
         *("--max-active-runs", "1", "--dag-run-conf", json.dumps(BACKFILL)),
     )
     with made as running:
@@ -212,8 +259,12 @@ def test_a_run_after_a_clear_is_a_new_job(deployment, dataflow):
 
 @pytest.mark.timeout(300)
 def test_marking_a_local_run_failed_stops_its_pipeline_and_a_clear_goes_on(deployment, tmp_path):
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 128, 128), dtype=np.uint8))
-    job = write_job(tmp_path / "job.yaml", job_values(tmp_path / "in", tmp_path / "out", model=toy("slow")))
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(1, 256, (32, 128, 128), dtype=np.uint8)
+    )
+    job = write_job(
+        tmp_path / "job.yaml", job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"))
+    )
     deployment.start("stopped", LOCAL, job=str(job))
     deployment.wait("receipts", lambda: receipts_in(tmp_path / "out") >= 2)
     assert pipeline_of(job) is not None

@@ -25,7 +25,15 @@ print(json.dumps({"errors": bag.import_errors, "dags": sorted(bag.dags), "answer
 def parse(airflow, questions=(), **environment):
     """Import errors, DAGs, and for each (DAG, fields) why they are refused, as one process of Airflow finds them."""
     done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-c", CHECK, airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"], json.dumps(questions)],
+        [
+            PYTHON,
+            "-W",
+            "ignore",
+            "-c",
+            CHECK,
+            airflow.environment["AIRFLOW__CORE__DAGS_FOLDER"],
+            json.dumps(questions),
+        ],
         env={**airflow.environment, **environment},
         capture_output=True,
         text=True,
@@ -53,8 +61,19 @@ BAD = [
     ("local", {**LOCAL_FIELDS, "runner": None}, "runner"),
 ]
 GOOD = [
-    ("local", {**LOCAL_FIELDS, "roi": "-3x0x0:64x512x512", "input": "gs://bucket/in", "beam_flags": {"a": 1}}),
-    ("dataflow", {**DATAFLOW_FIELDS, "gpu": "l4", "gpu_count": 2, "output": "gs://bucket/{{ ds }}/out"}),
+    (
+        "local",
+        {
+            **LOCAL_FIELDS,
+            "roi": "-3x0x0:64x512x512",
+            "input": "gs://bucket/in",
+            "beam_flags": {"a": 1},
+        },
+    ),
+    (
+        "dataflow",
+        {**DATAFLOW_FIELDS, "gpu": "l4", "gpu_count": 2, "output": "gs://bucket/{{ ds }}/out"},
+    ),
     ("dataflow", {**DATAFLOW_FIELDS, "gpu": None, "marker": None}),
 ]
 
@@ -72,7 +91,9 @@ def test_both_dags_parse_and_their_forms_refuse_what_is_wrong(airflow):
 
 def test_a_field_is_preset_by_the_environment(airflow):
     preset = {"BEAM_INFERENCE_JOB": "/data/job.yaml", "BEAM_INFERENCE_MAX_FAILED_CHUNKS": "x"}
-    (answer,) = parse(airflow, [("beam_inference_local", {})], BEAM_INFERENCE_JOB="/data/job.yaml")["answers"]
+    (answer,) = parse(airflow, [("beam_inference_local", {})], BEAM_INFERENCE_JOB="/data/job.yaml")[
+        "answers"
+    ]
     assert answer is None
     assert "BEAM_INFERENCE_MAX_FAILED_CHUNKS" in str(parse(airflow, **preset)["errors"])
 
@@ -87,4 +108,7 @@ def test_a_schedule_needs_what_the_form_would_ask_for(airflow):
 def test_without_an_interpreter_the_dags_say_what_to_set(airflow):
     errors = parse(airflow, BEAM_INFERENCE_PYTHON="")["errors"]
     assert len(errors) == 2
-    assert all("BEAM_INFERENCE_PYTHON is not set. Expected: the python of" in error for error in errors.values())
+    assert all(
+        "BEAM_INFERENCE_PYTHON is not set. Expected: the python of" in error
+        for error in errors.values()
+    )

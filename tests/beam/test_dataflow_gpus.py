@@ -3,17 +3,30 @@
 import argparse
 
 import pytest
-from apache_beam.options.pipeline_options import DebugOptions, GoogleCloudOptions, PipelineOptions, WorkerOptions
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    WorkerOptions,
+)
 from apache_beam.runners.dataflow.internal import apiclient
 from helpers import DATAFLOW
 
-from beam_inference.beam.dataflow_gpus import GPUS, GpuOptions, add_gpu_flags, check_device, dataflow_flags, gpu_options
+from beam_inference.beam.dataflow_gpus import (
+    GPUS,
+    GpuOptions,
+    add_gpu_flags,
+    check_device,
+    dataflow_flags,
+    gpu_options,
+)
 from beam_inference.beam.flags import beam_options
 from beam_inference.errors import ConfigError
 
 ONE_PROCESS = "no_use_multiple_sdk_containers"
 
-# What the documentation of Dataflow and Compute Engine says: type, GPUs, machines that have them, the default first.
+# What the documentation of Dataflow and Compute Engine says: type, GPUs, machines that have them,
+# the default first.
 FITTING = [
     (
         "t4",
@@ -23,7 +36,12 @@ FITTING = [
     ),
     ("t4", "nvidia-tesla-t4", 2, ["n1-highmem-2", "n1-standard-48", "n1-custom-8-65536-ext"]),
     ("t4", "nvidia-tesla-t4", 4, ["n1-highmem-4", "n1-standard-96"]),
-    ("l4", "nvidia-l4", 1, ["g2-standard-8", "g2-standard-4", "g2-standard-32", "g2-custom-4-32768"]),
+    (
+        "l4",
+        "nvidia-l4",
+        1,
+        ["g2-standard-8", "g2-standard-4", "g2-standard-32", "g2-custom-4-32768"],
+    ),
     ("l4", "nvidia-l4", 2, ["g2-standard-24"]),
     ("l4", "nvidia-l4", 4, ["g2-standard-48"]),
     ("l4", "nvidia-l4", 8, ["g2-standard-96"]),
@@ -38,7 +56,9 @@ FITTING = [
 
 
 def options(gpu, count=1, sharing=None, **more):
-    return GpuOptions(gpu, count, sharing=sharing or ("one-model" if count == 1 else "processes"), **more)
+    return GpuOptions(
+        gpu, count, sharing=sharing or ("one-model" if count == 1 else "processes"), **more
+    )
 
 
 def landed(flags):
@@ -55,7 +75,9 @@ def test_flags_land_where_dataflow_expects_them(gpu, kind, count, machines):
     given = [*DATAFLOW, "--experiments=shuffle_mode=service"]
     beam = landed([*given, *dataflow_flags(options(gpu, count), given)])
     service_options = beam.view_as(GoogleCloudOptions).dataflow_service_options
-    assert service_options == [f"worker_accelerator=type:{kind};count:{count};install-nvidia-driver:latest"]
+    assert service_options == [
+        f"worker_accelerator=type:{kind};count:{count};install-nvidia-driver:latest"
+    ]
     assert beam.view_as(WorkerOptions).machine_type == machines[0]
     assert beam.view_as(WorkerOptions).disk_size_gb >= 50
     assert beam.view_as(DebugOptions).number_of_worker_harness_threads == 2
@@ -93,7 +115,10 @@ def test_machines_that_fit_are_kept(gpu, kind, count, machines):
     ],
 )
 def test_machines_that_do_not_fit_are_refused(gpu, count, machine):
-    with pytest.raises(ConfigError, match=rf"--machine_type={machine} does not have {count} {gpu}.*Expected.*Remove"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"--machine_type={machine} does not have {count} {gpu}.*Expected.*Remove",
+    ):
         dataflow_flags(options(gpu, count), [*DATAFLOW, f"--machine_type={machine}"])
 
 
@@ -138,7 +163,7 @@ def test_options_that_do_not_go_together(options, message):
     ],
 )
 def test_drivers(driver, text):
-    (flag, *_) = dataflow_flags(options("l4", driver=driver), DATAFLOW)
+    flag, *_ = dataflow_flags(options("l4", driver=driver), DATAFLOW)
     assert flag == f"--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1;{text}"
 
 
@@ -153,8 +178,16 @@ def test_mps_restricts_no_parallelism():
 def test_what_is_given_is_kept_and_not_repeated():
     given = [
         *DATAFLOW,
-        *("--machine_type", "g2-standard-12", "--disk_size_gb=200", "--number_of_worker_harness_threads=4"),
-        *(f"--experiments=upload_graph,{ONE_PROCESS}", "--dataflow_service_options=enable_google_cloud_profiler"),
+        *(
+            "--machine_type",
+            "g2-standard-12",
+            "--disk_size_gb=200",
+            "--number_of_worker_harness_threads=4",
+        ),
+        *(
+            f"--experiments=upload_graph,{ONE_PROCESS}",
+            "--dataflow_service_options=enable_google_cloud_profiler",
+        ),
     ]
     added = dataflow_flags(options("l4"), given)
     assert len(added) == 1
@@ -172,16 +205,32 @@ def test_what_is_given_is_kept_and_not_repeated():
 @pytest.mark.parametrize(
     ("sharing", "given", "message"),
     [
-        ("one-model", ["--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1"], "both given"),
-        ("one-model", ["--experiment=use_runner_v2,worker_accelerator=type:nvidia-l4;count:1"], "both given"),
+        (
+            "one-model",
+            ["--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1"],
+            "both given",
+        ),
+        (
+            "one-model",
+            ["--experiment=use_runner_v2,worker_accelerator=type:nvidia-l4;count:1"],
+            "both given",
+        ),
         ("one-model", ["--resource_hints=min_ram=8GB"], "right fitting.*Remove the hints"),
         ("mps", ["--resource_hint", "accelerator=type:nvidia-l4;count:1"], "right fitting"),
         ("one-model", ["--flexrs_goal=COST_OPTIMIZED"], "FlexRS has no GPUs"),
-        ("one-model", ["--experiments=flexible_resource_scheduling,delayed_launch"], "FlexRS has no GPUs"),
+        (
+            "one-model",
+            ["--experiments=flexible_resource_scheduling,delayed_launch"],
+            "FlexRS has no GPUs",
+        ),
         ("one-model", ["--experiments=disable_runner_v2"], "Runner v2"),
         ("one-model", ["--experiments=use_multiple_sdk_containers"], "one per core"),
         ("mps", [f"--experiments={ONE_PROCESS}"], "--gpu_sharing=mps runs a process per core"),
-        ("processes", [f"--experiments={ONE_PROCESS}"], "--gpu_sharing=processes runs a process per core"),
+        (
+            "processes",
+            [f"--experiments={ONE_PROCESS}"],
+            "--gpu_sharing=processes runs a process per core",
+        ),
         ("mps", ["--number_of_worker_harness_threads=1"], "restrict parallelism"),
         ("mps", ["--dataflow_service_options=enable_prime"], "Prime has no MPS"),
         ("one-model", ["--machine_type"], "expected one argument"),
@@ -194,7 +243,9 @@ def test_contradictions_are_refused(sharing, given, message):
 
 @pytest.mark.parametrize("given", [[], ["--runner=DirectRunner"], ["--runner", "PortableRunner"]])
 def test_other_runners_are_refused(given):
-    with pytest.raises(ConfigError, match=r"--gpu=l4 asks Dataflow.*Remove --gpu, or add --runner=DataflowRunner"):
+    with pytest.raises(
+        ConfigError, match=r"--gpu=l4 asks Dataflow.*Remove --gpu, or add --runner=DataflowRunner"
+    ):
         dataflow_flags(options("l4"), given)
 
 
@@ -205,13 +256,19 @@ def test_dataflow_by_any_name(runner):
 
 def test_the_job_that_dataflow_gets():
     flags = [*DATAFLOW, *dataflow_flags(options("t4"), DATAFLOW)]
-    environment = apiclient.Environment([], PipelineOptions(flags), "2.77.0", "gs://b/pipeline.pb").proto
+    environment = apiclient.Environment(
+        [], PipelineOptions(flags), "2.77.0", "gs://b/pipeline.pb"
+    ).proto
     assert list(environment.service_options) == [
         "worker_accelerator=type:nvidia-tesla-t4;count:1;install-nvidia-driver:latest"
     ]
     assert ONE_PROCESS in environment.experiments
     (pool,) = environment.worker_pools
-    assert (pool.machine_type, pool.disk_size_gb, pool.num_threads_per_worker) == ("n1-standard-8", 100, 2)
+    assert (pool.machine_type, pool.disk_size_gb, pool.num_threads_per_worker) == (
+        "n1-standard-8",
+        100,
+        2,
+    )
 
 
 def parsed(*words):
@@ -240,7 +297,9 @@ def test_the_jobs_device_is_held_against_the_gpus():
     with pytest.raises(ConfigError, match="asked for no GPU"):
         check_device("cuda", None, DATAFLOW)
     for given in (
-        ["--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1;install-nvidia-driver"],
+        [
+            "--dataflow_service_options=worker_accelerator=type:nvidia-l4;count:1;install-nvidia-driver"
+        ],
         ["--resource_hints=accelerator=type:nvidia-l4;count:1;install-nvidia-driver"],
         ["--runner=DirectRunner"],
     ):

@@ -28,7 +28,8 @@ def raised(error, cause=None):
         (raised(RuntimeError("wrapped"), WorkerFault("the disk is full")), "the disk is full"),
         (
             RuntimeError(
-                "Traceback\n  File x\nbeam_inference.errors.WorkerFault: the disk is full [while running 'A/B']\n"
+                "Traceback\n  File x\nbeam_inference.errors.WorkerFault: the disk is full [while "
+                "running 'A/B']\n"
             ),
             "the disk is full",
         ),
@@ -70,9 +71,12 @@ def test_log_handlers_that_fail_at_the_same_time_do_not_wait_for_each_other(capl
                     self.handleError(record)
 
     loggers = [logging.getLogger(), logging.getLogger("beam_inference.beam.execution")]
-    handlers, printed = [Failing(), Failing()], _Printed()
+    handlers = [Failing(), Failing()]
+    printed = _Printed()
     logging.getLogger("beam_inference").setLevel(logging.DEBUG)
-    threads = [threading.Thread(target=each.error, args=("fails",), daemon=True) for each in loggers]
+    threads = [
+        threading.Thread(target=each.error, args=("fails",), daemon=True) for each in loggers
+    ]
     for each, handler in zip(loggers, handlers, strict=True):
         each.addHandler(handler)
     try:
@@ -102,11 +106,18 @@ def test_what_is_printed_is_logged_also_what_comes_last_and_not_what_the_log_say
         print("at the end", file=sys.stderr)
         raise WorkerFault("lost")
 
-    logger, handler = logging.getLogger("beam_inference.beam.execution"), Printing()
+    logger = logging.getLogger("beam_inference.beam.execution")
+    handler = Printing()
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     try:
-        _, failure = execute(PipelineOptions([]), build, 1, Progress(Phase("chunks", 1, 1.0, lambda: 0)), lambda: None)
+        _, failure = execute(
+            PipelineOptions([]),
+            build,
+            1,
+            Progress(Phase("chunks", 1, 1.0, lambda: 0)),
+            lambda: None,
+        )
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)

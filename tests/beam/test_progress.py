@@ -24,7 +24,8 @@ def clock(monkeypatch):
 
 def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
     done = [16]
-    with Progress(Phase("chunks", 64, 4096.0, lambda: done[0])) as progress:  # 64 chunks of 16³ voxels
+    # 64 chunks of 16³ voxels
+    with Progress(Phase("chunks", 64, 4096.0, lambda: done[0])) as progress:
         clock.now += 5
         progress.update()
         assert capsys.readouterr().err == ""
@@ -36,8 +37,12 @@ def test_plain_lines_say_chunks_speed_and_time_left(clock, capsys):
 
 
 def test_the_next_phase_begins_when_one_is_complete_with_a_speed_of_its_own(clock, capsys):
-    done, made = [0], [0]
-    phases = [Phase("chunks", 4, 1e6, lambda: done[0]), Phase("chunks of the pyramid", 8, 1e6, lambda: made[0])]
+    done = [0]
+    made = [0]
+    phases = [
+        Phase("chunks", 4, 1e6, lambda: done[0]),
+        Phase("chunks of the pyramid", 8, 1e6, lambda: made[0]),
+    ]
     with Progress(*phases) as progress:
         clock.now += 100
         done[0] = 3

@@ -34,9 +34,11 @@ class Append:
                 kind, times = fault.read_text().split()
                 if int(times):
                     fault.write_text(f"{kind} {int(times) - 1}")
-                    raise {"transient": TransientReadError, "permanent": PermanentReadError, "sick": WorkerFault}[kind](
-                        f"chunk {index} is broken"
-                    )
+                    raise {
+                        "transient": TransientReadError,
+                        "permanent": PermanentReadError,
+                        "sick": WorkerFault,
+                    }[kind](f"chunk {index} is broken")
             before = len(list(folder.glob("first-*"))) if self.name == "second" else 0
             (folder / f"{self.name}-{index}").write_text(f"{before}")
 
@@ -53,7 +55,9 @@ def stages(tmp_path):
 
 
 def a_job(tmp_path, stages, **description):
-    job = task_job("numbers", {"of": "a test", **description}, (tmp_path / "target").as_uri(), LOCAL, stages)
+    job = task_job(
+        "numbers", {"of": "a test", **description}, (tmp_path / "target").as_uri(), LOCAL, stages
+    )
     begin(job)
     return job
 
@@ -116,7 +120,9 @@ def test_stages_may_follow_other_transforms(tmp_path, stages, unfinished):
         _ = left | beam.Map(lambda count: (tmp_path / "left").write_text(str(count)))
     assert (tmp_path / "left").read_text() == str(unfinished)
     assert len(stages[0].calls()) == (0 if unfinished else 20)
-    assert (tmp_path / "opened-first").exists() == (not unfinished), "a stage that has nothing to do opens nothing"
+    assert (tmp_path / "opened-first").exists() == (not unfinished), (
+        "a stage that has nothing to do opens nothing"
+    )
 
 
 def test_what_was_asked_to_stop_begins_no_chunk(tmp_path, stages):

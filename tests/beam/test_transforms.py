@@ -26,7 +26,9 @@ TOYS = Path(__file__).parents[1] / "toy_networks.py"
 
 
 def make_launch(source, output, folder, chunks_file=None, **sections) -> Launch:
-    return prepare(parse_job(job_values(source, output, **sections), folder), chunks_file=chunks_file)
+    return prepare(
+        parse_job(job_values(source, output, **sections), folder), chunks_file=chunks_file
+    )
 
 
 def run(launch, *flags, runner="FnApiRunner"):
@@ -61,7 +63,10 @@ def assert_identical_to_clean(tmp_path):
     [
         ("--direct_running_mode=in_memory",),
         ("--direct_running_mode=multi_threading", "--direct_num_workers=2"),
-        pytest.param(("--direct_running_mode=multi_processing", "--direct_num_workers=2"), marks=pytest.mark.slow),
+        pytest.param(
+            ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_mode_of_the_local_runner_gives_the_same_bits(position, tmp_path, flags):
@@ -80,7 +85,9 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits(position, tmp_path, 
 def test_three_faults_that_escape_are_retried_by_the_runner(position, tmp_path, monkeypatch):
     """BundleBasedDirectRunner gives a bundle four attempts, as Dataflow does; all runs are in one bundle."""
     launch = position()
-    write, faults, written = Worker._write, [], Counter()
+    write = Worker._write
+    faults = []
+    written = Counter()
 
     def faulty(self, index, core):
         if index in (1, 4, 7) and index not in faults:
@@ -115,7 +122,9 @@ def test_a_fourth_fault_fails_the_job_but_loses_nothing(position, tmp_path, monk
 
 
 @pytest.mark.parametrize("resume", [True, False])
-def test_replayed_bundles_compute_nothing_twice_unless_receipts_are_ignored(volume_in, tmp_path, monkeypatch, resume):
+def test_replayed_bundles_compute_nothing_twice_unless_receipts_are_ignored(
+    volume_in, tmp_path, monkeypatch, resume
+):
     """--direct_runner_bundle_repeat=2 runs each bundle twice for nothing, and then in earnest."""
     log = tmp_path / "calls"
     monkeypatch.setenv("TOY_NETWORK_LOG", str(log))
@@ -159,7 +168,10 @@ def test_the_transforms_compose_into_a_foreign_pipeline(position, tmp_path):
 
 def test_two_jobs_in_one_pipeline_do_not_mix(volume_in, tmp_path):
     launches = [
-        make_launch(volume_in, tmp_path / f"out{k}", tmp_path, model={"normalize": {"scale": float(k)}}) for k in (1, 2)
+        make_launch(
+            volume_in, tmp_path / f"out{k}", tmp_path, model={"normalize": {"scale": float(k)}}
+        )
+        for k in (1, 2)
     ]
     with beam.Pipeline("FnApiRunner") as pipeline:
         for k, launch in enumerate(launches):

@@ -13,7 +13,11 @@ def examples():
     """Every command's, as its help shows them; an empty one where it shows none."""
     (action,) = (action for action in command_parser()._actions if isinstance(action.choices, dict))
     for name, parser in action.choices.items():
-        lines = [line.strip() for line in parser.epilog.splitlines() if line.startswith("  beam-inference ")]
+        lines = [
+            line.strip()
+            for line in parser.epilog.splitlines()
+            if line.startswith("  beam-inference ")
+        ]
         yield from ((name, line) for line in lines or [""])
 
 

@@ -42,7 +42,9 @@ def test_the_command_prints_the_form(capsys):
 
 
 def test_googles_own_type_reads_it(parser):
-    dataflow = pytest.importorskip("google.cloud.dataflow_v1beta3", reason="google-cloud-dataflow-client is absent")
+    dataflow = pytest.importorskip(
+        "google.cloud.dataflow_v1beta3", reason="google-cloud-dataflow-client is absent"
+    )
     read = dataflow.TemplateMetadata.from_json(json.dumps(metadata(parser)))
     assert {parameter.name: parameter.param_type.name for parameter in read.parameters} == {
         parameter["name"]: parameter["paramType"] for parameter in metadata(parser)["parameters"]
@@ -53,9 +55,25 @@ def test_gcloud_takes_it(tmp_path):
     gcloud = shutil.which("gcloud")
     if gcloud is None:
         pytest.skip("gcloud is absent")
-    command = [gcloud, "dataflow", "flex-template", "build", "gs://b/t.json", "--image=r-docker.pkg.dev/p/r/i:1"]
-    command += ["--sdk-language=PYTHON", f"--metadata-file={FLEX / 'metadata.json'}", "--project=p", "--print-only"]
-    environment = {**os.environ, "CLOUDSDK_CONFIG": str(tmp_path), "CLOUDSDK_CORE_DISABLE_PROMPTS": "1"}
+    command = [
+        gcloud,
+        "dataflow",
+        "flex-template",
+        "build",
+        "gs://b/t.json",
+        "--image=r-docker.pkg.dev/p/r/i:1",
+    ]
+    command += [
+        "--sdk-language=PYTHON",
+        f"--metadata-file={FLEX / 'metadata.json'}",
+        "--project=p",
+        "--print-only",
+    ]
+    environment = {
+        **os.environ,
+        "CLOUDSDK_CONFIG": str(tmp_path),
+        "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
+    }
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert '"sdk_container_image"' in run.stdout
@@ -65,8 +83,21 @@ def test_gcloud_launches_it_with_the_parameters_as_given(tmp_path):
     gcloud = shutil.which("gcloud")
     if gcloud is None:
         pytest.skip("gcloud is absent")
-    given = {"job": "gs://bucket/job.yaml", "sdk_container_image": "h/i:1", "roi": "0x0x0:64x512x512", "gpu": "l4"}
-    command = [gcloud, "dataflow", "flex-template", "run", "fib25-1", "--region=europe-west4", "--max-workers=4"]
+    given = {
+        "job": "gs://bucket/job.yaml",
+        "sdk_container_image": "h/i:1",
+        "roi": "0x0x0:64x512x512",
+        "gpu": "l4",
+    }
+    command = [
+        gcloud,
+        "dataflow",
+        "flex-template",
+        "run",
+        "fib25-1",
+        "--region=europe-west4",
+        "--max-workers=4",
+    ]
     command.append("--template-file-gcs-location=gs://bucket/t.json")
     command.append(f"--parameters={','.join(f'{key}={value}' for key, value in given.items())}")
     with DataflowStandIn() as dataflow:
@@ -77,7 +108,9 @@ def test_gcloud_launches_it_with_the_parameters_as_given(tmp_path):
             "CLOUDSDK_CORE_DISABLE_PROMPTS": "1",
             "CLOUDSDK_CONFIG": str(tmp_path),
         }
-        done = subprocess.run(command, env=os.environ | settings, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            command, env=os.environ | settings, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, done.stderr
         (launch,) = dataflow.launches
     assert launch["parameters"] == given
@@ -96,9 +129,20 @@ def test_what_the_service_wants_of_each_parameter(parameters):
 def test_parameters_are_the_flags(parser, parameters):
     flags = {action.dest for action in parser._actions} - {"help", "debug", "set"}
     assert set(parameters) == flags | {"sdk_container_image"}
-    assert [name for name, p in parameters.items() if not p.get("isOptional")] == ["job", "sdk_container_image"]
+    assert [name for name, p in parameters.items() if not p.get("isOptional")] == [
+        "job",
+        "sdk_container_image",
+    ]
     # What the launcher passes from the launch's environment must not be a parameter too.
-    launcher = {"runner", "project", "region", "job_name", "template_location", "machine_type", "experiments"}
+    launcher = {
+        "runner",
+        "project",
+        "region",
+        "job_name",
+        "template_location",
+        "machine_type",
+        "experiments",
+    }
     assert not launcher & set(parameters)
 
 
@@ -111,7 +155,9 @@ def test_enumerations_are_the_parsers_choices(parser, parameters):
         if parameters[action.dest]["paramType"] == "ENUM":
             enumerated += 1
             assert values == list(action.choices)
-            assert action.default is None or parameters[action.dest]["defaultValue"] == action.default
+            assert (
+                action.default is None or parameters[action.dest]["defaultValue"] == action.default
+            )
         else:
             assert set(action.choices) == {"true", "false"}
             assert parameters[action.dest]["paramType"] == "BOOLEAN"
@@ -128,7 +174,11 @@ def test_switches_are_booleans(parser, parameters):
 @pytest.mark.parametrize(
     ("name", "accepted", "refused"),
     [
-        ("roi", ["0x0x0:64x512x512", "-3x-5x2:16x27x52"], ["0,0,0:1,1,1", "0x0:1x1", "0x0x0", "0x0x0:1x1x1 "]),
+        (
+            "roi",
+            ["0x0x0:64x512x512", "-3x-5x2:16x27x52"],
+            ["0,0,0:1,1,1", "0x0:1x1", "0x0x0", "0x0x0:1x1x1 "],
+        ),
         ("input", ["gs://b/em", "s3://b/em", "https://h/em"], ["em", "/data/em", "gs://"]),
         ("output", ["gs://b/o", "s3://b/o"], ["https://h/o", "out", "file:///o"]),
         ("weights", ["gs://b/w.safetensors"], ["w.pt"]),
@@ -137,7 +187,11 @@ def test_switches_are_booleans(parser, parameters):
         ("gpu_driver", ["latest", "default", "5xx", "580.95.05"], ["550;count:8", "newest", ""]),
         (
             "sdk_container_image",
-            ["europe-west4-docker.pkg.dev/p/r/beam-inference:0.1.0", f"gcr.io/p/i@sha256:{'0' * 64}", "host:5000/i:1"],
+            [
+                "europe-west4-docker.pkg.dev/p/r/beam-inference:0.1.0",
+                f"gcr.io/p/i@sha256:{'0' * 64}",
+                "host:5000/i:1",
+            ],
             ["beam-inference", "gcr.io/p/i", "gcr.io/p/i:", "gcr.io/p/i:a b"],
         ),
     ],
@@ -159,8 +213,14 @@ def test_patterns_are_posix(parameters):
 
 def test_defaults_of_a_form_are_no_wish(parser, parameters):
     """A form passes every field: what it holds before anybody writes into it must mean what no flag means."""
-    filled = [f"--{name}={p['defaultValue']}" for name, p in parameters.items() if "defaultValue" in p]
-    empty = [f"--{name}=" for name, p in parameters.items() if "defaultValue" not in p and p.get("isOptional")]
+    filled = [
+        f"--{name}={p['defaultValue']}" for name, p in parameters.items() if "defaultValue" in p
+    ]
+    empty = [
+        f"--{name}="
+        for name, p in parameters.items()
+        if "defaultValue" not in p and p.get("isOptional")
+    ]
     words = arguments.as_given(["--job=gs://b/job.yaml", *filled, *empty], parser)
     assert parser.parse_args(words) == parser.parse_args(["--job=gs://b/job.yaml"])
 
@@ -185,7 +245,9 @@ def test_hadolint_finds_nothing(name):
 @pytest.mark.parametrize("name", IMAGES)
 def test_images_hold_what_the_lock_says(name):
     text = (FLEX / name).read_text()
-    lock = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
+    lock = dict(
+        re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    )
     (beam,) = re.findall(r"^ARG BEAM_VERSION=(.+)$", text, re.MULTILINE)
     assert beam == lock["apache-beam"]
     (python,) = re.findall(r"^ARG PYTHON_VERSION=(.+)$", text, re.MULTILINE)
@@ -202,16 +264,24 @@ def test_images_hold_what_the_lock_says(name):
 def test_the_constraints_are_of_the_locks_torch():
     constraints = (FLEX / "constraints.txt").read_text()
     (torch,) = re.findall(r"^torch==(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
-    assert f"torch=={torch} " in constraints, "another torch has other CUDA libraries: resolve them anew"
+    assert f"torch=={torch} " in constraints, (
+        "another torch has other CUDA libraries: resolve them anew"
+    )
     locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE))
     assert not locked & set(re.findall(r"^([\w.-]+)==", constraints, re.MULTILINE))
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_what_is_copied_is_let_through(name):
-    let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    let_through = {
+        line[1:]
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     copied = set()
-    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", (FLEX / name).read_text(), re.MULTILINE):
+    for sources in re.findall(
+        r"^COPY (?!--from)(.+) \S+$", (FLEX / name).read_text(), re.MULTILINE
+    ):
         copied |= set(sources.split())
     assert copied == let_through
     assert all((ROOT / path).exists() for path in copied)

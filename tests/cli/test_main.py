@@ -28,7 +28,9 @@ def test_run_then_verify_then_run_again(job, capsys, tmp_path):
     assert "18 of 18 chunks done" in out
     assert "(18 by this launch)" in out
     assert f"complete: file://{tmp_path}/out" in out
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
     assert main(["verify", path]) == 0
     assert main(["verify", path, "--deep"]) == 0
     assert "every chunk reads back as it was written" in capsys.readouterr().out
@@ -38,7 +40,9 @@ def test_run_then_verify_then_run_again(job, capsys, tmp_path):
 
 def test_the_output_has_the_inputs_place_and_voxel_size(job, tmp_path):
     assert main(["run", job()]) == 0
-    source, output = (json.loads((tmp_path / name / "info").read_text())["scales"][0] for name in ("in", "out"))
+    source, output = (
+        json.loads((tmp_path / name / "info").read_text())["scales"][0] for name in ("in", "out")
+    )
     for key in ("voxel_offset", "size", "resolution"):
         assert source[key] == output[key]
 
@@ -50,7 +54,8 @@ def test_an_roi_in_bounds_and_a_second_one_beside_it(job, tmp_path):
     for number, roi in enumerate((first, second)):
         path = job(roi=roi, output={"bounds": bounds}, job={"state_path": f"state{number}"})
         assert main(["run", path]) == 0
-    result, array = read_volume(tmp_path / "out"), read_volume(tmp_path / "in")
+    result = read_volume(tmp_path / "out")
+    array = read_volume(tmp_path / "in")
     np.testing.assert_allclose(result[:, :32, :32], array[:, :32, :32], rtol=1e-6)
     assert not result[:, 32:].any()
 
@@ -58,7 +63,15 @@ def test_an_roi_in_bounds_and_a_second_one_beside_it(job, tmp_path):
 @pytest.mark.parametrize("format", ["zarr3", "zarr2"])
 def test_zarr_outputs(job, tmp_path, format):
     roi = {"start": [16, 0, 16], "stop": [32, 32, 52]}
-    assert main(["run", job(roi=roi, output={"format": format, "dtype": "uint8", "value_range": [0, 255]})]) == 0
+    assert (
+        main(
+            [
+                "run",
+                job(roi=roi, output={"format": format, "dtype": "uint8", "value_range": [0, 255]}),
+            ]
+        )
+        == 0
+    )
     result = read_volume(tmp_path / "out")
     assert result.shape == (1, 32, 32, 52)
     array = read_volume(tmp_path / "in")
@@ -89,7 +102,18 @@ def test_a_network_that_crops_its_own_margin(job, tmp_path):
 def test_what_the_network_returns_is_not_written_into(job, tmp_path):
     assert main(["run", job(model=toy("own_buffer"))]) == 0
     np.testing.assert_allclose(read_volume(tmp_path / "out"), 1, atol=1e-6)
-    assert main(["run", job(model=toy("expanded", output_channels=3), output={"path": str(tmp_path / "three")})]) == 0
+    assert (
+        main(
+            [
+                "run",
+                job(
+                    model=toy("expanded", output_channels=3),
+                    output={"path": str(tmp_path / "three")},
+                ),
+            ]
+        )
+        == 0
+    )
     array = read_volume(tmp_path / "in")
     np.testing.assert_allclose(read_volume(tmp_path / "three"), np.repeat(array, 3, 0), rtol=1e-6)
 
@@ -118,8 +142,10 @@ def test_a_signal_during_the_checks_ends_the_command_with_130(job, tmp_path, num
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | {"TOY_NETWORK_LOG": str(begun)},
-        # A shell starts what it puts into the background with SIGINT ignored, and that is inherited.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # no threads here
+        # A shell starts what it puts into the background with SIGINT ignored, and that is
+        # inherited.
+        # no threads here
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         while not begun.exists() and process.poll() is None:
             time.sleep(0.05)
@@ -141,14 +167,19 @@ def test_a_reader_that_goes_away_changes_nothing(job):
 
 
 def test_set_and_state(job, tmp_path):
-    assert main(["run", job(), "--set", "output.path=elsewhere", "--set", "job.state_path=notes"]) == 0
+    assert (
+        main(["run", job(), "--set", "output.path=elsewhere", "--set", "job.state_path=notes"]) == 0
+    )
     assert (tmp_path / "elsewhere" / "info").exists()
     assert (tmp_path / "notes" / "job.json").exists()
     assert not (tmp_path / "out").exists()
 
 
 def test_flags_only_entry(job, tmp_path):
-    assert run_with_flags([f"--job={job()}", "--runner=DirectRunner", "--labels=airflow-version=v3"]) == 0
+    assert (
+        run_with_flags([f"--job={job()}", "--runner=DirectRunner", "--labels=airflow-version=v3"])
+        == 0
+    )
     assert (tmp_path / "out" / "info").exists()
 
 
@@ -174,7 +205,9 @@ assert main(["plan", sys.argv[1]]) == 0
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
     assert "1,000,000,000 of 16×32×32 voxels" in done.stdout
     assert int(done.stdout.split()[-1]) * 1024 < 500e6
     assert time.monotonic() - start < 30
@@ -201,7 +234,9 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
     }
 
 
-def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(job, capsys, tmp_path, monkeypatch):
+def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(
+    job, capsys, tmp_path, monkeypatch
+):
     from beam_inference.errors import WorkerFault
     from beam_inference.worker.worker import Worker
 
@@ -226,9 +261,13 @@ def test_unit_of_a_float_volume(tmp_path, capsys):
 def test_a_voxel_size_that_another_scale_has_is_named(tmp_path, capsys):
     write_volume(tmp_path / "in", np.zeros((16, 16, 16), np.uint8), voxel_size_nm=(40.0, 4.0, 4.0))
     info = json.loads((tmp_path / "in" / "info").read_text())
-    info["scales"].append(info["scales"][0] | {"key": "8_8_40", "resolution": [8, 8, 40], "size": [8, 8, 16]})
+    info["scales"].append(
+        info["scales"][0] | {"key": "8_8_40", "resolution": [8, 8, 40], "size": [8, 8, 16]}
+    )
     (tmp_path / "in" / "info").write_text(json.dumps(info))
-    path = write_job(tmp_path / "job.yaml", job_values("in", "out", model={"voxel_size_nm": [40, 8, 8]}))
+    path = write_job(
+        tmp_path / "job.yaml", job_values("in", "out", model={"voxel_size_nm": [40, 8, 8]})
+    )
     assert main(["run", str(path)]) == 2
     assert "Scale 1 fits: write input.scale: 1." in capsys.readouterr().err
 
@@ -244,13 +283,19 @@ def test_wrong_words_on_the_command_line(capsys):
 @pytest.mark.slow
 def test_both_entries_as_programs(job, tmp_path):
     path = job()
-    first = subprocess.run([sys.executable, "-m", "beam_inference", "run", path], capture_output=True, text=True)
+    first = subprocess.run(
+        [sys.executable, "-m", "beam_inference", "run", path], capture_output=True, text=True
+    )
     assert (first.returncode, first.stderr) == (0, "")
     shutil.rmtree(tmp_path / "out")
-    second = subprocess.run([sys.executable, str(MAIN), f"--job={path}"], capture_output=True, text=True)
+    second = subprocess.run(
+        [sys.executable, str(MAIN), f"--job={path}"], capture_output=True, text=True
+    )
     assert (second.returncode, second.stderr) == (0, "")
     script = shutil.which("beam-inference", path=os.path.dirname(sys.executable))
-    help_text = subprocess.run([script, "run", "--help"], capture_output=True, text=True, check=True).stdout
+    help_text = subprocess.run(
+        [script, "run", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert "130 interrupted" in help_text
 
 
@@ -261,14 +306,18 @@ def test_launcher_options():
     assert (place_of(many).threads_per_process, place_of(many).processes_per_host) == (1, 3)
     assert not place_of(beam_options(DATAFLOW)).shares_files
     threads = [[], ["--number_of_worker_harness_threads=5"]]
-    assert [place_of(beam_options([*DATAFLOW, *flags])).threads_per_process for flags in threads] == [2, 5]
+    assert [
+        place_of(beam_options([*DATAFLOW, *flags])).threads_per_process for flags in threads
+    ] == [2, 5]
 
 
 def test_example_jobs_are_valid():
     from beam_inference.config.job import JobConfig
     from beam_inference.launch.cost import Prices
 
-    examples = {example.name: yaml.safe_load(example.read_text()) for example in MAIN.parent.glob("*.yaml")}
+    examples = {
+        example.name: yaml.safe_load(example.read_text()) for example in MAIN.parent.glob("*.yaml")
+    }
     assert Prices.model_validate(examples.pop("prices.yaml"))
     assert examples
     for example in examples.values():

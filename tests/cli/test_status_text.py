@@ -54,15 +54,30 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     state = State(default_state_url(load_job(path)))
     resolved = state.load_job()
     records = list(state.of(resolved).quarantined(0, 18))
-    assert (ran["chunks"], ran["done"], ran["quarantined"]) == (18, 18 - len(records), len(records))
-    assert (ran["missing"], ran["missing_of_job"], ran["done_by_this_launch"]) == (0, len(records), ran["done"])
+    assert (ran["chunks"], ran["done"], ran["quarantined"]) == (
+        18,
+        18 - len(records),
+        len(records),
+    )
+    assert (ran["missing"], ran["missing_of_job"], ran["done_by_this_launch"]) == (
+        0,
+        len(records),
+        ran["done"],
+    )
     assert [each["chunk"] for each in ran["quarantine"]] == [each.chunk for each in records]
     first = ran["quarantine"][0]
     assert first["box"] == {"start": list(records[0].box.start), "stop": list(records[0].box.stop)}
     assert "cannot read" in first["cause"]
     assert (ran["error"], ran["staged_at"]) == (None, None)
     assert (ran["output"], ran["state"]) == (resolved.config.output.path, state.url)
-    waiting = {"complete": False, "waits": True, "listed": False, "method": "mean", "done": 0, "failures": []}
+    waiting = {
+        "complete": False,
+        "waits": True,
+        "listed": False,
+        "method": "mean",
+        "done": 0,
+        "failures": [],
+    }
     assert waiting.items() <= ran["pyramid"].items()
     assert ran["seconds"] > 0
 
@@ -73,9 +88,15 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     assert {key: status[key] for key in ("chunks", "done", "missing", "quarantined")} == {
         key: ran[key] for key in ("chunks", "done", "missing", "quarantined")
     }
-    assert status["voxels_per_second"] == pytest.approx(status["chunks_per_second"] * 40 * 70 * 50 / 18)
+    assert status["voxels_per_second"] == pytest.approx(
+        status["chunks_per_second"] * 40 * 70 * 50 / 18
+    )
     assert status["seconds_left"] == 0
-    assert (status["workers"], status["patches_computed"], status["pyramid"]) == (1, None, ran["pyramid"])
+    assert (status["workers"], status["patches_computed"], status["pyramid"]) == (
+        1,
+        None,
+        ran["pyramid"],
+    )
     assert datetime.fromisoformat(status["latest"]).tzinfo is not None
 
     missing = sorted(set(range(18)) - {each.chunk for each in records})[0]
@@ -84,7 +105,12 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     code, text, verified = told("verify", path, "--deep")
     assert code == 1
     assert f"missing: 1 chunks: {missing}\n" in text
-    assert (verified["complete"], verified["deep"], verified["missing"], verified["first_missing"]) == (
+    assert (
+        verified["complete"],
+        verified["deep"],
+        verified["missing"],
+        verified["first_missing"],
+    ) == (
         *(False, True, 1),
         [missing],
     )
@@ -95,7 +121,8 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
 
 @pytest.mark.slow
 def test_the_report_says_that_the_pyramid_waits(job, tmp_path):
-    path, page = job(output={"pyramid": True}), tmp_path / "report.html"
+    path = job(output={"pyramid": True})
+    page = tmp_path / "report.html"
     (tmp_path / "some").write_text("3\n")
     assert main(["run", path, "--chunks", str(tmp_path / "some")]) == 0
     assert main(["report", path, "--to", str(page)]) == 0
@@ -117,13 +144,25 @@ def test_a_job_that_is_complete(job, told, tmp_path):
     code, _, status = told("status", path)
     assert (code, status["patches_computed"], status["pyramid"]) == (0, owners, ran["pyramid"])
     code, text, verified = told("verify", path, "--deep")
-    assert (code, verified["complete"], verified["wrong"], verified["pyramid"]) == (0, True, [], ran["pyramid"])
+    assert (code, verified["complete"], verified["wrong"], verified["pyramid"]) == (
+        0,
+        True,
+        [],
+        ran["pyramid"],
+    )
     assert "reads back as it was written" in text
     assert main(["report", path, "--to", str(tmp_path / "report.html")]) == 0
     levels = ran["pyramid"]["levels"]
-    assert f"Pyramid of the output: complete, {levels} levels by mean." in (tmp_path / "report.html").read_text()
+    assert (
+        f"Pyramid of the output: complete, {levels} levels by mean."
+        in (tmp_path / "report.html").read_text()
+    )
     code, out = told("run", path, "--json", "--set", "output.pyramid=false")  # nothing to do
-    assert (code, json.loads(out)["done_by_this_launch"], json.loads(out)["pyramid"]) == (0, 0, None)
+    assert (code, json.loads(out)["done_by_this_launch"], json.loads(out)["pyramid"]) == (
+        0,
+        0,
+        None,
+    )
 
 
 def test_bad_input_leaves_standard_output_empty(job, capsys):

@@ -9,12 +9,18 @@ from beam_inference.launch.job_files import load_job
 
 
 def load(tmp_path, overrides=(), **sections):
-    return load_job(write_job(tmp_path / "job.yaml", job_values("in", "out", **sections)), overrides)
+    return load_job(
+        write_job(tmp_path / "job.yaml", job_values("in", "out", **sections)), overrides
+    )
 
 
 def test_paths_are_relative_to_the_job_files_folder(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
-    job = load(tmp_path, model={"path": "nets/unet.py:unet", "weights": "nets/w.pt"}, job={"state_path": "state"})
+    job = load(
+        tmp_path,
+        model={"path": "nets/unet.py:unet", "weights": "nets/w.pt"},
+        job={"state_path": "state"},
+    )
     assert job.input.path == f"file://{tmp_path}/in"
     assert job.output.path == f"file://{tmp_path}/out"
     assert job.model.path == f"{tmp_path}/nets/unet.py:unet"
@@ -86,29 +92,47 @@ def test_factory_paths(path, parts):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"inference": {"patch_shap": [1, 2, 3]}}, r"inference.patch_shap: unknown key; did you mean 'patch_shape'\?"),
+        (
+            {"inference": {"patch_shap": [1, 2, 3]}},
+            r"inference.patch_shap: unknown key; did you mean 'patch_shape'\?",
+        ),
         ({"inputs": {}}, r"inputs: unknown key; did you mean 'input'\?"),
         (
             {"model": {"normalize": {"scale": 1, "ofset": 2}}},
             r"model.normalize.ofset: unknown key; did you mean 'offset'",
         ),
-        ({"roi": {"start": [0, 0, 0], "stop": [1, 1, 1], "contxt": [1, 1, 1]}}, r"roi.contxt: .* 'context'"),
+        (
+            {"roi": {"start": [0, 0, 0], "stop": [1, 1, 1], "contxt": [1, 1, 1]}},
+            r"roi.contxt: .* 'context'",
+        ),
         ({"model": {"normalize": "unity"}}, "model.normalize: 'unity' is not one of none, unit"),
         ({"inference": {"patch_shape": [8, 16]}}, "inference.patch_shape.2: missing"),
         ({"inference": {"batch_size": True}}, "inference.batch_size: .*integer; found True"),
-        ({"inference": {"chunk_shape": [10**20, 1, 1]}}, "inference.chunk_shape.0: .*less than or equal"),
+        (
+            {"inference": {"chunk_shape": [10**20, 1, 1]}},
+            "inference.chunk_shape.0: .*less than or equal",
+        ),
         ({"input": {"channel": -1}}, "input.channel.0: .*greater than or equal to 0; found -1"),
         ({"model": {"normalize": None}}, "model.normalize: None is not one of none, unit"),
         ({"model": {"normalize": {"scale": "x"}}}, "model.normalize.scale: .*number.*; found 'x'"),
-        ({"inference": {"patch_shape": [8, 16, 0]}}, "inference.patch_shape.2: .*greater than 0; found 0"),
-        ({"inference": {"patch_overlap": [8, 8, 8]}}, r"patch_overlap \[8, 8, 8\] must be smaller than patch_shape"),
+        (
+            {"inference": {"patch_shape": [8, 16, 0]}},
+            "inference.patch_shape.2: .*greater than 0; found 0",
+        ),
+        (
+            {"inference": {"patch_overlap": [8, 8, 8]}},
+            r"patch_overlap \[8, 8, 8\] must be smaller than patch_shape",
+        ),
         ({"inference": {"batch_size": "many"}}, "inference.batch_size: .*integer.*; found 'many'"),
         ({"inference": {"chunk_crop_margin": [1, 1, 1]}}, "only with seams: crop"),
         ({"inference": {"precision": "tf32"}}, "tf32 exists only on CUDA"),
         ({"output": {"dtype": "uint8"}}, "output.value_range is needed"),
         ({"output": {"value_range": [0, 1]}}, "no effect with dtype: float32"),
         ({"output": {"dtype": "uint8", "value_range": [1, 0]}}, "low < high"),
-        ({"output": {"format": "tiff"}}, "output.format: .*'precomputed', 'zarr3', .* or 'ome_zarr_0.4'; found 'tiff'"),
+        (
+            {"output": {"format": "tiff"}},
+            "output.format: .*'precomputed', 'zarr3', .* or 'ome_zarr_0.4'; found 'tiff'",
+        ),
         ({"output": {"dtype": "int16", "value_range": [0, 1]}}, "not read by Neuroglancer"),
         ({"input": {"fill_value": 3}}, "no effect with fill: reflect"),
         ({"input": {"spec": {"driver": "zarr"}}}, "either path or spec"),
@@ -127,10 +151,22 @@ def test_factory_paths(path, parts):
             {"output": {"pyramid": "yes"}},
             "output.pyramid: write true, or a mapping with levels, factor, method; found 'yes'",
         ),
-        ({"output": {"pyramid": {"level": 3}}}, r"output.pyramid.level: unknown key; did you mean 'levels'\?"),
-        ({"output": {"pyramid": {"levels": 0}}}, "output.pyramid.levels: .*greater than 0; found 0"),
-        ({"output": {"pyramid": {"factor": [1, 1, 1]}}}, "output.pyramid: .*makes no smaller volume"),
-        ({"output": {"pyramid": {"method": "max"}}}, "output.pyramid.method: .*'mean' or 'mode'; found 'max'"),
+        (
+            {"output": {"pyramid": {"level": 3}}},
+            r"output.pyramid.level: unknown key; did you mean 'levels'\?",
+        ),
+        (
+            {"output": {"pyramid": {"levels": 0}}},
+            "output.pyramid.levels: .*greater than 0; found 0",
+        ),
+        (
+            {"output": {"pyramid": {"factor": [1, 1, 1]}}},
+            "output.pyramid: .*makes no smaller volume",
+        ),
+        (
+            {"output": {"pyramid": {"method": "max"}}},
+            "output.pyramid.method: .*'mean' or 'mode'; found 'max'",
+        ),
         (
             {"output": {"pyramid": True, "bounds": {"start": [0, 0, 0], "stop": [1, 1, 1]}}},
             "output: pyramid makes levels of the whole volume",
@@ -146,7 +182,11 @@ def test_a_pyramid_is_true_false_or_says_what_it_is(tmp_path):
     assert load(tmp_path).output.pyramid is None
     assert load(tmp_path, output={"pyramid": False}).output.pyramid is None
     assert load(tmp_path, output={"pyramid": True}).output.pyramid == Pyramid()
-    asked = load(tmp_path, ["output.pyramid.factor=1x2x2"], output={"pyramid": {"levels": 3, "method": "mode"}})
+    asked = load(
+        tmp_path,
+        ["output.pyramid.factor=1x2x2"],
+        output={"pyramid": {"levels": 3, "method": "mode"}},
+    )
     assert asked.output.pyramid == Pyramid(levels=3, factor=(1, 2, 2), method="mode")
     assert JobConfig.model_validate_json(asked.model_dump_json()) == asked
 

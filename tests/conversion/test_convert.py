@@ -41,7 +41,9 @@ def check(path, array, size=(40.0, 4.0, 4.0), start=(0, 0, 0)):
     stop = tuple(a + n for a, n in zip(start, array.shape[-3:], strict=True))
     assert box.stop == stop
     assert volume.voxel_size_nm == pytest.approx(size)
-    found = volume.read(box)[(slice(None), *(slice(a - b, None) for a, b in zip(start, box.start, strict=True)))]
+    found = volume.read(box)[
+        (slice(None), *(slice(a - b, None) for a, b in zip(start, box.start, strict=True)))
+    ]
     np.testing.assert_array_equal(found, array if array.ndim == 4 else array[None])
     assert found.dtype == array.dtype
 
@@ -60,13 +62,17 @@ def test_slices_into_blocks_with_gaps_told(slices, tmp_path, capsys):
 
 
 BLOCKS = [
-    *product(["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"], [("float32", 3), ("uint64", 1)]),
+    *product(
+        ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"],
+        [("float32", 3), ("uint64", 1)],
+    ),
     ("precomputed", ("uint16", 1)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("format", "volume"), [BLOCKS[0], *(pytest.param(*b, marks=pytest.mark.slow) for b in BLOCKS[1:])]
+    ("format", "volume"),
+    [BLOCKS[0], *(pytest.param(*b, marks=pytest.mark.slow) for b in BLOCKS[1:])],
 )
 def test_round_trips_through_blocks(tmp_path, format, volume):
     dtype, channels = volume
@@ -74,7 +80,18 @@ def test_round_trips_through_blocks(tmp_path, format, volume):
     start = (3, 5, 70) if format != "precomputed" else (3, -5, 70_001)
     np.save(tmp_path / "a.npy", array)
     shift = f"--offset={','.join(map(str, start))}"
-    assert convert(tmp_path / "a.npy", tmp_path / "v", *SIZE, shift, "--format", format, "--block_shape=8,32,64") == 0
+    assert (
+        convert(
+            tmp_path / "a.npy",
+            tmp_path / "v",
+            *SIZE,
+            shift,
+            "--format",
+            format,
+            "--block_shape=8,32,64",
+        )
+        == 0
+    )
     check(tmp_path / "v", array, start=start)
     assert convert(tmp_path / "v", tmp_path / "b.h5:volumes/raw") == 0
     source = source_of(tmp_path / "b.h5")
@@ -90,7 +107,9 @@ def test_volumes_that_other_libraries_wrote(tmp_path):
 
     array = random_array("uint16", (20, 30, 40))
     for version in (2, 3):
-        stored = zarr.create_array(tmp_path / f"z{version}", data=array, zarr_format=version, chunks=(8, 8, 8))
+        stored = zarr.create_array(
+            tmp_path / f"z{version}", data=array, zarr_format=version, chunks=(8, 8, 8)
+        )
         assert stored.shape == array.shape
         assert convert(tmp_path / f"z{version}", tmp_path / f"z{version}.nrrd", *SIZE) == 0
         holds(source_of(tmp_path / f"z{version}.nrrd"), array, (40.0, 4.0, 4.0))
@@ -111,18 +130,36 @@ def test_volumes_that_other_libraries_wrote(tmp_path):
 def test_shards_labels_and_encodings(tmp_path):
     array = random_array("uint64", (64, 64, 64)) // 2**60
     np.save(tmp_path / "a.npy", array)
-    words = ["--labels", "--encoding=compressed_segmentation", "--block_shape=32,32,32", "--shard_shape=64,64,64"]
+    words = [
+        "--labels",
+        "--encoding=compressed_segmentation",
+        "--block_shape=32,32,32",
+        "--shard_shape=64,64,64",
+    ]
     assert convert(tmp_path / "a.npy", tmp_path / "seg", *SIZE, *words) == 0
     check(tmp_path / "seg", array)
     info = json.loads((tmp_path / "seg" / "info").read_text())
-    assert (info["type"], info["scales"][0]["encoding"]) == ("segmentation", "compressed_segmentation")
+    assert (info["type"], info["scales"][0]["encoding"]) == (
+        "segmentation",
+        "compressed_segmentation",
+    )
     assert info["scales"][0]["sharding"]["shard_bits"] == 0
 
 
 def test_a_big_endian_tiff_on_another_grid(tmp_path):
     array = random_array("uint16", (20, 70, 90))
     path = written(tmp_path / "a.tif", tiff_bytes(array, tile=32))
-    assert convert(path, tmp_path / "z", *SIZE, "--offset=9,17,33", "--format=zarr3", "--block_shape=8,16,32") == 0
+    assert (
+        convert(
+            path,
+            tmp_path / "z",
+            *SIZE,
+            "--offset=9,17,33",
+            "--format=zarr3",
+            "--block_shape=8,16,32",
+        )
+        == 0
+    )
     check(tmp_path / "z", array, start=(9, 17, 33))
 
 
@@ -130,7 +167,8 @@ def test_a_slice_that_cannot_be_read_is_told_and_done_later(slices, tmp_path, ca
     folder, array = slices
     words = (folder, tmp_path / "em", *SIZE, "--block_shape=4,32,32", "--direct_num_workers=2")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 10_000)  # every slab by way of the disk
+        # every slab by way of the disk
+        patch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 10_000)
         times = [(path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in [folder / "s9.png"]]
         whole = (folder / "s9.png").read_bytes()
         (folder / "s9.png").write_bytes(whole[:1000] + bytes(len(whole) - 1000))
@@ -153,14 +191,22 @@ def test_a_killed_conversion_goes_on(slices, tmp_path, monkeypatch):
     folder, array = slices
     words = ["convert", str(folder), str(tmp_path / "em"), *SIZE, "--block_shape=1,16,16"]
     script = [
-        "import time, beam_inference.conversion.copying as copying, beam_inference.conversion.stacks as stacks",
+        (
+            "import time, beam_inference.conversion.copying as copying, "
+            "beam_inference.conversion.stacks as stacks"
+        ),
         "from beam_inference.cli.main import main",
         "copying.WINDOW_BYTES, (header, read) = 1, stacks._READERS['.png']",
-        "stacks._READERS['.png'] = header, lambda *arguments: (time.sleep(0.2), read(*arguments))[1]",
+        (
+            "stacks._READERS['.png'] = header, lambda *arguments: (time.sleep(0.2), "
+            "read(*arguments))[1]"
+        ),
         f"main({words})",
     ]
     slow = "\n".join(script)
-    process = subprocess.Popen([sys.executable, "-c", slow], stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", slow], stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
+    )
     records = tmp_path / "em" / "_beam_inference"
     deadline = time.monotonic() + 90
     while len(done := list(records.rglob("done/*/*.json"))) < 3:
@@ -171,9 +217,12 @@ def test_a_killed_conversion_goes_on(slices, tmp_path, monkeypatch):
     process.wait()
     assert 0 < len(done) < 20
     seen = {path: path.stat().st_mtime_ns for path in done}
-    monkeypatch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 1)  # as it was: a chunk a slice
+    # as it was: a chunk a slice
+    monkeypatch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 1)
     assert main(words) == 0
-    assert {path: path.stat().st_mtime_ns for path in done} == seen, "what was done is not done again"
+    assert {path: path.stat().st_mtime_ns for path in done} == seen, (
+        "what was done is not done again"
+    )
     check(tmp_path / "em", array)
 
 
@@ -211,9 +260,18 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, f"{out}.nii"], "or --drop voxel-size to write it without"),
         ([folder, f"{out}/deep/a.npy"], "there is no folder"),
         ([folder, out, *SIZE, "--format=tif"], "expected one of precomputed, zarr3"),
-        ([folder, out, *SIZE, "--format=zarr3", "--offset=-1,0,0"], "Move them with --offset 0,0,0"),
-        ([folder, out, *SIZE, "--format=zarr2", "--shard_shape=32,128,128"], "zarr2 has no shards"),
-        ([folder, out, *SIZE, "--block_shape=8,8,8", "--shard_shape=12,16,16"], "must be a multiple"),
+        (
+            [folder, out, *SIZE, "--format=zarr3", "--offset=-1,0,0"],
+            "Move them with --offset 0,0,0",
+        ),
+        (
+            [folder, out, *SIZE, "--format=zarr2", "--shard_shape=32,128,128"],
+            "zarr2 has no shards",
+        ),
+        (
+            [folder, out, *SIZE, "--block_shape=8,8,8", "--shard_shape=12,16,16"],
+            "must be a multiple",
+        ),
         ([folder, out, *SIZE, "--format=n5", "--encoding=raw"], "is for --format precomputed"),
         ([tmp_path / "f.npy", out, *SIZE, "--encoding=png"], "is for one channel"),
         ([tmp_path / "f.npy", out, *SIZE, "--labels"], "names of objects are integers"),
@@ -242,7 +300,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
 
 def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, capsys):
     folder, _ = slices
-    monkeypatch.setattr("beam_inference.beam.stage_runner.place_of", lambda _: Place(shares_files=False))
+    monkeypatch.setattr(
+        "beam_inference.beam.stage_runner.place_of", lambda _: Place(shares_files=False)
+    )
     assert convert(folder, "memory://em", *SIZE) == 2
     assert "lies on this machine, which remote workers do not see" in capsys.readouterr().err
 
@@ -261,7 +321,12 @@ def test_a_scale_of_a_pyramid(tmp_path):
     array = random_array("uint8", (8, 16, 16))
     url = write_volume(tmp_path / "em", array)
     coarse = {"driver": "neuroglancer_precomputed", "kvstore": url, "open": False, "create": True}
-    coarse["scale_metadata"] = {"size": [8, 8, 8], "resolution": [20, 20, 10], "chunk_size": [8] * 3, "encoding": "raw"}
+    coarse["scale_metadata"] = {
+        "size": [8, 8, 8],
+        "resolution": [20, 20, 10],
+        "chunk_size": [8] * 3,
+        "encoding": "raw",
+    }
     ts.open(coarse).result()[...] = array[:, ::2, ::2].T[..., None]
     assert convert(tmp_path / "em", tmp_path / "a.tif", "--scale=1") == 0
     holds(source_of(tmp_path / "a.tif"), array[:, ::2, ::2], (10.0, 20.0, 20.0))

@@ -32,16 +32,25 @@ def test_chunks_and_windows_are_whole_blocks_of_bounded_size(shape, block, grain
     for each in (shapes.chunk, shapes.window):
         assert all(n % b == 0 and n < s + b for n, b, s in zip(each, block, shape, strict=True))
     assert all(w <= c for w, c in zip(shapes.window, shapes.chunk, strict=True))
-    assert math.prod(shapes.window) * source.itemsize <= WINDOW_BYTES or shapes.window == tuple(block)
-    if grain[0] == 1 or shapes.scratch_bytes(source):  # a slice, or strip or tile of one, belongs to one chunk
+    assert math.prod(shapes.window) * source.itemsize <= WINDOW_BYTES or shapes.window == tuple(
+        block
+    )
+    # a slice, or strip or tile of one, belongs to one chunk
+    if grain[0] == 1 or shapes.scratch_bytes(source):
         assert all(c >= min(g, s) for c, g, s in zip(shapes.chunk, grain, shape, strict=True))
 
 
 def test_some_sources():
-    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (64, 64, 64)) == Cut((64, 2048, 2048), (64, 512, 2048))
-    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (16, 128, 128)) == Cut((16, 2048, 2048), (16, 2048, 2048))
+    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (64, 64, 64)) == Cut(
+        (64, 2048, 2048), (64, 512, 2048)
+    )
+    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (16, 128, 128)) == Cut(
+        (16, 2048, 2048), (16, 2048, 2048)
+    )
     assert cut(facts((1024, 2048, 2048)), (64, 64, 64)) == Cut((64, 512, 2048), (64, 512, 2048))
-    assert cut(facts((1024, 2048, 2048), (512, 512, 512)), (64, 64, 64)) == Cut((512, 256, 512), (512, 256, 512))
+    assert cut(facts((1024, 2048, 2048), (512, 512, 512)), (64, 64, 64)) == Cut(
+        (512, 256, 512), (512, 256, 512)
+    )
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 3), BLOCKS, st.integers(1, 4000), st.booleans())
@@ -50,15 +59,22 @@ def test_every_voxel_is_copied_once_and_every_slice_read_once(shape, block, wind
     array = np.random.default_rng(0).integers(0, 256, (2, *shape), dtype=np.uint8)
     source = facts(shape, (1, *shape[1:]) if sliced else (1, 1, 1), channels=2)
     out = np.zeros_like(array)
-    put, slices = np.zeros(shape, int), np.zeros(shape[0], int)
+    put = np.zeros(shape, int)
+    slices = np.zeros(shape[0], int)
 
     def read(box):
         slices[box.start[0] : box.stop[0]] += 1
-        assert not sliced or box.shape[0] == 1 or math.prod(box.shape) * 2 <= max(window_bytes, 2 * math.prod(block))
+        assert (
+            not sliced
+            or box.shape[0] == 1
+            or math.prod(box.shape) * 2 <= max(window_bytes, 2 * math.prod(block))
+        )
         return array[(slice(None), *box.slices_in(source.bounds))]
 
     def write(box, values):
-        assert box.start == tuple(a // b * b for a, b in zip(box.start, block, strict=True)), "on a block"
+        assert box.start == tuple(a // b * b for a, b in zip(box.start, block, strict=True)), (
+            "on a block"
+        )
         where = box.slices_in(source.bounds)
         out[(slice(None), *where)] = values
         put[where] += 1

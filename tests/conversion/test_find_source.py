@@ -63,12 +63,19 @@ def test_nifti(tmp_path, name, order):
 
 def test_nifti_in_micrometres_with_channels(tmp_path):
     array = random_array("uint64", (3, 4, 5, 6))
-    holds(source_of(written(tmp_path / "a.nii", nifti_bytes(array, (4, 4, 40), unit=3))), array, (4e4, 4e3, 4e3))
+    holds(
+        source_of(written(tmp_path / "a.nii", nifti_bytes(array, (4, 4, 40), unit=3))),
+        array,
+        (4e4, 4e3, 4e3),
+    )
 
 
 @pytest.mark.parametrize(
     ("matrix", "origin", "note"),
-    [(np.diag([-1.0, 1, 1]), (9, 0, 0), "turned or flipped"), (np.eye(3), (0.5, 0, 0), "between voxels")],
+    [
+        (np.diag([-1.0, 1, 1]), (9, 0, 0), "turned or flipped"),
+        (np.eye(3), (0.5, 0, 0), "between voxels"),
+    ],
 )
 def test_a_position_that_is_not_kept_is_told(tmp_path, matrix, origin, note):
     array = random_array("uint8")
@@ -85,21 +92,28 @@ def test_nifti_with_scaled_values_is_what_nibabel_says(tmp_path):
     expected = nibabel.load(path).get_fdata(dtype=np.float32).T
     source = source_of(path)
     assert "stored int16 × 0.37" in source.facts.notes[0]
-    np.testing.assert_allclose(source.opened()(source.facts.bounds)[0], expected, rtol=1e-6, atol=1e-4)
+    np.testing.assert_allclose(
+        source.opened()(source.facts.bounds)[0], expected, rtol=1e-6, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
 @pytest.mark.parametrize("endian", ["little", "big"])
 def test_nrrd(tmp_path, encoding, endian):
     array = random_array("uint64")
-    lines = ['space units: "nm" "um" "nm"', "space: left-posterior-superior", "kinds: domain domain domain"]
+    lines = [
+        'space units: "nm" "um" "nm"',
+        "space: left-posterior-superior",
+        "kinds: domain domain domain",
+    ]
     lines += ["space directions: (4,0,0) (0,0.004,0) (0,0,40)", "space origin: (12,-0.02,0)"]
     content = nrrd_bytes(array, lines, encoding=encoding, endian=endian)
     holds(source_of(written(tmp_path / "a.nrrd", content)), array, (40.0, 4.0, 4.0), (0, -5, 3))
 
 
 @pytest.mark.parametrize(
-    ("kinds", "axes"), [("vector domain domain domain", "ZYXC"), ("space space space list", "CZYX")]
+    ("kinds", "axes"),
+    [("vector domain domain domain", "ZYXC"), ("space space space list", "CZYX")],
 )
 def test_nrrd_with_channels(tmp_path, kinds, axes):
     array = random_array("float32", (4, 5, 6, 3) if axes == "ZYXC" else (3, 4, 5, 6))
@@ -135,7 +149,12 @@ def test_bytes_of_mrc_are_signed_unless_imod_says_otherwise(tmp_path, imod, dtyp
 
 
 @pytest.mark.parametrize(
-    "array", [random_array(), np.asfortranarray(random_array("float32")), random_array(">i4", (2, 3, 4, 5))]
+    "array",
+    [
+        random_array(),
+        np.asfortranarray(random_array("float32")),
+        random_array(">i4", (2, 3, 4, 5)),
+    ],
 )
 def test_npy(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
@@ -154,7 +173,9 @@ def test_hdf5(tmp_path):
     with h5py.File(path, "w") as file:
         file["volumes/raw"] = array
         file["volumes/raw"].attrs.update(resolution=[40, 4, 4], offset=[80, -4, 0])
-        file.create_dataset("chunked", data=array.transpose(2, 1, 0), chunks=(8, 8, 8), compression="gzip")
+        file.create_dataset(
+            "chunked", data=array.transpose(2, 1, 0), chunks=(8, 8, 8), compression="gzip"
+        )
         for dim, label in zip(file["chunked"].dims, "xyz", strict=True):
             dim.label = label
         file["chunked"].attrs["element_size_um"] = [0.04, 0.004, 0.004]
@@ -191,7 +212,9 @@ def test_a_file_that_was_cut_off(tmp_path, name):
 
 
 def test_a_compressed_file_that_was_cut_off(tmp_path):
-    path = written(tmp_path / "a.nii.gz", nifti_bytes(random_array("int16", (30, 30, 30)), (1, 1, 1)))
+    path = written(
+        tmp_path / "a.nii.gz", nifti_bytes(random_array("int16", (30, 30, 30)), (1, 1, 1))
+    )
     whole = (tmp_path / "a.nii.gz").read_bytes()
     (tmp_path / "a.nii.gz").write_bytes(whole[:-1000])
     source = source_of(path)

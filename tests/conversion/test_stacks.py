@@ -21,7 +21,9 @@ def save_slices(folder, array, pattern="s{}.png", numbers=None, **options):
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32", "int16"])
-@pytest.mark.parametrize("layout", [{}, {"rows": 7}, {"tile": 16}], ids=["whole", "strips", "tiles"])
+@pytest.mark.parametrize(
+    "layout", [{}, {"rows": 7}, {"tile": 16}], ids=["whole", "strips", "tiles"]
+)
 def test_tiff_of_many_pages(tmp_path, order, dtype, layout):
     array = random_array(dtype, (4, 37, 41))
     source = source_of(written(tmp_path / "a.tif", tiff_bytes(array, order=order, **layout)))
@@ -34,14 +36,18 @@ def test_tiff_of_many_pages(tmp_path, order, dtype, layout):
 def test_tiff_that_pillow_compressed(tmp_path, compression):
     array = random_array("uint8", (5, 40, 30))
     pages = [Image.fromarray(plane) for plane in array]
-    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression=compression)
+    pages[0].save(
+        tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression=compression
+    )
     if compression == "tiff_lzw":
         pytest.importorskip("imagecodecs", reason="LZW needs imagecodecs, which is not installed")
     holds(source_of(tmp_path / "a.tif"), array)
 
 
 def test_a_codec_that_is_not_there_is_named(tmp_path):
-    Image.fromarray(random_array("uint8", (40, 30))).save(tmp_path / "a.tif", compression="tiff_lzw")
+    Image.fromarray(random_array("uint8", (40, 30))).save(
+        tmp_path / "a.tif", compression="tiff_lzw"
+    )
     try:
         import imagecodecs  # noqa: F401
     except ImportError:
@@ -52,7 +58,9 @@ def test_a_codec_that_is_not_there_is_named(tmp_path):
 def test_tiff_with_interleaved_channels(tmp_path):
     array = random_array("uint8", (5, 20, 30, 3))
     pages = [Image.fromarray(plane) for plane in array]
-    pages[0].save(tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression="tiff_deflate")
+    pages[0].save(
+        tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression="tiff_deflate"
+    )
     holds(source_of(tmp_path / "a.tif"), np.moveaxis(array, -1, 0))
 
 
@@ -62,7 +70,12 @@ def test_tiff_as_imagej_and_microscopes_write_it(tmp_path, compression, axes):
     import tifffile
 
     array = random_array("uint16", (3, 4, 20, 30)[-len(axes) :])
-    metadata = {"axes": axes, "PhysicalSizeX": 4, "PhysicalSizeXUnit": "nm", "PhysicalSizeY": 0.004}
+    metadata = {
+        "axes": axes,
+        "PhysicalSizeX": 4,
+        "PhysicalSizeXUnit": "nm",
+        "PhysicalSizeY": 0.004,
+    }
     metadata |= {"PhysicalSizeZ": 0.04, "PhysicalSizeZUnit": "µm"}
     tifffile.imwrite(tmp_path / "a.ome.tif", array, metadata=metadata, compression=compression)
     czyx = array.swapaxes(0, 1) if axes == "ZCYX" else array
@@ -156,7 +169,9 @@ def test_slices_that_differ_are_refused_with_names(tmp_path):
     array = random_array("uint8", (5, 20, 30))
     folder = save_slices(tmp_path / "s", array)
     Image.fromarray(array[0, :, :29]).save(folder / "s2.png")
-    with pytest.raises(VolumeError, match=r"4 such as s0.png: 20 × 30 .*; 1 such as s2.png: 20 × 29"):
+    with pytest.raises(
+        VolumeError, match=r"4 such as s0.png: 20 × 30 .*; 1 such as s2.png: 20 × 29"
+    ):
         source_of(folder)
     Image.fromarray(array[0].astype(np.uint16)).save(folder / "s2.png")
     with pytest.raises(VolumeError, match="1 such as s2.png.*uint16"):
@@ -179,7 +194,9 @@ def test_what_pillow_would_change_is_refused(tmp_path):
 
     chunk = header + zlib.crc32(header[12:]).to_bytes(4, "big")
     for kind, data in ((b"IDAT", zlib.compress(bytes(4 * 25))), (b"IEND", b"")):
-        chunk += len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        chunk += (
+            len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
+        )
     with pytest.raises(VolumeError, match="16 bits a channel in PNG's colour type 2"):
         source_of(written(tmp_path / "deep.png", chunk))
 

@@ -16,7 +16,15 @@ from beam_inference.geometry.grids import ChunkGrid
 NAMES = ["a.tif", "a.h5", "a.nii", "a.nii.gz", "a.nrrd", "a.mrc", "a.npy", "png"]
 SIZE = (40.0, 4.0, 7.16)
 START = (3, -5, 70_001)
-VOLUMES = [("uint8", 1), ("uint16", 1), ("uint64", 1), ("float32", 3), ("uint8", 3), ("int8", 2), ("float64", 1)]
+VOLUMES = [
+    ("uint8", 1),
+    ("uint16", 1),
+    ("uint64", 1),
+    ("float32", 3),
+    ("uint8", 3),
+    ("int8", 2),
+    ("float64", 1),
+]
 
 
 def spec_for(format, array, start=START, size=SIZE):
@@ -43,7 +51,9 @@ def test_round_trips(tmp_path, name, dtype, channels):
     array = random_array(dtype, (channels, 9, 20, 31))
     spec = spec_for(format, array)
     path = tmp_path / name
-    held = dtype in FILE_FORMATS[format].dtypes and (channels == 1 or format not in ("mrc", "png") or dtype == "uint8")
+    held = dtype in FILE_FORMATS[format].dtypes and (
+        channels == 1 or format not in ("mrc", "png") or dtype == "uint8"
+    )
     if not held or (format == "mrc" and channels > 1):
         with pytest.raises(VolumeError, match="values are never converted here. Formats that do: "):
             check_holds(str(path), format, spec, [])
@@ -55,7 +65,18 @@ def test_round_trips(tmp_path, name, dtype, channels):
 
 
 def test_every_dtype_has_a_file_that_holds_it():
-    for dtype in ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32"):
+    for dtype in (
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "float16",
+        "float32",
+    ):
         assert sum(dtype in kind.dtypes for kind in FILE_FORMATS.values()) >= 2
 
 
@@ -68,7 +89,12 @@ def test_other_libraries_read_the_same(tmp_path):
 
     array = random_array("uint16", (1, 9, 20, 31))
     for name in NAMES:
-        write(tmp_path / name, format_of(name) or "png", spec_for(format_of(name) or "png", array), array)
+        write(
+            tmp_path / name,
+            format_of(name) or "png",
+            spec_for(format_of(name) or "png", array),
+            array,
+        )
     found = {
         "a.tif": tifffile.imread(tmp_path / "a.tif"),
         "a.h5": h5py.File(tmp_path / "a.h5")["main"][:],
@@ -77,7 +103,9 @@ def test_other_libraries_read_the_same(tmp_path):
         "a.nrrd": nrrd.read(str(tmp_path / "a.nrrd"), index_order="C")[0],
         "a.mrc": mrcfile.read(tmp_path / "a.mrc"),
         "a.npy": np.load(tmp_path / "a.npy"),
-        "png": np.stack([np.asarray(Image.open(tmp_path / "png" / f"{z:04d}.png")) for z in range(9)]),
+        "png": np.stack(
+            [np.asarray(Image.open(tmp_path / "png" / f"{z:04d}.png")) for z in range(9)]
+        ),
     }
     for name in NAMES:
         np.testing.assert_array_equal(found[name], array[0], err_msg=name)
@@ -118,7 +146,9 @@ def test_what_would_be_lost_is_named_with_what_accepts_it(tmp_path):
     array = random_array("uint8", (1, 9, 20, 31))
     box = BoundingBox((3, -5, 2), (12, 15, 33))
     spec = FileSpec(box, 1, "uint8", SIZE)
-    with pytest.raises(VolumeError, match=r"the offset 3,-5,2 \(z, y, x\), which would be lost.* --drop offset$"):
+    with pytest.raises(
+        VolumeError, match=r"the offset 3,-5,2 \(z, y, x\), which would be lost.* --drop offset$"
+    ):
         check_holds("a.tif", "tiff", spec, [])
     check_holds("a.tif", "tiff", spec, ["offset"])
     with pytest.raises(VolumeError, match="voxel size 40,4,7.16 nm.*--drop offset,voxel-size$"):

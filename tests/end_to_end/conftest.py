@@ -11,7 +11,11 @@ from beam_inference.cli.main import main
 def job_and_result(volume_in, tmp_path, network, state, seams="recompute", postprocess=()):
     """A job file for a toy network with weights, 18 chunks; and its result in this process."""
     torch.save(state, tmp_path / "weights.pt")
-    model = {"path": f"{TOYS}:{network}", "weights": str(tmp_path / "weights.pt"), "output_channels": 2 if state else 1}
+    model = {
+        "path": f"{TOYS}:{network}",
+        "weights": str(tmp_path / "weights.pt"),
+        "output_channels": 2 if state else 1,
+    }
     keys = {"threads": 1, "patch_shape": [16, 32, 32], "seams": seams}
     more = {"postprocess": [*postprocess]}
     plain = job_values(volume_in, tmp_path / "plain", model=model, inference=keys) | more

@@ -26,10 +26,20 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
     file = tmp_path / "scheduler.json"
     common = ["--scheduler-file", str(file), "--no-dashboard"]
-    worker = ["worker", "--nworkers", "2", "--nthreads", "1", "--local-directory", str(tmp_path / "dask")]
+    worker = [
+        "worker",
+        "--nworkers",
+        "2",
+        "--nthreads",
+        "1",
+        "--local-directory",
+        str(tmp_path / "dask"),
+    ]
     with (tmp_path / "dask.log").open("w") as log:
         processes = [
-            subprocess.Popen([str(DASK), *words, *common], stdout=log, stderr=log, start_new_session=True)
+            subprocess.Popen(
+                [str(DASK), *words, *common], stdout=log, stderr=log, start_new_session=True
+            )
             for words in (["scheduler", "--port", "0"], worker)
         ]
         try:
@@ -53,12 +63,15 @@ def wait_for(path):
 def receipts_of(output, folder="receipts"):
     state = State(f"file://{output}/_beam_inference")
     job = state.load_job()
-    state, chunks = state.of(job), range(job.plan.chunks.count)
+    state = state.of(job)
+    chunks = range(job.plan.chunks.count)
     return state.read_sums(chunks) if folder == "sums" else state.read_receipts(chunks)
 
 
 @pytest.mark.slow
-def test_every_worker_process_computes_and_the_bytes_are_the_same(conv_job, cluster, tmp_path, capsys):
+def test_every_worker_process_computes_and_the_bytes_are_the_same(
+    conv_job, cluster, tmp_path, capsys
+):
     path, expected = conv_job
     assert main(["run", path, *cluster]) == 0
     assert "18 of 18 chunks done" in capsys.readouterr().out
@@ -75,19 +88,24 @@ def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
     assert main(["run", path, *cluster, "--set", "output.pyramid={levels: 2}"]) == 0
     assert "pyramid: complete, 2 levels by mean" in capsys.readouterr().out
     for scale in (1, 2):
-        below, level = (open_volume((tmp_path / "out").as_uri(), scale=k) for k in (scale - 1, scale))
+        below, level = (
+            open_volume((tmp_path / "out").as_uri(), scale=k) for k in (scale - 1, scale)
+        )
         above = level_above(below.read(below.bounds), below.bounds.start, (2, 2, 2), "mean")
         np.testing.assert_array_equal(level.read(level.bounds), above)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fixture", "folder"), [("slow_job", "receipts"), ("slow_exchange_job", "sums"), ("slow_merge_job", "receipts")]
+    ("fixture", "folder"),
+    [("slow_job", "receipts"), ("slow_exchange_job", "sums"), ("slow_merge_job", "receipts")],
 )
 def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path):
     path, expected = request.getfixturevalue(fixture)
     command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
             wait_for(tmp_path / "out" / "_beam_inference" / "job.json")
             while len(done := receipts_of(tmp_path / "out", folder)) < 3 and run.poll() is None:
@@ -103,7 +121,9 @@ def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path)
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
     after = receipts_of(tmp_path / "out", folder)
     first = {receipt.chunk: receipt for receipt in done}
-    assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), "done once, kept"
+    assert all(first[receipt.chunk] == receipt for receipt in after if receipt.chunk in first), (
+        "done once, kept"
+    )
     if fixture == "slow_merge_job":
         owners = State(f"file://{tmp_path}/out/_beam_inference").load_job().plan.owners
         assert len(sums) == owners, "in the second stage"
@@ -116,7 +136,18 @@ def test_quarantine_and_resume(conv_job, volume_in, cluster, tmp_path, capsys):
     block = next(volume_in.glob("*/*_*-*_*"))
     with truncated(block):
         assert main(["run", path, *cluster]) == 3
-    assert main(["run", path, *cluster, "--chunks", str(tmp_path / "out/_beam_inference/quarantine.jsonl")]) == 0
+    assert (
+        main(
+            [
+                "run",
+                path,
+                *cluster,
+                "--chunks",
+                str(tmp_path / "out/_beam_inference/quarantine.jsonl"),
+            ]
+        )
+        == 0
+    )
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
 
 
@@ -158,7 +189,9 @@ def interrupted(command, group, receipts, output):
 def test_ctrl_c_ends_a_launch_whose_own_cluster_it_reaches(slow_job, tmp_path):
     path, _ = slow_job
     command = [sys.executable, "-m", "beam_inference", "run", path, "--runner=DaskRunner"]
-    code, out, err = interrupted(command, lambda pid: os.killpg(pid, signal.SIGINT), 3, tmp_path / "out")
+    code, out, err = interrupted(
+        command, lambda pid: os.killpg(pid, signal.SIGINT), 3, tmp_path / "out"
+    )
     assert code == 130, out + err
     assert "to do what is missing" in out
 
@@ -168,7 +201,9 @@ def test_a_scheduler_that_dies_is_told_of(slow_job, cluster, tmp_path):
     path, _ = slow_job
     command = [sys.executable, "-m", "beam_inference", "run", path, *cluster]
     file = cluster[-1].partition("=")[2]
-    found = subprocess.run(["pgrep", "-f", f"dask scheduler.*{file}"], capture_output=True, text=True, check=True)
+    found = subprocess.run(
+        ["pgrep", "-f", f"dask scheduler.*{file}"], capture_output=True, text=True, check=True
+    )
     schedulers = [int(pid) for pid in found.stdout.split()]
 
     def kill(_):

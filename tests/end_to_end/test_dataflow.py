@@ -1,5 +1,6 @@
-"""Dataflow, as far as it can be seen without Google: the real runner submits to a stand-in, and what it has staged is
-executed, by the installed package alone, with Dataflow's retries, over a Cloud Storage that fails now and then.
+"""Dataflow, as far as it can be seen without Google: the real runner submits to a stand-in, and
+what it has staged is executed, by the installed package alone, with Dataflow's retries, over a
+Cloud Storage that fails now and then.
 """
 
 import json
@@ -38,7 +39,16 @@ def installed(tmp_path_factory) -> Path:
     source.mkdir()
     for name in ("beam_inference", "setup.py", "pyproject.toml", "README.md"):
         (source / name).symlink_to(ROOT / name)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "site")]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--target",
+        str(folder / "site"),
+    ]
     subprocess.run([*command, str(source)], check=True, timeout=100)
     return folder / "site"
 
@@ -60,13 +70,19 @@ class Google:
     """Stand-ins for its services, and an image that runs in this machine's processes."""
 
     def __init__(self, gcs: FaultyGcs, site: Path, folder: Path) -> None:
-        self.gcs, self.site, self.folder = gcs, site, folder
+        self.gcs = gcs
+        self.site = site
+        self.folder = folder
         self.reports: list[dict] = []
         self.logs = ""
 
     def environment(self, **more: str) -> dict[str, str]:
         """That of a process in the image: only the installed package can be imported, besides what it needs."""
-        kept = {key: value for key, value in os.environ.items() if "PYTHON" not in key and "STORAGE" not in key}
+        kept = {
+            key: value
+            for key, value in os.environ.items()
+            if "PYTHON" not in key and "STORAGE" not in key
+        }
         return kept | {"PYTHONPATH": str(self.site), "NO_GCE_CHECK": "true"} | more
 
     def launcher(self, *flags: str, timeout: float = 110) -> subprocess.CompletedProcess[str]:
@@ -124,12 +140,16 @@ def upload_job(gcs: GcsStandIn, source: Path, **sections: dict) -> None:
 
 
 def result_of(gcs: GcsStandIn) -> np.ndarray:
-    volume = open_volume("gs://bucket/out", storage=Storage.model_validate({"gcs": {"endpoint": gcs.url}}))
+    volume = open_volume(
+        "gs://bucket/out", storage=Storage.model_validate({"gcs": {"endpoint": gcs.url}})
+    )
     return volume.read(volume.bounds)
 
 
 # Beam would look for Google's credentials for twenty seconds, whatever --no_auth says.
-NO_CREDENTIALS = "from apache_beam.internal.gcp import auth\nauth._Credentials._credentials_init = True\n"
+NO_CREDENTIALS = (
+    "from apache_beam.internal.gcp import auth\nauth._Credentials._credentials_init = True\n"
+)
 
 FLAGS = (
     "--job=gs://bucket/jobs/job.yaml",
@@ -144,8 +164,12 @@ FLAGS = (
 )
 
 
-def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(installed, fib25, tmp_path):
-    local, _ = run_affinities(tmp_path / "local.yaml", affinity_job(fib25, tmp_path / "local", CHUNK, roi=ROI))
+def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(
+    installed, fib25, tmp_path
+):
+    local, _ = run_affinities(
+        tmp_path / "local.yaml", affinity_job(fib25, tmp_path / "local", CHUNK, roi=ROI)
+    )
     with (
         google(installed, tmp_path, fail_rate=0.05, latency=0.002, seed=3) as cloud,
         DataflowStandIn(cloud.work) as dataflow,
@@ -164,7 +188,9 @@ def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(i
     (pool,) = environment["workerPools"]
     assert {image["containerImage"] for image in pool["sdkHarnessContainerImages"]} == {IMAGE}
     assert pool["autoscalingSettings"]["maxNumWorkers"] == 4
-    assert pool["packages"] == [] or all("pickled_main_session" not in p["name"] for p in pool["packages"])
+    assert pool["packages"] == [] or all(
+        "pickled_main_session" not in p["name"] for p in pool["packages"]
+    )
 
 
 @pytest.mark.slow
@@ -236,10 +262,15 @@ def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
         ([*FLAGS, "--gpu=t4"], "device: cpu with --gpu=t4"),
         ([*FLAGS, "--input=/data/em"], "remote workers do not see"),
         ([*FLAGS, "--chunks=/home/me/chunks"], "remote workers do not see"),
-        ([*FLAGS, "--model=/home/me/net.ts", "--set=model.weights=null"], "remote workers do not see"),
+        (
+            [*FLAGS, "--model=/home/me/net.ts", "--set=model.weights=null"],
+            "remote workers do not see",
+        ),
     ],
 )
-def test_what_could_not_work_there_is_refused_before_anything_is_created(monkeypatch, tmp_path, flags, message, capsys):
+def test_what_could_not_work_there_is_refused_before_anything_is_created(
+    monkeypatch, tmp_path, flags, message, capsys
+):
     from beam_inference.cli.main import run_with_flags
 
     with GcsStandIn(["bucket"]) as gcs:
@@ -252,12 +283,15 @@ def test_what_could_not_work_there_is_refused_before_anything_is_created(monkeyp
 
 def test_the_image_has_the_package_and_nothing_of_the_checkout(installed, tmp_path):
     code = (
-        "import importlib.util as u, beam_inference, beam_inference.demo, pathlib; print(beam_inference.__file__); "
-        "assert all(u.find_spec(name) is None for name in ('benchmarks', 'templates', 'helpers')); "
-        "assert (pathlib.Path(beam_inference.demo.__file__).parent / 'tissue.safetensors').is_file()"
+        "import importlib.util as u, beam_inference, beam_inference.demo, pathlib; "
+        "print(beam_inference.__file__); assert all(u.find_spec(name) is None for name in "
+        "('benchmarks', 'templates', 'helpers')); assert "
+        "(pathlib.Path(beam_inference.demo.__file__).parent / 'tissue.safetensors').is_file()"
     )
     cloud = Google(None, installed, tmp_path)
-    run = partial(subprocess.run, cwd=tmp_path, env=cloud.environment(), capture_output=True, text=True)
+    run = partial(
+        subprocess.run, cwd=tmp_path, env=cloud.environment(), capture_output=True, text=True
+    )
     done = run([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(installed))

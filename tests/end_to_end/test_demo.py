@@ -28,7 +28,9 @@ def test_the_demo_gives_a_verified_result_a_figure_and_the_dice_it_claims(tmp_pa
     label = volume.read(volume.bounds).argmax(0)
     grey, white = mni.load_tissue_maps()
     truth = ((1 - grey - white).clip(0), grey, white)
-    claimed = json.loads((Path(__file__).parents[2] / "examples" / "tissue" / "dice.json").read_text())
+    claimed = json.loads(
+        (Path(__file__).parents[2] / "examples" / "tissue" / "dice.json").read_text()
+    )
     band = slice(claimed["held_out"]["start"], claimed["held_out"]["stop"])
     expected = np.stack(truth).argmax(0)
     for number, name in ((1, "grey matter"), (2, "white matter")):

@@ -59,15 +59,25 @@ def workplace(tmp_path, monkeypatch):
 def run_line(line):
     program, *arguments = shlex.split(line)
     if program == "python":
-        return subprocess.run([sys.executable, *arguments], capture_output=True, check=False).returncode
+        return subprocess.run(
+            [sys.executable, *arguments], capture_output=True, check=False
+        ).returncode
     assert program == "beam-inference", line
-    return looked_at(arguments) if arguments[0] == "view" and "--link" not in arguments else main(arguments)
+    return (
+        looked_at(arguments)
+        if arguments[0] == "view" and "--link" not in arguments
+        else main(arguments)
+    )
 
 
 def looked_at(arguments):
     """Open what a command serves, and interrupt it; its exit code."""
     command = [sys.executable, "-m", "beam_inference", *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "WAYLAND_DISPLAY")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("DISPLAY", "WAYLAND_DISPLAY")
+    }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         url = process.stdout.readline().split()[0]
         with urllib.request.urlopen(f"{url}state.json") as state:
@@ -81,7 +91,10 @@ SLOW_PAGES = ("laptop.md", "components.md", "segment.md")
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.name in SLOW_PAGES else (), id=page.name) for page in PAGES],
+    [
+        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW_PAGES else (), id=page.name)
+        for page in PAGES
+    ],
 )
 def test_the_pages_commands_and_examples_work(page, workplace):
     names = {}

@@ -1,7 +1,7 @@
 """Acceptance on a real volume (FIB-25, 250³ voxels of Drosophila brain) with a network trained on it.
 
-The network has instance normalisation: every voxel of a patch depends on the whole patch, so that any error of geometry
-would show.
+The network has instance normalisation: every voxel of a patch depends on the whole patch, so that
+    any error of geometry would show.
 """
 
 import numpy as np
@@ -26,7 +26,9 @@ def oracle_of(fib25, plan, weights, batch_size):
     network.load_state_dict(load_file(weights))
 
     def predict(box):
-        patch = torch.from_numpy(volume.cutout(box, "reflect", 0).astype(np.float32) * np.float32(1 / 255))
+        patch = torch.from_numpy(
+            volume.cutout(box, "reflect", 0).astype(np.float32) * np.float32(1 / 255)
+        )
         with torch.inference_mode():
             batch = patch[None].repeat(batch_size, 1, 1, 1, 1)
             return network(batch)[0].sigmoid().numpy()
@@ -36,14 +38,21 @@ def oracle_of(fib25, plan, weights, batch_size):
 
 
 def check_bit_identity(fib25, tmp_path, roi, chunk_shapes, batch_size):
-    results, plans = [], []
+    results = []
+    plans = []
     for number, chunk_shape in enumerate(chunk_shapes):
-        values = affinity_job(fib25, tmp_path / f"out{number}", chunk_shape, batch_size=batch_size, roi=roi)
+        values = affinity_job(
+            fib25, tmp_path / f"out{number}", chunk_shape, batch_size=batch_size, roi=roi
+        )
         result, job = run_affinities(tmp_path / f"job{number}.yaml", values)
         results.append(result)
         plans.append(job.plan)
     if batch_size > 1:
-        last = {plan.work(i).patch_count % batch_size for plan in plans for i in range(plan.chunks.count)}
+        last = {
+            plan.work(i).patch_count % batch_size
+            for plan in plans
+            for i in range(plan.chunks.count)
+        }
         assert 1 in last, "no chunk whose last batch has one patch"
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
@@ -52,7 +61,9 @@ def check_bit_identity(fib25, tmp_path, roi, chunk_shapes, batch_size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(fib25, tmp_path, batch_size, capsys):
+def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(
+    fib25, tmp_path, batch_size, capsys
+):
     result, plan, job = check_bit_identity(fib25, tmp_path, SMALL, CHUNK_SHAPES, batch_size)
     expected = oracle_of(fib25, plan, job.config.model.weights, batch_size)
     error = np.abs(result - expected).max()
@@ -65,9 +76,9 @@ def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(fib25, tmp
     assert difference.max() > 0.01
     with capsys.disabled():
         print(
-            f"\nFIB-25 {plan.chunks.roi.shape}, batch {batch_size}: {len(CHUNK_SHAPES)} chunk shapes bit-identical, "
-            f"|output - oracle| <= {error:.1e}; seams: crop differs by up to {difference.max():.3f}, "
-            f"99.9th percentile {np.percentile(difference, 99.9):.4f}"
+            f"\nFIB-25 {plan.chunks.roi.shape}, batch {batch_size}: {len(CHUNK_SHAPES)} chunk "
+            f"shapes bit-identical, |output - oracle| <= {error:.1e}; seams: crop differs by up "
+            f"to {difference.max():.3f}, 99.9th percentile {np.percentile(difference, 99.9):.4f}"
         )
 
 
@@ -80,5 +91,8 @@ def test_the_whole_volume(fib25, tmp_path, batch_size, capsys):
     assert plan.chunks.roi == BoundingBox((0, 0, 0), (250, 250, 250))
     error = np.abs(result - oracle_of(fib25, plan, job.config.model.weights, batch_size)).max()
     with capsys.disabled():
-        print(f"\nFIB-25 whole, batch {batch_size}: {shapes} bit-identical, |output - oracle| <= {error:.1e}")
+        print(
+            f"\nFIB-25 whole, batch {batch_size}: {shapes} bit-identical, |output - oracle| <= "
+            f"{error:.1e}"
+        )
     assert error <= 1e-6

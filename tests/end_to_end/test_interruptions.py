@@ -35,7 +35,9 @@ def start(path, *flags):
 
 def receipts(output: Path) -> dict[int, dict]:
     files = (output / "_beam_inference" / "receipts").rglob("*.json")
-    return {receipt["chunk"]: receipt for receipt in (json.loads(file.read_text()) for file in files)}
+    return {
+        receipt["chunk"]: receipt for receipt in (json.loads(file.read_text()) for file in files)
+    }
 
 
 def wait_for_receipts(output, count, process, folder="receipts"):
@@ -65,7 +67,8 @@ def job(fib25, tmp_path):
 def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path):
     seed = random.randrange(10**6)
     print(f"seed {seed}")
-    chance, output = random.Random(seed), tmp_path / "out"
+    chance = random.Random(seed)
+    output = tmp_path / "out"
     for _ in range(2):
         process = start(job)
         wait_for_receipts(output, len(receipts(output)) + chance.randint(1, 8), process)
@@ -75,9 +78,14 @@ def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path
     before = receipts(output)
     assert 2 <= len(before) < CHUNKS
     finished = subprocess.run(
-        [sys.executable, "-m", "beam_inference", "run", str(job)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "beam_inference", "run", str(job)],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert f"({CHUNKS - len(before)} by this launch)" in finished.stdout, "only what is missing is done"
+    assert f"({CHUNKS - len(before)} by this launch)" in finished.stdout, (
+        "only what is missing is done"
+    )
     after = receipts(output)
     assert len(after) == CHUNKS
     assert all(after[chunk] == receipt for chunk, receipt in before.items())
@@ -91,7 +99,8 @@ def test_killed_in_either_stage_of_the_exchange_and_then_finished(fib25, tmp_pat
     """Once while patches are computed, once while chunks are put together: nothing is computed twice."""
     values = affinity_job(fib25, tmp_path / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
     values["inference"]["seams"] = "exchange"
-    job, output = write_job(tmp_path / "job.yaml", values), tmp_path / "out"
+    job = write_job(tmp_path / "job.yaml", values)
+    output = tmp_path / "out"
     kept = {}
     for folder, count in (("sums", 9), ("receipts", 3)):
         process = start(job)
@@ -99,7 +108,10 @@ def test_killed_in_either_stage_of_the_exchange_and_then_finished(fib25, tmp_pat
         process.send_signal(signal.SIGKILL)
         process.communicate()
         for each in ("sums", "receipts"):
-            kept |= {path: path.read_bytes() for path in (output / "_beam_inference" / each).rglob("*.json")}
+            kept |= {
+                path: path.read_bytes()
+                for path in (output / "_beam_inference" / each).rglob("*.json")
+            }
     assert 0 < len(receipts(output)) < CHUNKS
     assert main(["run", str(job)]) == 0
     assert all(path.read_bytes() == content for path, content in kept.items())
@@ -123,7 +135,9 @@ PROCESSES = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     ],
     ids=["SIGTERM", "Ctrl-C", "SIGTERM with worker processes", "Ctrl-C with worker processes"],
 )
-def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, undisturbed, tmp_path, number, flags):
+def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(
+    job, undisturbed, tmp_path, number, flags
+):
     output = tmp_path / "out"
     process = start(job, *flags)
     wait_for_receipts(output, 3, process)
@@ -134,7 +148,8 @@ def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, und
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping: no further chunk is started" in err
-    if number == signal.SIGTERM or not flags:  # on Ctrl-C, Beam's worker processes die with a stack trace each
+    # on Ctrl-C, Beam's worker processes die with a stack trace each
+    if number == signal.SIGTERM or not flags:
         assert "Traceback" not in err
     again = shlex.join(["beam-inference", "run", str(job), *flags])
     assert f"to do what is missing: {again}\n" in out
@@ -148,12 +163,16 @@ def test_asked_to_stop_it_finishes_what_it_began_and_says_how_to_resume(job, und
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_a_killed_worker_process_ends_the_launch_with_a_message_and_loses_nothing(job, undisturbed, tmp_path):
+def test_a_killed_worker_process_ends_the_launch_with_a_message_and_loses_nothing(
+    job, undisturbed, tmp_path
+):
     """Beam's local runner does not start another worker; Dataflow does."""
     output = tmp_path / "out"
     process = start(job, *PROCESSES)
     wait_for_receipts(output, 2, process)
-    workers = subprocess.run(["pgrep", "-g", str(process.pid), "-f", "sdk_worker_main"], capture_output=True, text=True)
+    workers = subprocess.run(
+        ["pgrep", "-g", str(process.pid), "-f", "sdk_worker_main"], capture_output=True, text=True
+    )
     os.kill(int(workers.stdout.split()[-1]), signal.SIGKILL)
     out, err = process.communicate(timeout=100)
     assert process.returncode == 1
@@ -169,7 +188,10 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
     copy = tmp_path / "fib25"
     shutil.copytree(fib25, copy)
     output = tmp_path / "out"
-    job = write_job(tmp_path / "job.yaml", affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32)))
+    job = write_job(
+        tmp_path / "job.yaml",
+        affinity_job(copy, output, CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32)),
+    )
     block = next(copy.rglob("64-128_64-128_0-64"))
     with truncated(block):
         assert main(["run", str(job)]) == 3
@@ -178,10 +200,16 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
 
         plan = State(f"file://{output}/_beam_inference").load_job().plan
         boxes = {index: plan.work(index).input_box for index in range(CHUNKS)}
-        readers = {i for i, box in boxes.items() if box.start[0] < 64 and box.stop[1] > 64 and box.stop[2] > 64}
+        readers = {
+            i
+            for i, box in boxes.items()
+            if box.start[0] < 64 and box.stop[1] > 64 and box.stop[2] > 64
+        }
         assert 0 < len(readers) < CHUNKS
         quarantine = output / "_beam_inference" / "quarantine.jsonl"
-        assert {json.loads(line)["chunk"] for line in quarantine.read_text().splitlines()} == readers
+        assert {
+            json.loads(line)["chunk"] for line in quarantine.read_text().splitlines()
+        } == readers
         assert set(receipts(output)) == set(range(CHUNKS)) - readers
     assert main(["run", str(job), "--chunks", str(quarantine)]) == 0
     assert main(["verify", str(job), "--deep"]) == 0
@@ -189,10 +217,16 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_number_of_threads_is_decided_once_and_kept_because_it_changes_the_last_bits(fib25, tmp_path):
+def test_the_number_of_threads_is_decided_once_and_kept_because_it_changes_the_last_bits(
+    fib25, tmp_path
+):
     """Worker processes share the cores, so a first launch with two of them decides for half the threads each."""
     values = affinity_job(
-        fib25, tmp_path / "out", CHUNK_SHAPE, roi={"start": [0, 0, 0], "stop": [32, 64, 128]}, block_shape=(16, 32, 32)
+        fib25,
+        tmp_path / "out",
+        CHUNK_SHAPE,
+        roi={"start": [0, 0, 0], "stop": [32, 64, 128]},
+        block_shape=(16, 32, 32),
     )
     del values["inference"]["threads"]
     job = write_job(tmp_path / "job.yaml", values)

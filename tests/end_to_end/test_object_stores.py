@@ -27,7 +27,9 @@ def trained(tmp_path):
     import torch
 
     torch.manual_seed(0)
-    network = torch.nn.Sequential(torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(4, 2, 1))
+    network = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv3d(4, 2, 1)
+    )
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.script(network).save(str(tmp_path / "network.ts"))
     return tmp_path / "network.ts"
@@ -46,7 +48,9 @@ def values_of(source, output, network, **sections):
 @pytest.fixture
 def local(volume_in, trained, tmp_path):
     """The result on local files."""
-    (tmp_path / "local.yaml").write_text(yaml.safe_dump(values_of(volume_in, tmp_path / "local", trained)))
+    (tmp_path / "local.yaml").write_text(
+        yaml.safe_dump(values_of(volume_in, tmp_path / "local", trained))
+    )
     assert main(["run", str(tmp_path / "local.yaml")]) == 0
     return read_volume(tmp_path / "local")
 
@@ -70,7 +74,9 @@ def test_everything_on_google_cloud_storage(volume_in, trained, local, monkeypat
         gcs.put("data", "jobs/job.yaml", yaml.safe_dump(values).encode())
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)  # for the job file itself, too
         assert main(["run", "gs://data/jobs/job.yaml"]) == 0
-        np.testing.assert_array_equal(read_remote("gs://data/out", gcs={"endpoint": gcs.url}), local)
+        np.testing.assert_array_equal(
+            read_remote("gs://data/out", gcs={"endpoint": gcs.url}), local
+        )
         assert main(["verify", "gs://data/jobs/job.yaml", "--deep"]) == 0
         gcs.put("data", "chunks", b"3\n5\n")
         assert main(["run", "gs://data/jobs/job.yaml", "--chunks", "gs://data/chunks"]) == 0
@@ -79,7 +85,9 @@ def test_everything_on_google_cloud_storage(volume_in, trained, local, monkeypat
 
 
 @pytest.mark.slow
-def test_everything_on_s3_and_no_secret_is_left(volume_in, trained, local, tmp_path, monkeypatch, caplog, capfd):
+def test_everything_on_s3_and_no_secret_is_left(
+    volume_in, trained, local, tmp_path, monkeypatch, caplog, capfd
+):
     for name, value in KEYS.items():
         monkeypatch.setenv(name, value)
     with S3StandIn(["data"], fail_rate=0.05, latency=0.002) as s3:
@@ -103,7 +111,10 @@ def test_everything_on_s3_and_no_secret_is_left(volume_in, trained, local, tmp_p
         assert main(["verify", str(tmp_path / "job.yaml"), "--deep"]) == 0
         assert s3.requests["failed"] > 5
         told = caplog.text + "".join(capfd.readouterr())
-        written = [client.get_object(Bucket="data", Key=key)["Body"].read() for key in s3.names("data", "out/")]
+        written = [
+            client.get_object(Bucket="data", Key=key)["Body"].read()
+            for key in s3.names("data", "out/")
+        ]
     assert "quarantined" in told
     for secret in KEYS.values():
         assert secret not in told
@@ -111,7 +122,12 @@ def test_everything_on_s3_and_no_secret_is_left(volume_in, trained, local, tmp_p
 
 
 @pytest.mark.parametrize(
-    "url", ["https://user:planted@host/em", "https://host/em?X-Goog-Signature=planted", "s3://key:planted@bucket/em"]
+    "url",
+    [
+        "https://user:planted@host/em",
+        "https://host/em?X-Goog-Signature=planted",
+        "s3://key:planted@bucket/em",
+    ],
 )
 def test_credentials_in_a_url_are_refused_without_repeating_them(job, capsys, url):
     assert main(["run", job(input={"path": url})]) == 2
@@ -132,7 +148,11 @@ def test_credentials_in_a_url_on_the_command_line_are_refused(job, capsys, where
 def test_credentials_in_a_spec_are_refused(job, capsys):
     spec = {
         "driver": "zarr3",
-        "kvstore": {"driver": "http", "base_url": "http://host", "headers": ["Authorization: planted"]},
+        "kvstore": {
+            "driver": "http",
+            "base_url": "http://host",
+            "headers": ["Authorization: planted"],
+        },
     }
     assert main(["run", job(input={"path": None, "spec": spec})]) == 2
     told = "".join(capsys.readouterr())
@@ -167,12 +187,16 @@ def test_input_model_and_job_file_over_http(volume_in, trained, local, served, t
 
 @pytest.mark.slow
 def test_a_store_that_is_not_there_is_told_of_soon(job, capsys):
-    path = job(input={"path": "gs://bucket/em"}, storage={"gcs": {"endpoint": "http://localhost:1"}})
+    path = job(
+        input={"path": "gs://bucket/em"}, storage={"gcs": {"endpoint": "http://localhost:1"}}
+    )
     assert main(["run", path]) == 2
     assert re.search("cannot (read|open) gs://bucket/em", capsys.readouterr().err)
 
 
-def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(trained, served, tmp_path, monkeypatch):
+def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(
+    trained, served, tmp_path, monkeypatch
+):
     from beam_inference.config.job import Network
     from beam_inference.errors import ModelContractError
     from beam_inference.models.fetch import local_model
@@ -217,12 +241,16 @@ def test_factories_come_from_object_stores_too(volume_in, served, tmp_path):
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(values))
     code = "import sys; from beam_inference.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, "run", str(tmp_path / "job.yaml")], capture_output=True, text=True
+        [sys.executable, "-c", code, "run", str(tmp_path / "job.yaml")],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(volume_in, local, trained, tmp_path, monkeypatch):
+def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(
+    volume_in, local, trained, tmp_path, monkeypatch
+):
     def requests(name):
         with GcsStandIn(["bucket"]) as gcs:
             upload(volume_in, partial(gcs.put, "bucket"))

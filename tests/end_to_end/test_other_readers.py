@@ -21,7 +21,9 @@ def done(request, tmp_path):
         output = {"format": format, "dtype": request.param, **settings}
         if request.param == "uint8":
             output["value_range"] = [0, 255]
-        values = job_values("in", "out", output=output, model={"input_channels": 2, "output_channels": 2})
+        values = job_values(
+            "in", "out", output=output, model={"input_channels": 2, "output_channels": 2}
+        )
         assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
         written = read_volume(tmp_path / "out")
         np.testing.assert_allclose(written, array, rtol=1e-6)
@@ -45,7 +47,11 @@ SHARDS = {"block_shape": [8, 8, 8], "shard_shape": [16, 16, 16]}
 
 def files(folder, *names):
     """Objects of the output, without what describes it."""
-    return [p for p in folder.rglob("*") if p.is_file() and p.name not in names and "_beam_inference" not in p.parts]
+    return [
+        p
+        for p in folder.rglob("*")
+        if p.is_file() and p.name not in names and "_beam_inference" not in p.parts
+    ]
 
 
 def test_cloud_volume_reads_shards(done, tmp_path):
@@ -55,7 +61,11 @@ def test_cloud_volume_reads_shards(done, tmp_path):
     volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=True, progress=False)
     np.testing.assert_array_equal(np.asarray(volume[:]).T, written)
     of_zeros = (16 // 16) * (32 // 16) * len(range(0, 70, 16))
-    assert len(files(tmp_path / "out", "info")) == planned_blocks(tmp_path) - of_zeros == 3 * 4 * 5 - of_zeros
+    assert (
+        len(files(tmp_path / "out", "info"))
+        == planned_blocks(tmp_path) - of_zeros
+        == 3 * 4 * 5 - of_zeros
+    )
 
 
 def test_zarr_python_reads_shards(done, tmp_path):
@@ -86,21 +96,32 @@ def test_zarr_python_reads_ome_zarr(done, tmp_path, format):
 
 @pytest.mark.parametrize("encoding", ["png", "jpeg"])
 def test_what_receipts_say_of_a_lossy_output_is_what_reads_back(volume_in, tmp_path, encoding):
-    cloudvolume, PIL = pytest.importorskip("cloudvolume"), pytest.importorskip("PIL.Image")
+    cloudvolume = pytest.importorskip("cloudvolume")
+    PIL = pytest.importorskip("PIL.Image")
     output = {"dtype": "uint8", "value_range": [0, 255], "encoding": encoding}
-    job = str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", output=output)))
+    job = str(
+        write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", output=output))
+    )
     assert main(["run", job]) == 0
     assert main(["verify", job, "--deep"]) == 0
-    exact, written = read_volume(volume_in), read_volume(tmp_path / "out")
+    exact = read_volume(volume_in)
+    written = read_volume(tmp_path / "out")
     assert (written == exact).all() == (encoding == "png")
     if encoding == "jpeg":
-        volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=False, progress=False)
-        assert np.abs(np.asarray(volume[:]).T.astype(int) - written).max() <= 1  # decoders may round differently
+        volume = cloudvolume.CloudVolume(
+            f"file://{tmp_path}/out", fill_missing=False, progress=False
+        )
+        # decoders may round differently
+        assert np.abs(np.asarray(volume[:]).T.astype(int) - written).max() <= 1
     else:
         with PIL.open(next(iter(files(tmp_path / "out", "info")))) as image:
             assert (image.format, image.mode) == ("PNG", "L")
     block = next(path for path in files(tmp_path / "out", "info"))
-    other = next(path for path in files(tmp_path / "out", "info") if path.stat().st_size != block.stat().st_size)
+    other = next(
+        path
+        for path in files(tmp_path / "out", "info")
+        if path.stat().st_size != block.stat().st_size
+    )
     other.write_bytes(block.read_bytes())
     assert main(["verify", job, "--deep"]) == 1
 

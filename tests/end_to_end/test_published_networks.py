@@ -47,8 +47,9 @@ def run_cleft(tmp_path, array, weights, mode):
 def assert_equal_as_stored(found, expected):
     """The expected values were rounded to float16 when stored: compare with what may have stood there before.
 
-    A float16 stands for all values within half a step of it (1.2e-4 at 0.5 and beyond), so the difference that counts
-    is the one beyond that. It is held to a tenth of the 1e-4 that is asked for.
+    A float16 stands for all values within half a step of it (1.2e-4 at 0.5 and beyond), so the
+    difference that counts is the one beyond that. It is held to a tenth of the 1e-4 that is asked
+    for.
     """
     half_a_step = np.spacing(expected).astype(np.float64) / 2
     beyond = np.abs(found - expected.astype(np.float64)) - half_a_step
@@ -66,7 +67,9 @@ def assert_equal_as_stored(found, expected):
 )
 def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, number, mode):
     folder = shared_data / "seunglab_synapse"
-    expected = np.load(folder / f"sample{number}_expected.npz")["running" if mode == "running" else "batchstat"]
+    expected = np.load(folder / f"sample{number}_expected.npz")[
+        "running" if mode == "running" else "batchstat"
+    ]
     found = run_cleft(tmp_path, load_sample(folder, number), folder / CLEFT_WEIGHTS, mode)
     assert_equal_as_stored(found, expected)
 
@@ -78,14 +81,18 @@ def test_the_second_samples_running_result_was_stored_after_the_statistics_had_m
     """After one pass over sample 1 in training mode (momentum 0.001) the file is reproduced; before, it is 1e-3 off."""
     folder = shared_data / "seunglab_synapse"
     expected = np.load(folder / "sample2_expected.npz")["running"]
-    published = run_cleft(tmp_path / "published", load_sample(folder, 2), folder / CLEFT_WEIGHTS, "running")
+    published = run_cleft(
+        tmp_path / "published", load_sample(folder, 2), folder / CLEFT_WEIGHTS, "running"
+    )
     assert 1e-4 < np.abs(published - expected).max() < 2e-3
 
     monkeypatch.syspath_prepend(str(NETWORKS.parent))
     from networks.synapse_unet import synapse_unet
 
     network = synapse_unet()
-    network.load_state_dict(torch.load(folder / CLEFT_WEIGHTS, weights_only=True, map_location="cpu"))
+    network.load_state_dict(
+        torch.load(folder / CLEFT_WEIGHTS, weights_only=True, map_location="cpu")
+    )
     for layer in network.modules():
         if isinstance(layer, torch.nn.BatchNorm3d):
             layer.track_running_stats = True
@@ -117,7 +124,9 @@ def brain(shared_data, tmp_path_factory):
     """The T1 volume (z, y, x) on disk, its normalisation, and MeshNet's logits over the whole of it."""
     nibabel = pytest.importorskip("nibabel")
     folder = shared_data / "mri_meshnet"
-    array = np.ascontiguousarray(np.asarray(nibabel.load(folder / "t1_crop.nii.gz").dataobj).T).astype(np.uint8)
+    array = np.ascontiguousarray(
+        np.asarray(nibabel.load(folder / "t1_crop.nii.gz").dataobj).T
+    ).astype(np.uint8)
     place = tmp_path_factory.mktemp("brain") / "t1"
     write_volume(place, array, block_shape=(64, 64, 64), voxel_size_nm=(1e6, 1e6, 1e6))
     low, high = np.quantile(array, [0.02, 0.98])
@@ -135,7 +144,11 @@ def whole_forward(array, normalize, weights):
 
     network = meshnet().eval()
     network.load_state_dict(load_file(weights))
-    values = np.clip(array.astype(np.float32) * np.float32(normalize["scale"]) + np.float32(normalize["offset"]), 0, 1)
+    values = np.clip(
+        array.astype(np.float32) * np.float32(normalize["scale"]) + np.float32(normalize["offset"]),
+        0,
+        1,
+    )
     tensor = torch.from_numpy(values)[None, None]
     with torch.inference_mode():
         for layer in network.modules():
@@ -164,7 +177,9 @@ def _convolved_in_slabs(layer, tensor, planes=32):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_meshnet_with_its_whole_reach_as_crop_margin_equals_the_whole_volume(brain, shared_data, tmp_path, capsys):
+def test_meshnet_with_its_whole_reach_as_crop_margin_equals_the_whole_volume(
+    brain, shared_data, tmp_path, capsys
+):
     place, array, normalize = brain
     weights = shared_data / "mri_meshnet" / "model.pth"
     whole = whole_forward(array, normalize, weights)

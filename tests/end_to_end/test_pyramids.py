@@ -39,25 +39,38 @@ def expected(array, start, factors, method="mean"):
 
 def test_cloud_volume_reads_each_mip(tmp_path, capsys):
     cloudvolume = pytest.importorskip("cloudvolume")
-    array, start = image((3, 20, 45, 50)), (3, -5, 2)
-    write_volume(tmp_path / "v", array, start, block_shape=(16, 16, 16), voxel_size_nm=(40.0, 10.0, 10.0))
+    array = image((3, 20, 45, 50))
+    start = (3, -5, 2)
+    write_volume(
+        tmp_path / "v", array, start, block_shape=(16, 16, 16), voxel_size_nm=(40.0, 10.0, 10.0)
+    )
     assert main(["pyramid", str(tmp_path / "v"), "--levels=3"]) == 0
     assert "3 of 3 chunks done" in capsys.readouterr().out
     levels = expected(array, start, [(1, 2, 2), (1, 2, 2), (2, 2, 2)])
     # Absent blocks raise unless fill_missing: so this also shows that blocks of zeros are there.
     sizes = [(10, 10, 40), (20, 20, 40), (40, 40, 40), (80, 80, 80)]
     for mip, (size, level) in enumerate(zip(sizes, levels, strict=True)):
-        volume = cloudvolume.CloudVolume(f"file://{tmp_path}/v", mip=mip, fill_missing=False, progress=False)
+        volume = cloudvolume.CloudVolume(
+            f"file://{tmp_path}/v", mip=mip, fill_missing=False, progress=False
+        )
         assert tuple(volume.resolution) == size
         np.testing.assert_array_equal(np.asarray(volume[:]).T, level)
     assert list(volume.voxel_offset) == [0, -1, 1]
 
 
-@pytest.mark.parametrize("format", ["ome_zarr", pytest.param("ome_zarr_0.4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "format", ["ome_zarr", pytest.param("ome_zarr_0.4", marks=pytest.mark.slow)]
+)
 def test_zarr_python_reads_each_level(tmp_path, format):
     zarr = pytest.importorskip("zarr")
     array = image((2, 20, 45, 50))
-    write_volume(tmp_path / "v", array, block_shape=(16, 16, 16), voxel_size_nm=(40.0, 10.0, 10.0), format=format)
+    write_volume(
+        tmp_path / "v",
+        array,
+        block_shape=(16, 16, 16),
+        voxel_size_nm=(40.0, 10.0, 10.0),
+        format=format,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that zarr v3 does not specify it
         zarr.consolidate_metadata(str(tmp_path / "v"))  # lists the finest array alone
@@ -65,10 +78,21 @@ def test_zarr_python_reads_each_level(tmp_path, format):
     group = zarr.open_group(str(tmp_path / "v"), mode="r")
     told = group.attrs.get("ome", group.attrs)["multiscales"][0]["datasets"]
     assert [each["path"] for each in told] == ["0", "1", "2"]
-    transformations = [{t["type"]: t[t["type"]] for t in each["coordinateTransformations"]} for each in told]
-    assert [each["scale"] for each in transformations] == [[1, 40, 10, 10], [1, 40, 20, 30], [1, 40, 40, 90]]
-    # Of the first voxel's centre: the corners of all levels lie at minus half a voxel of the finest.
-    assert [each.get("translation") for each in transformations] == [None, [0, 0, 5, 10], [0, 0, 15, 40]]
+    transformations = [
+        {t["type"]: t[t["type"]] for t in each["coordinateTransformations"]} for each in told
+    ]
+    assert [each["scale"] for each in transformations] == [
+        [1, 40, 10, 10],
+        [1, 40, 20, 30],
+        [1, 40, 40, 90],
+    ]
+    # Of the first voxel's centre: the corners of all levels lie at minus half a voxel of the
+    # finest.
+    assert [each.get("translation") for each in transformations] == [
+        None,
+        [0, 0, 5, 10],
+        [0, 0, 15, 40],
+    ]
     for each, level in zip(told, expected(array, (0, 0, 0), [(1, 2, 3)] * 2), strict=True):
         np.testing.assert_array_equal(group[each["path"]][:], level)
     attributes = group["2"].attrs
@@ -110,7 +134,10 @@ def test_in_an_object_store_that_fails_now_and_then(tmp_path, monkeypatch, kind,
 @pytest.mark.timeout(500)
 def test_killed_in_the_middle_then_finished(tmp_path):
     array = image((1, 88, 88, 88))
-    urls = [write_volume(tmp_path / name, array, (1, 2, 3), block_shape=(8, 8, 8)) for name in ("v", "undisturbed")]
+    urls = [
+        write_volume(tmp_path / name, array, (1, 2, 3), block_shape=(8, 8, 8))
+        for name in ("v", "undisturbed")
+    ]
     script = (
         "import sys; from beam_inference.pyramid.pyramid import *\n"
         "from beam_inference.pyramid.scales import multiscale_volume\n"
@@ -120,12 +147,16 @@ def test_killed_in_the_middle_then_finished(tmp_path):
     )
     info = tmp_path / "v" / "info"
     for count in (40, 225):  # in the first level, and in the second, of 216 and 27 chunks
-        with subprocess.Popen([sys.executable, "-c", script, urls[0]], stderr=subprocess.DEVNULL) as process:
+        with subprocess.Popen(
+            [sys.executable, "-c", script, urls[0]], stderr=subprocess.DEVNULL
+        ) as process:
             deadline = time.monotonic() + 200
             while len(list((tmp_path / "v" / "_beam_inference").rglob("done/*/*.json"))) < count:
                 assert time.monotonic() < deadline
                 assert process.poll() is None
-                assert len(json.loads(info.read_text())["scales"]) == 1, "a reader sees no level before it is there"
+                assert len(json.loads(info.read_text())["scales"]) == 1, (
+                    "a reader sees no level before it is there"
+                )
                 time.sleep(0.01)
             process.send_signal(signal.SIGKILL)
         assert process.returncode == -signal.SIGKILL

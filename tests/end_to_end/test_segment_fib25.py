@@ -1,6 +1,7 @@
 """Segmentation of affinities of a real volume (FIB-25): bytes for any chunks, killed runs, and waterz beside it.
 
-The affinities are of the ground truth's boundaries and of the image's membranes: as of a network that errs nowhere.
+The affinities are of the ground truth's boundaries and of the image's membranes: as of a network
+that errs nowhere.
 """
 
 import json
@@ -16,7 +17,19 @@ from beam_inference.cli.main import main
 
 CHUNK_SHAPES = ["64x64x64", "128x64x192", "256x256x256"]
 LIMITS = ["--threshold=0.6", "--low=0.1", "--high=0.9999"]
-STAGES = ["label", "match", "unite", "number", "deliver", "join0", "join1", "join2", "settle1", "paint", "tabulate"]
+STAGES = [
+    "label",
+    "match",
+    "unite",
+    "number",
+    "deliver",
+    "join0",
+    "join1",
+    "join2",
+    "settle1",
+    "paint",
+    "tabulate",
+]
 
 
 @pytest.fixture(scope="session")
@@ -68,11 +81,19 @@ def test_affinities_of_a_network(fib25, fib25_labels, tmp_path):
     run_affinities(tmp_path / "job.yaml", values)
     made = []
     for chunk_shape in ("50x64x64", "50x128x64"):
-        command = ["segment", str(tmp_path / "affinities"), str(tmp_path / chunk_shape), f"--chunk_shape={chunk_shape}"]
-        assert main([*command, "--threshold=0.9", "--low=0.5", "--high=0.9999", "--min-size=20"]) == 0
+        command = [
+            "segment",
+            str(tmp_path / "affinities"),
+            str(tmp_path / chunk_shape),
+            f"--chunk_shape={chunk_shape}",
+        ]
+        assert (
+            main([*command, "--threshold=0.9", "--low=0.5", "--high=0.9999", "--min-size=20"]) == 0
+        )
         made.append(files_of(tmp_path / chunk_shape))
     assert made[0] == made[1]
-    found, truth = read_volume(tmp_path / chunk_shape)[0], fib25_labels[200:, :128, :128]
+    found = read_volume(tmp_path / chunk_shape)[0]
+    truth = fib25_labels[200:, :128, :128]
     splits, merges = variation_of_information(found, truth)
     alone = variation_of_information(np.zeros_like(truth), truth)[1]
     assert splits + merges < 0.75 * alone, "the network is small, but better than nothing"
@@ -100,7 +121,9 @@ def test_waterz_joins_the_same_fragments(affinities, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_killed_in_every_stage_then_finished(affinities, tmp_path):
-    source = write_volume(tmp_path / "in", affinities[:, 20:110, 60:150, 100:200], block_shape=(16, 16, 16))
+    source = write_volume(
+        tmp_path / "in", affinities[:, 20:110, 60:150, 100:200], block_shape=(16, 16, 16)
+    )
     words = ["segment", source, *LIMITS, "--min-size=5", "--chunk_shape=32x32x32", "--pyramid"]
     assert main([*words[:2], str(tmp_path / "undisturbed"), *words[2:]]) == 0
     output = tmp_path / "out"
@@ -108,7 +131,9 @@ def test_killed_in_every_stage_then_finished(affinities, tmp_path):
     assert list(killed_in_each(command, output, "segment", STAGES)) == STAGES
     assert subprocess.run(command, capture_output=True).returncode == 0
     assert files_of(output) == files_of(tmp_path / "undisturbed")
-    assert not [path for path in output.rglob("*") if "segment_scratch" in path.parts and path.is_file()]
+    assert not [
+        path for path in output.rglob("*") if "segment_scratch" in path.parts and path.is_file()
+    ]
 
 
 def test_what_the_command_refuses(tmp_path, capsys):
@@ -129,7 +154,8 @@ def test_what_the_command_refuses(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_target_holds_one_kind_of_labels(tmp_path, capsys):
     values = np.random.default_rng(0).random((3, 20, 24, 28)).astype(np.float32)
-    source, out = write_volume(tmp_path / "in", values, block_shape=(8, 8, 8)), tmp_path / "out"
+    source = write_volume(tmp_path / "in", values, block_shape=(8, 8, 8))
+    out = tmp_path / "out"
     components = ["components", source, str(out), "--channel=0", "--threshold=0.8", "--pyramid"]
     segment = ["segment", source, str(out), "--threshold=0.7", "--low=0.2", "--high=0.95"]
     assert main(components) == 0
@@ -138,8 +164,21 @@ def test_a_target_holds_one_kind_of_labels(tmp_path, capsys):
     assert "holds records of components" in capsys.readouterr().err
     assert main([*segment, "--overwrite"]) == 0
     assert not (out / "components" / "000000.csv").exists()
-    assert len(json.loads((out / "info").read_text())["scales"]) == 1, "coarser levels were of other voxels"
+    assert len(json.loads((out / "info").read_text())["scales"]) == 1, (
+        "coarser levels were of other voxels"
+    )
     assert main([*segment, "--pyramid"]) == 0
     assert len(json.loads((out / "info").read_text())["scales"]) > 1
     assert main(components) == 2
-    assert main([*segment[:2], str(tmp_path / "small"), *segment[3:], "--block_shape=32x32x32", "--pyramid"]) == 0
+    assert (
+        main(
+            [
+                *segment[:2],
+                str(tmp_path / "small"),
+                *segment[3:],
+                "--block_shape=32x32x32",
+                "--pyramid",
+            ]
+        )
+        == 0
+    )

@@ -42,15 +42,31 @@ def random(dtype="uint8", shape=SHAPE):
 def write(folder, array, spec):
     """Write (z, y, x) or (c, z, y, x) by a TensorStore spec of a store with these axes, or, precomputed, xyzc."""
     spec = {**spec, "kvstore": {"driver": "file", "path": str(folder)}, "create": True}
-    array = array if spec["driver"] != "neuroglancer_precomputed" else array.reshape(-1, *SHAPE).transpose(3, 2, 1, 0)
-    store = ts.open(spec, dtype=array.dtype, shape=None if "scale_metadata" in spec else array.shape).result()
+    array = (
+        array
+        if spec["driver"] != "neuroglancer_precomputed"
+        else array.reshape(-1, *SHAPE).transpose(3, 2, 1, 0)
+    )
+    store = ts.open(
+        spec, dtype=array.dtype, shape=None if "scale_metadata" in spec else array.shape
+    ).result()
     store.write(array).result()
     return f"file://{folder}"
 
 
 def precomputed(**scale):
-    scale = {"size": SHAPE[::-1], "resolution": SIZE_NM[::-1], "chunk_size": [16, 16, 16], "encoding": "raw", **scale}
-    return {"driver": "neuroglancer_precomputed", "scale_metadata": scale, "multiscale_metadata": {"num_channels": 1}}
+    scale = {
+        "size": SHAPE[::-1],
+        "resolution": SIZE_NM[::-1],
+        "chunk_size": [16, 16, 16],
+        "encoding": "raw",
+        **scale,
+    }
+    return {
+        "driver": "neuroglancer_precomputed",
+        "scale_metadata": scale,
+        "multiscale_metadata": {"num_channels": 1},
+    }
 
 
 SHARDED = {
@@ -69,7 +85,10 @@ SPECS = {
         "metadata": NAMED,
         "schema": {
             **UNITS,
-            "chunk_layout": {"read_chunk": {"shape": [8, 8, 8]}, "write_chunk": {"shape": [16, 16, 16]}},
+            "chunk_layout": {
+                "read_chunk": {"shape": [8, 8, 8]},
+                "write_chunk": {"shape": [16, 16, 16]},
+            },
         },
     },
     "zarr2, no names, no units": {"driver": "zarr", "metadata": {"chunks": [8, 16, 16]}},
@@ -82,7 +101,10 @@ SPECS = {
             **{"units": ["nm", "nm", "nm"], "resolution": SIZE_NM[::-1]},
         },
     },
-    "n5, no units": {"driver": "n5", "metadata": {"blockSize": [16, 8, 8], "compression": {"type": "raw"}}},
+    "n5, no units": {
+        "driver": "n5",
+        "metadata": {"blockSize": [16, 8, 8], "compression": {"type": "raw"}},
+    },
 }
 
 
@@ -92,7 +114,11 @@ def closely(view):
 
 
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "zarr3 sharded" else pytest.param(kind, marks=pytest.mark.slow) for kind in SPECS]
+    "kind",
+    [
+        kind if kind == "zarr3 sharded" else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in SPECS
+    ],
 )
 def test_the_pixel_in_the_middle_is_the_voxel(page, tmp_path, kind):
     array = random()
@@ -100,21 +126,29 @@ def test_the_pixel_in_the_middle_is_the_voxel(page, tmp_path, kind):
     view = view_of(None, [write(tmp_path / "volume", stored, SPECS[kind])], patches=False)
     with closely(view) as url:
         page.open(url)
-        assert [page.center(position) for position in POSITIONS] == [(array[p],) * 3 for p in POSITIONS]
+        assert [page.center(position) for position in POSITIONS] == [
+            (array[p],) * 3 for p in POSITIONS
+        ]
         assert page.complaints() == []
         assert page.layer_errors() == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"])
+@pytest.mark.parametrize(
+    "format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"]
+)
 def test_three_channels_are_red_green_and_blue(page, tmp_path, format):
     array = random(shape=(3, *SHAPE))
     view = view_of(
-        None, [write_volume(tmp_path / "volume", array, voxel_size_nm=SIZE_NM, format=format)], patches=False
+        None,
+        [write_volume(tmp_path / "volume", array, voxel_size_nm=SIZE_NM, format=format)],
+        patches=False,
     )
     with closely(view) as url:
         page.open(url)
-        assert [page.center((z, y, x)) for z, y, x in POSITIONS] == [tuple(array[:, z, y, x]) for z, y, x in POSITIONS]
+        assert [page.center((z, y, x)) for z, y, x in POSITIONS] == [
+            tuple(array[:, z, y, x]) for z, y, x in POSITIONS
+        ]
         assert (page.complaints(), page.layer_errors()) == ([], [])
 
 
@@ -130,7 +164,8 @@ def test_of_further_axes_and_channels_in_blocks_of_their_own_the_first_is_shown(
         page.open(viewer)
         found = [page.center((z, y, x)) for z, y, x in POSITIONS]
         assert (page.complaints(), page.layer_errors()) == ([], [])
-        assert found == [(array[0, 0, z, y, x],) * 3 for z, y, x in POSITIONS]  # a slider leads to the others
+        # a slider leads to the others
+        assert found == [(array[0, 0, z, y, x],) * 3 for z, y, x in POSITIONS]
 
 
 @pytest.mark.slow
@@ -160,14 +195,21 @@ def test_blocks_as_cloud_volume_writes_them_are_shown(page, tmp_path):
         block.unlink()
     with closely(view_of(None, [url], patches=False)) as viewer:
         page.open(viewer)
-        assert [page.center(position) for position in POSITIONS] == [(array[p],) * 3 for p in POSITIONS]
+        assert [page.center(position) for position in POSITIONS] == [
+            (array[p],) * 3 for p in POSITIONS
+        ]
         assert (page.complaints(), page.layer_errors()) == ([], [])
 
 
 def with_levels(folder, format, start=(0, 0, 0)):
     """A volume of three scales whose sizes are no multiples, with blocks smaller than any of them; its URL."""
     url = write_volume(
-        folder, random(shape=(20, 141, 150)), start, block_shape=(16,) * 3, voxel_size_nm=(40, 4, 4), format=format
+        folder,
+        random(shape=(20, 141, 150)),
+        start,
+        block_shape=(16,) * 3,
+        voxel_size_nm=(40, 4, 4),
+        format=format,
     )
     pyramid = plan_pyramid(multiscale_volume(url, LOCAL), "mean", (1, 2, 2), 2)
     for stage in pyramid.stages:
@@ -185,12 +227,18 @@ def test_zoomed_out_the_pixel_in_the_middle_is_the_coarse_voxel(page, tmp_path, 
     view = view_of(None, [url], patches=False)
     for scale, zoom in ((0, 0.02), (1, 2), (2, 4)):
         volume = open_volume(url, scale=scale)
-        array, start = volume.read(volume.bounds)[0], volume.bounds.start
+        array = volume.read(volume.bounds)[0]
+        start = volume.bounds.start
         some = [(0, 1, 1), (7, 4, 5), (19, 30, 31)]
         # Positions are voxels of the finest scale, of whose middle centre() makes a point.
         places = [[s + i for s, i in zip(start, p, strict=True)] for p in some]
-        middles = [[i * f + (f - 1) / 2 for i, f in zip(p, (1, 2**scale, 2**scale), strict=True)] for p in places]
-        with served(view.folders, lambda base, zoom=zoom: microscope(view.state(base, 100), zoom)) as viewer:
+        middles = [
+            [i * f + (f - 1) / 2 for i, f in zip(p, (1, 2**scale, 2**scale), strict=True)]
+            for p in places
+        ]
+        with served(
+            view.folders, lambda base, zoom=zoom: microscope(view.state(base, 100), zoom)
+        ) as viewer:
             page.open(viewer)
             assert [page.center(middle) for middle in middles] == [(array[p],) * 3 for p in some]
             assert (page.complaints(), page.layer_errors()) == ([], [])
@@ -199,7 +247,9 @@ def test_zoomed_out_the_pixel_in_the_middle_is_the_coarse_voxel(page, tmp_path, 
 @pytest.mark.slow
 @pytest.mark.parametrize("translated", [True, False])
 @pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
-def test_of_a_group_the_scale_that_a_job_reads_lies_where_the_job_says(page, tmp_path, format, translated):
+def test_of_a_group_the_scale_that_a_job_reads_lies_where_the_job_says(
+    page, tmp_path, format, translated
+):
     """Whatever translations its group has: other programs write none."""
     url = with_levels(tmp_path / "em", format)
     if not translated:
@@ -214,7 +264,8 @@ def test_of_a_group_the_scale_that_a_job_reads_lies_where_the_job_says(page, tmp
     volume = open_volume(url, scale=1)
     array = volume.read(volume.bounds)[0]
     some = [(0, 0, 0), (7, 33, 20), (19, 70, 74)]
-    coarse_only = {"crossSectionRenderScale": 60}  # pixels of a voxel, at least: at this zoom one of scale 1 has 50
+    # pixels of a voxel, at least: at this zoom one of scale 1 has 50
+    coarse_only = {"crossSectionRenderScale": 60}
 
     def state(base):
         found = microscope(view.state(base, 100))
@@ -236,7 +287,9 @@ def over(below, color, alpha):
 def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined(
     page, job, volume_in, tmp_path, activation, channels
 ):
-    path = job(model={"path": f"{TOYS}:conv", "output_channels": channels, "activation": activation})
+    path = job(
+        model={"path": f"{TOYS}:conv", "output_channels": channels, "activation": activation}
+    )
     config = load_job(path)
     found = survey(config)
     state = State(default_state_url(config))
@@ -246,21 +299,37 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
     written = np.random.default_rng(1).random((channels, *core.shape)).astype(np.float32) / channels
     output.write(core, written)
     box = Box.of(resolved.plan.chunks.core_box(17))
-    record = {"stage": "read", "cause": "torn", "attempts": 1, "launch": "a", "fingerprint": resolved.fingerprint}
-    state.of(resolved).write_quarantine(QuarantineRecord(chunk=17, box=box, input_box=box, **record))
+    record = {
+        "stage": "read",
+        "cause": "torn",
+        "attempts": 1,
+        "launch": "a",
+        "fingerprint": resolved.fingerprint,
+    }
+    state.of(resolved).write_quarantine(
+        QuarantineRecord(chunk=17, box=box, input_box=box, **record)
+    )
     view = view_of(config, [], patches=True)
     image = read_volume(volume_in)[0]
-    inside, missing = (5, 3, 7), (30, 50, 30)  # chunk 0; one that is not done
+    # chunk 0; one that is not done
+    inside = (5, 3, 7)
+    missing = (30, 50, 30)
     z, y, x = (p - a for p, a in zip(inside, core.start, strict=True))
     with closely(view) as url:
         page.open(url)
-        grey = {at: int(image[tuple(p - a for p, a in zip(at, (3, -5, 2), strict=True))]) for at in (inside, missing)}
+        grey = {
+            at: int(image[tuple(p - a for p, a in zip(at, (3, -5, 2), strict=True))])
+            for at in (inside, missing)
+        }
         values = written[:, z, y, x]
         if channels == 1:
             p = values[0]
-            color, alpha = np.clip(np.array([0.4, -0.8, -2.0]) + np.array([1.6, 2.3, 3.0]) * p, 0, 1), p
+            color = np.clip(np.array([0.4, -0.8, -2.0]) + np.array([1.6, 2.3, 3.0]) * p, 0, 1)
+            alpha = p
         else:
-            colors = [[int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)] for text in CLASS_COLORS[:2]]
+            colors = [
+                [int(text[i : i + 2], 16) / 255 for i in (1, 3, 5)] for text in CLASS_COLORS[:2]
+            ]
             alpha = values[1] + values[2]
             color = (values[1] * np.array(colors[0]) + values[2] * np.array(colors[1])) / alpha
         assert page.center(inside) == pytest.approx(over(grey[inside] / 255, color, alpha), abs=1.5)
@@ -268,7 +337,8 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
         assert (page.complaints(), page.layer_errors()) == ([], [])
     with served(view.folders, lambda base: {**view.state(base, 100), "layout": "xy"}) as url:
         page.open(url)
-        red, green, blue = page.center((39, 62, 43))  # in the quarantined chunk, whose slices are tinted
+        # in the quarantined chunk, whose slices are tinted
+        red, green, blue = page.center((39, 62, 43))
         assert red > green + 30
         assert green == blue
         assert (page.complaints(), page.layer_errors()) == ([], [])
@@ -277,7 +347,11 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "dtypes"),
-    [("precomputed", ("uint64", "uint8")), ("zarr2", ("int16", "float32")), ("ome_zarr", ("int8", "uint32"))],
+    [
+        ("precomputed", ("uint64", "uint8")),
+        ("zarr2", ("int16", "float32")),
+        ("ome_zarr", ("int8", "uint32")),
+    ],
 )
 def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
     """Of other voxel sizes, dtypes and offsets than the input, one of them inverse; each tints what it keeps."""
@@ -288,27 +362,43 @@ def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
     write_volume(tmp_path / "kept", kept, start, voxel_size_nm=(30, 40, 20), format=format)
     left_out = np.random.default_rng(3).integers(0, 2, (48, 24, 48)).astype(dtypes[1])
     write_volume(tmp_path / "left_out", left_out, voxel_size_nm=(10, 20, 10), format=format)
-    values = job_values(tmp_path / "in", tmp_path / "out", input={"mask": {"path": "left_out", "inverse": True}})
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", input={"mask": {"path": "left_out", "inverse": True}}
+    )
     path = write_job(tmp_path / "job.yaml", values | {"mask": {"path": "kept"}})
     config = load_job(str(path))
     view = view_of(config, [], patches=False)
-    found, kinds = survey(config), {"#cc79a7": (204, 121, 167), "#009e73": (0, 158, 115)}
+    found = survey(config)
+    kinds = {"#cc79a7": (204, 121, 167), "#009e73": (0, 158, 115)}
     masks = dict(zip(("input.mask", "mask"), found.masks, strict=True))
 
     def state(name):
         def of(base):
             layers = microscope(view.state(base, 100))
-            return {**layers, "layers": [layer for layer in layers["layers"] if layer["name"] == name]}
+            return {
+                **layers,
+                "layers": [layer for layer in layers["layers"] if layer["name"] == name],
+            }
 
         return of
 
-    points = [(4, 8, 8), (11, 14, 13), (12, 12, 19), (13, 27, 20), (18, 23, 30), (26, 45, 41), (27, 47, 47)]
+    points = [
+        (4, 8, 8),
+        (11, 14, 13),
+        (12, 12, 19),
+        (13, 27, 20),
+        (18, 23, 30),
+        (26, 45, 41),
+        (27, 47, 47),
+    ]
     for name, color in (("input.mask", "#009e73"), ("mask", "#cc79a7")):
         keeps = [masks[name].keeps_any(BoundingBox(p, tuple(n + 1 for n in p))) for p in points]
         assert len(set(keeps)) == 2
         with served(view.folders, state(name)) as viewer:
             page.open(viewer)
-            assert [page.center(p) for p in points] == [kinds[color] if keep else (0, 0, 0) for keep in keeps]
+            assert [page.center(p) for p in points] == [
+                kinds[color] if keep else (0, 0, 0) for keep in keeps
+            ]
             assert (page.complaints(), page.layer_errors()) == ([], [])
 
 
@@ -322,6 +412,8 @@ def test_the_command_as_it_is_shows_something_at_once(page, tmp_path):
         picture = page.picture()
         height, width = picture.shape[:2]
         for y, x in ((0.25, 0.25), (0.25, 0.75), (0.75, 0.75)):  # the three slices
-            around = picture[int((y - 0.1) * height) : int((y + 0.1) * height), int((x - 0.1) * width) :][:, :100]
+            around = picture[
+                int((y - 0.1) * height) : int((y + 0.1) * height), int((x - 0.1) * width) :
+            ][:, :100]
             assert around.std() > 20
         assert (page.complaints(), page.layer_errors()) == ([], [])

@@ -36,17 +36,24 @@ def wait_for_port(port, process):
 @pytest.fixture
 def job_service(tmp_path):
     """Beam's job service and a pool that starts worker processes; the flags that lead there."""
-    jobs, pool = free_port(), free_port()
+    jobs = free_port()
+    pool = free_port()
     commands = [
         ["apache_beam.runners.portability.local_job_service_main", "-p", str(jobs)],
         ["apache_beam.runners.worker.worker_pool_main", f"--service_port={pool}"],
     ]
     # The pool starts a bare "python": this environment's must be the first on the path.
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    }
     with (tmp_path / "services.log").open("w") as log:
         processes = [
             subprocess.Popen(
-                [sys.executable, "-m", *command], stdout=log, stderr=log, env=environment, start_new_session=True
+                [sys.executable, "-m", *command],
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
             for command in commands
         ]
@@ -86,7 +93,9 @@ def test_processes_of_the_local_runner(conv_job, tmp_path):
     path, expected = conv_job
     flags = ["--direct_running_mode=multi_processing", "--direct_num_workers=2"]
     run = subprocess.run(
-        [sys.executable, "-m", "beam_inference", "run", path, *flags], capture_output=True, timeout=110
+        [sys.executable, "-m", "beam_inference", "run", path, *flags],
+        capture_output=True,
+        timeout=110,
     )
     assert run.returncode == 0, run.stderr
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)

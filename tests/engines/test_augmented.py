@@ -25,7 +25,9 @@ class NumpyPredictor(IdentityPredictor):
 
 
 def torch_predictor(function):
-    return TorchPredictor(lambda batch: torch.from_numpy(function(batch.numpy())), torch.device("cpu"))
+    return TorchPredictor(
+        lambda batch: torch.from_numpy(function(batch.numpy())), torch.device("cpu")
+    )
 
 
 def asymmetric(channels):
@@ -33,7 +35,9 @@ def asymmetric(channels):
 
     def function(batch):
         z, y, x = (np.linspace(1, 2, n, dtype=np.float32) for n in batch.shape[2:])
-        ramps = [z[:, None, None] ** c * y[:, None] ** (c + 1) * x ** (c + 2) for c in range(channels)]
+        ramps = [
+            z[:, None, None] ** c * y[:, None] ** (c + 1) * x ** (c + 2) for c in range(channels)
+        ]
         return np.stack([(batch * ramp).sum(1) for ramp in ramps], 1)
 
     return function
@@ -43,14 +47,21 @@ def image_of(voxel, shape, symmetry):
     """Where a voxel of the patch is in the mapped patch."""
     z, y, x = voxel
     if symmetry.transpose:
-        (y, x), shape = (x, y), (shape[0], shape[2], shape[1])
-    return tuple(n - 1 - v if flip else v for v, n, flip in zip((z, y, x), shape, symmetry.flips, strict=True))
+        y, x = (x, y)
+        shape = (shape[0], shape[2], shape[1])
+    return tuple(
+        n - 1 - v if flip else v
+        for v, n, flip in zip((z, y, x), shape, symmetry.flips, strict=True)
+    )
 
 
 def mapped(patch, symmetry):
     """A patch (C, Z, Y, X) voxel by voxel."""
     shape = patch.shape[1:]
-    result = np.empty((len(patch), *((shape[0], shape[2], shape[1]) if symmetry.transpose else shape)), patch.dtype)
+    result = np.empty(
+        (len(patch), *((shape[0], shape[2], shape[1]) if symmetry.transpose else shape)),
+        patch.dtype,
+    )
     for voxel in product(*map(range, shape)):
         result[(slice(None), *image_of(voxel, shape, symmetry))] = patch[(slice(None), *voxel)]
     return result
@@ -59,7 +70,8 @@ def mapped(patch, symmetry):
 def brute_force(function, patch, kind, offsets):
     """The mean over symmetries of what the network says of each voxel, or of each pair of voxels."""
     shape = patch.shape[1:]
-    total, count = np.zeros((len(offsets), *shape)), np.zeros((len(offsets), *shape))
+    total = np.zeros((len(offsets), *shape))
+    count = np.zeros((len(offsets), *shape))
     for symmetry in symmetries(kind):
         answer = function(mapped(patch, symmetry)[None])[0]
         said = {}  # of a pair of voxels of the patch, whichever comes first
@@ -70,7 +82,11 @@ def brute_force(function, patch, kind, offsets):
                     said[voxel, channel] = answer[(channel, *image)]
                     continue
                 other_image = tuple(i + o for i, o in zip(image, offset, strict=True))
-                others = [v for v in neighbours(voxel, offset) if image_of(v, shape, symmetry) == other_image]
+                others = [
+                    v
+                    for v in neighbours(voxel, offset)
+                    if image_of(v, shape, symmetry) == other_image
+                ]
                 if others:
                     said.setdefault(frozenset([voxel, others[0]]), answer[(channel, *image)])
         for voxel in product(*map(range, shape)):
@@ -78,7 +94,9 @@ def brute_force(function, patch, kind, offsets):
                 if offset is None:
                     key = (voxel, channel)
                 else:
-                    key = frozenset([voxel, tuple(v + o for v, o in zip(voxel, offset, strict=True))])
+                    key = frozenset(
+                        [voxel, tuple(v + o for v, o in zip(voxel, offset, strict=True))]
+                    )
                 if key in said:
                     total[(channel, *voxel)] += said[key]
                     count[(channel, *voxel)] += 1
@@ -88,7 +106,9 @@ def brute_force(function, patch, kind, offsets):
 def neighbours(voxel, offset):
     """Voxels that differ from one by an offset, in any order and with any signs, inside the patch or not."""
     size = sorted(map(abs, offset))
-    for difference in product(*[sorted({-n, 0, n} | {s for m in size for s in (-m, m)}) for n in map(abs, offset)]):
+    for difference in product(
+        *[sorted({-n, 0, n} | {s for m in size for s in (-m, m)}) for n in map(abs, offset)]
+    ):
         if sorted(map(abs, difference)) == size:
             yield tuple(v + d for v, d in zip(voxel, difference, strict=True))
 
@@ -115,7 +135,9 @@ def test_means_are_those_of_brute_force(kind, offsets, predictor):
     expected, count = brute_force(function, patch, kind, offsets)
     augmented = AugmentedPredictor(predictor(function), kind, offsets)
     with augmented.session():
-        found = augmented.download(augmented.predict(augmented.upload(np.stack([patch, 2 * patch]))))()
+        found = augmented.download(
+            augmented.predict(augmented.upload(np.stack([patch, 2 * patch])))
+        )()
     inside = count > 0  # pairs that reach beyond the patch are the network's own affair
     np.testing.assert_allclose(found[0][inside], expected[inside], rtol=1e-5)
     np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5)
@@ -127,9 +149,11 @@ def test_means_are_those_of_brute_force(kind, offsets, predictor):
 def test_any_offsets(data):
     offset = st.tuples(*[st.integers(-2, 2)] * 3).filter(any)
     offsets = data.draw(st.lists(offset, min_size=1, max_size=4, unique=True))
-    # Two channels of one pair, an offset and its negative, may disagree: which is meant would be a matter of taste.
+    # Two channels of one pair, an offset and its negative, may disagree: which is meant would be a
+    # matter of taste.
     offsets = [o for i, o in enumerate(offsets) if tuple(-n for n in o) not in offsets[:i]]
-    kind, shape = data.draw(st.sampled_from(["xy", "xyz"])), (data.draw(st.integers(1, 4)), 4, 4)
+    kind = data.draw(st.sampled_from(["xy", "xyz"]))
+    shape = (data.draw(st.integers(1, 4)), 4, 4)
     patch = np.random.default_rng(1).random((1, *shape), np.float32)
     function = asymmetric(len(offsets))
     expected, count = brute_force(function, patch, kind, offsets)
@@ -168,8 +192,12 @@ def run(tmp_path, name, **sections):
 
 
 @pytest.mark.slow
-def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_the_chunks(tmp_path, capsys):
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 48, 48), dtype=np.uint8))
+def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_the_chunks(
+    tmp_path, capsys
+):
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 48, 48), dtype=np.uint8)
+    )
     model = toy("position", output_channels=2, channels=[{}, {}])
     shapes = {"patch_shape": [8, 16, 16], "augment": "xy", "batch_size": 2}
     first = run(tmp_path, "first", model=model, inference=shapes)
@@ -186,7 +214,9 @@ def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_th
 def test_a_job_on_long_affinities(tmp_path, engine):
     """A symmetric network's answers stay, whichever way patches lie, if each is moved and exchanged as it must be."""
     pytest.importorskip(engine)
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 40, 40), dtype=np.uint8))
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 40, 40), dtype=np.uint8)
+    )
     offsets = [[-1, 0, 0], [0, -3, 0], [0, 0, -3], [0, 0, -1]]
     model = toy("differences", output_channels=4, crop_margin=[3, 3, 3], normalize="unit")
     affinities = model | {"channels": [{"affinity": offset} for offset in offsets]}
@@ -201,16 +231,43 @@ def test_a_job_on_long_affinities(tmp_path, engine):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"inference": {"augment": "xy"}}, r"needs to know what each output channel says: write model.channels: [{}]"),
-        ({"inference": {"augment": "xy", "patch_shape": [8, 16, 20]}, "model": {"channels": [{}]}}, "must be equal"),
-        ({"inference": {"augment": "xyz"}, "model": {"crop_margin": [0, 2, 1], "channels": [{}]}}, "must be equal"),
         (
-            {"model": {"input_channels": 2, "output_channels": 2, "channels": [{"affinity": [0, 1, 0]}] * 2}},
+            {"inference": {"augment": "xy"}},
+            r"needs to know what each output channel says: write model.channels: [{}]",
+        ),
+        (
+            {
+                "inference": {"augment": "xy", "patch_shape": [8, 16, 20]},
+                "model": {"channels": [{}]},
+            },
+            "must be equal",
+        ),
+        (
+            {
+                "inference": {"augment": "xyz"},
+                "model": {"crop_margin": [0, 2, 1], "channels": [{}]},
+            },
+            "must be equal",
+        ),
+        (
+            {
+                "model": {
+                    "input_channels": 2,
+                    "output_channels": 2,
+                    "channels": [{"affinity": [0, 1, 0]}] * 2,
+                }
+            },
             "an offset of its own",
         ),
-        ({"model": {"channels": [{"affinity": [0, 0, -1]}] * 2}}, "channels describes 2, output_channels says 1"),
         (
-            {"inference": {"augment": "xyz", "patch_shape": [1, 16, 16]}, "model": {"dims": 2, "channels": [{}]}},
+            {"model": {"channels": [{"affinity": [0, 0, -1]}] * 2}},
+            "channels describes 2, output_channels says 1",
+        ),
+        (
+            {
+                "inference": {"augment": "xyz", "patch_shape": [1, 16, 16]},
+                "model": {"dims": 2, "channels": [{}]},
+            },
             "no z to flip",
         ),
     ],

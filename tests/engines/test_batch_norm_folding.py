@@ -32,8 +32,10 @@ class Skip(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.enter, self.norm = nn.Conv3d(2, 4, 3, padding=1, bias=False), nn.BatchNorm3d(4)
-        self.again, self.leave = nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1)), nn.BatchNorm3d(4)
+        self.enter = nn.Conv3d(2, 4, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm3d(4)
+        self.again = nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1))
+        self.leave = nn.BatchNorm3d(4)
         self.act = nn.ReLU()
         self.last = nn.ReLU()
 
@@ -48,7 +50,8 @@ class Shared(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2)
+        self.conv = nn.Conv3d(2, 2, 1)
+        self.norm = nn.BatchNorm3d(2)
 
     def forward(self, x):
         return self.norm(self.conv(x)) + self.conv(x)
@@ -59,7 +62,8 @@ class Types(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.norm = nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2)
+        self.conv = nn.Conv3d(2, 2, 1)
+        self.norm = nn.BatchNorm3d(2)
 
     def forward(self, x):
         return self.norm(self.conv(x)) * (2 if isinstance(x, torch.Tensor) else 1)
@@ -73,8 +77,12 @@ class Branches(Types):
 
 FOLDED = {
     "3-D": lambda: nn.Sequential(nn.Conv3d(2, 3, 3, padding=1), nn.BatchNorm3d(3), nn.ReLU()),
-    "transposed": lambda: nn.Sequential(nn.ConvTranspose3d(2, 3, 2, stride=2), nn.BatchNorm3d(3), nn.ELU()),
-    "grouped": lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm3d(4)),
+    "transposed": lambda: nn.Sequential(
+        nn.ConvTranspose3d(2, 3, 2, stride=2), nn.BatchNorm3d(3), nn.ELU()
+    ),
+    "grouped": lambda: nn.Sequential(
+        nn.Conv3d(2, 4, 3, padding=1, groups=2, bias=False), nn.BatchNorm3d(4)
+    ),
     "residual": Skip,
 }
 
@@ -84,7 +92,8 @@ def test_the_answer_is_the_same_without_the_norms(name):
     network = settled(FOLDED[name]())
     batch = torch.randn(2, 2, 4, 6, 8)
     with torch.inference_mode():
-        expected, before = network(batch), copy.deepcopy(network.state_dict())
+        expected = network(batch)
+        before = copy.deepcopy(network.state_dict())
         simpler = folded(network, (1, 2, 4, 6, 8), CPU)
         assert norms(simpler) == 0 < norms(network)
         kept = batch.clone()
@@ -130,5 +139,7 @@ def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise
 
 
 def test_norms_of_the_batch_are_not_folded():
-    network = settled(nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2, track_running_stats=False)))
+    network = settled(
+        nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2, track_running_stats=False))
+    )
     assert folded(network, (1, 2, 4, 6, 8), CPU) is network

@@ -33,7 +33,9 @@ def device(request):
 
 def network(device):
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, (1, 3, 3), padding=(0, 1, 1)))
+    layers = nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 2, (1, 3, 3), padding=(0, 1, 1))
+    )
     return layers.eval().to(device)
 
 
@@ -47,7 +49,8 @@ def volume():
 
 def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
     """The whole volume, chunk by chunk; and the batch size in the end."""
-    geometry, array = plan(chunk), volume()
+    geometry = plan(chunk)
+    array = volume()
     result = np.zeros((2, *BOX.shape), encoding.dtype)
     for index in range(geometry.chunks.count):
         work = geometry.work(index)
@@ -59,8 +62,10 @@ def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
 
 def oracle(forward):
     """Every patch of the lattice, weighted by the formula in float64, and divided by the sum of the weights."""
-    lattice, array = plan().lattice, volume()
-    total, weights = np.zeros((2, *BOX.shape)), np.zeros(BOX.shape)
+    lattice = plan().lattice
+    array = volume()
+    total = np.zeros((2, *BOX.shape))
+    weights = np.zeros(BOX.shape)
     d = [2 * (np.arange(n) + 0.5) / n - 1 for n in lattice.patch_shape]
     z, y, x = (np.exp(-1 / (1 - each**2)) for each in d)
     bump = z[:, None, None] * y[:, None] * x
@@ -84,7 +89,9 @@ def test_the_result_is_the_formulas_and_the_same_for_all_chunk_shapes(device):
 def test_values_are_encoded_there_as_here(device):
     predictor = TorchPredictor(network(device), device, activation="sigmoid")
     floats, _ = inferred(predictor)
-    np.testing.assert_array_equal(inferred(predictor, encoding=UINT8)[0], quantize(floats.copy(), *UINT8))
+    np.testing.assert_array_equal(
+        inferred(predictor, encoding=UINT8)[0], quantize(floats.copy(), *UINT8)
+    )
 
 
 def test_a_batch_that_is_too_large_is_halved(device):
@@ -99,7 +106,12 @@ def test_a_batch_that_is_too_large_is_halved(device):
     assert batch_size == 2
     np.testing.assert_array_equal(found, inferred(TorchPredictor(layers, device), batch_size=2)[0])
     assert (
-        fastest_batch_size(TorchPredictor(forward, device), volume()[:, :8, :16, :16], unit(np.dtype("uint8")), bool)
+        fastest_batch_size(
+            TorchPredictor(forward, device),
+            volume()[:, :8, :16, :16],
+            unit(np.dtype("uint8")),
+            bool,
+        )
         <= 2
     )
 
@@ -128,7 +140,9 @@ def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
     np.testing.assert_allclose(inferred(predictor)[0], oracle(mean), atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=["contiguous", "channels"])
+@pytest.mark.parametrize(
+    "layout", [torch.contiguous_format, torch.channels_last_3d], ids=["contiguous", "channels"]
+)
 def test_layouts_and_folded_norms_answer_alike(device, layout):
     layers = network(device)
     layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
@@ -179,8 +193,13 @@ def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_p
 @pytest.mark.parametrize("is_short_of_memory", [False, True])
 def test_what_is_uploaded_ahead_by_another_thread_arrives_whole(device, is_short_of_memory):
     """While the device computes, one after the other, through the same pinned memory."""
-    predictor, random = TorchPredictor(network(device), device), np.random.default_rng(1)
-    arrays = [random.integers(0, 200, (2, 30, 200, 50 * k)).astype(dtype) for k in (4, 1, 9) for dtype in DTYPES]
+    predictor = TorchPredictor(network(device), device)
+    random = np.random.default_rng(1)
+    arrays = [
+        random.integers(0, 200, (2, 30, 200, 50 * k)).astype(dtype)
+        for k in (4, 1, 9)
+        for dtype in DTYPES
+    ]
     busy = torch.ones(1000, 1000, device=device)
     with ThreadPoolExecutor(1) as readers, predictor.session():
         upcoming = readers.submit(predictor.begin_upload, arrays[0])
@@ -197,7 +216,9 @@ def test_what_is_uploaded_ahead_by_another_thread_arrives_whole(device, is_short
 
 
 def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
-    predictor, work, array = TorchPredictor(network(device), device), plan().work(0), volume()
+    predictor = TorchPredictor(network(device), device)
+    work = plan().work(0)
+    array = volume()
     inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
     with ThreadPoolExecutor(1) as readers:
         uploaded = readers.submit(predictor.begin_upload, array).result()

@@ -12,13 +12,17 @@ from beam_inference.operators.normalize import unit
 from beam_inference.worker.chunk_inference import infer_chunk
 
 
-@pytest.mark.parametrize("engine", ["torch", *CONVERTED, pytest.param("compile", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine", ["torch", *CONVERTED, pytest.param("compile", marks=pytest.mark.slow)]
+)
 def test_chunks_of_any_shape_have_the_bits_of_the_whole(engine):
     box = BoundingBox((0, 0, 0), (20, 48, 80))
     array = np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8)
-    predictor, results = loaded(UNET, engine, threads=2), []
+    predictor = loaded(UNET, engine, threads=2)
+    results = []
     for shape in (box.shape, (20, 24, 40), (7, 48, 33)):
-        plan, result = plan_of(box, PATCH, (2, 4, 8), shape), np.empty((3, *box.shape), np.float32)
+        plan = plan_of(box, PATCH, (2, 4, 8), shape)
+        result = np.empty((3, *box.shape), np.float32)
         for work in map(plan.work, range(plan.chunks.count)):
             read = array[(slice(None), *work.input_box.slices_in(box))]
             found = infer_chunk(read, work, predictor, unit(array.dtype), 3, 2)
@@ -52,7 +56,9 @@ def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine
     assert f"engine.engine: torch here, {name} there" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)]
+)
 def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
     box = BoundingBox((0, 0, 0), (24, 32, 64))
     plan = plan_of(box, PATCH, (2, 4, 8), box.shape)

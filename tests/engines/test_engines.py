@@ -65,7 +65,11 @@ def batch_of(model, count=2, depth=PATCH[0]):
 
 
 @pytest.mark.parametrize(
-    "engine", ["openvino", *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile"))]
+    "engine",
+    [
+        "openvino",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "compile")),
+    ],
 )
 @pytest.mark.parametrize(
     "model",
@@ -96,14 +100,19 @@ def test_statistics_of_the_batch_are_kept(engine):
     expected = answer(loaded(model, "torch", batch_size=1), batch)
     running = answer(loaded(toy("batch_norm"), "torch", batch_size=1), batch)
     assert np.abs(expected - running).max() > 0.1
-    np.testing.assert_allclose(answer(loaded(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        answer(loaded(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5
+    )
 
 
 @pytest.mark.parametrize("engine", CONVERTED)
 def test_another_batch_size_as_after_halving(engine):
     model = toy("batch_norm")
-    predictor, batch = loaded(model, engine), batch_of(model)
-    np.testing.assert_allclose(answer(predictor, batch[:1]), answer(predictor, batch)[:1], rtol=0, atol=2e-5)
+    predictor = loaded(model, engine)
+    batch = batch_of(model)
+    np.testing.assert_allclose(
+        answer(predictor, batch[:1]), answer(predictor, batch)[:1], rtol=0, atol=2e-5
+    )
 
 
 def test_threads_describe_the_engine():
@@ -116,9 +125,13 @@ def test_a_torchscript_file(tmp_path):
         torch.jit.script(toy_networks.conv()).save(tmp_path / "conv.pt")
     model = {"path": str(tmp_path / "conv.pt"), "output_channels": 2}
     expected = answer(loaded(model, "torch"), batch_of(model))
-    np.testing.assert_allclose(answer(loaded(model, "openvino"), batch_of(model)), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        answer(loaded(model, "openvino"), batch_of(model)), expected, rtol=0, atol=2e-5
+    )
     for engine in ("onnxruntime", "compile"):
-        with pytest.raises(EngineError, match="TorchScript network cannot be .*; write engine: openvino or torch"):
+        with pytest.raises(
+            EngineError, match="TorchScript network cannot be .*; write engine: openvino or torch"
+        ):
             loaded(model, engine)
 
 
@@ -128,7 +141,9 @@ def test_an_exported_file(tmp_path, engine):
     torch.export.save(program, tmp_path / "conv.pt2")
     model = {"path": str(tmp_path / "conv.pt2"), "output_channels": 2}
     expected = answer(loaded(model, "torch"), batch_of(model))
-    np.testing.assert_allclose(answer(loaded(model, engine), batch_of(model)), expected, rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        answer(loaded(model, engine), batch_of(model)), expected, rtol=0, atol=2e-5
+    )
 
 
 @pytest.fixture(scope="module")
@@ -136,27 +151,39 @@ def converted(tmp_path_factory):
     """A convolution as conv.onnx, and as conv.xml with its conv.bin."""
     import openvino
 
-    folder, network = tmp_path_factory.mktemp("converted"), toy_networks.conv().eval()
+    folder = tmp_path_factory.mktemp("converted")
+    network = toy_networks.conv().eval()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = torch.onnx.export(network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False)
+        program = torch.onnx.export(
+            network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False
+        )
     program.save(folder / "conv.onnx", external_data=False)
-    openvino.save_model(openvino.convert_model(folder / "conv.onnx"), folder / "conv.xml", compress_to_fp16=False)
+    openvino.save_model(
+        openvino.convert_model(folder / "conv.onnx"), folder / "conv.xml", compress_to_fp16=False
+    )
     return folder
 
 
 @pytest.mark.parametrize(
-    ("name", "engine"), [("conv.onnx", "openvino"), ("conv.onnx", "onnxruntime"), ("conv.xml", "openvino")]
+    ("name", "engine"),
+    [("conv.onnx", "openvino"), ("conv.onnx", "onnxruntime"), ("conv.xml", "openvino")],
 )
 def test_files_of_the_engines_own(converted, name, engine):
     model = {"path": str(converted / name), "output_channels": 2}
     expected = answer(loaded(toy("conv"), "torch", batch_size=1), batch_of(model, 1))
     np.testing.assert_allclose(
-        answer(loaded(model, engine, batch_size=1), batch_of(model, 1)), expected, rtol=0, atol=2e-5
+        answer(loaded(model, engine, batch_size=1), batch_of(model, 1)),
+        expected,
+        rtol=0,
+        atol=2e-5,
     )
     job = config(model, engine=engine, batch_size=1)
     assert load_reference(job.model, job.inference) is None
-    assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+    assert (
+        describe_engine(job.model, job.inference)
+        == load_predictor(job.model, job.inference).describe()
+    )
 
 
 def test_which_engines_may_be_meant(converted, monkeypatch):
@@ -171,21 +198,30 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
     assert to_try(FIB25, device="cuda") == to_try(FIB25, precision="bfloat16") == ["torch"]
     assert to_try(onnx) == to_try(xml) == ["openvino"]
     assert to_try(onnx, engine="onnxruntime") == ["onnxruntime"]
-    with pytest.raises(EngineError, match="is run by openvino, not by inference.engine: onnxruntime"):
+    with pytest.raises(
+        EngineError, match="is run by openvino, not by inference.engine: onnxruntime"
+    ):
         to_try(xml, engine="onnxruntime")
     with pytest.raises(EngineError, match="runs on the CPU in float32 only"):
         to_try(onnx, device="cuda")
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else name)
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "openvino" else name
+    )
     assert to_try(FIB25) == ["torch"]
     assert to_try(onnx) == ["onnxruntime"]
-    with pytest.raises(EngineError, match=r"run by openvino, which is not installed: pip install 'beam-inference\["):
+    with pytest.raises(
+        EngineError,
+        match=r"run by openvino, which is not installed: pip install 'beam-inference\[",
+    ):
         to_try(xml)
 
 
 def test_a_wrong_engine_is_refused_and_what_it_differs_by_is_told(caplog):
     caplog.set_level(logging.INFO)
-    model, patch = toy("conv"), batch_of(FIB25)[0]
-    right, wrong = loaded(model, "openvino"), loaded({**model, "activation": "sigmoid"}, "openvino")
+    model = toy("conv")
+    patch = batch_of(FIB25)[0]
+    right = loaded(model, "openvino")
+    wrong = loaded({**model, "activation": "sigmoid"}, "openvino")
     check_difference(right, loaded(model, "torch"), patch, lambda batch: batch, 2)
     assert "openvino in float32 differs from PyTorch in float32 by" in caplog.text
     with pytest.raises(EngineError, match="that are allowed. Write engine: torch"):
@@ -194,8 +230,10 @@ def test_a_wrong_engine_is_refused_and_what_it_differs_by_is_told(caplog):
 
 @pytest.mark.parametrize("fault", ["last", "exchanged"])
 def test_an_engine_that_is_wrong_in_some_of_a_batch_only_is_refused(fault, monkeypatch):
-    patch, model = batch_of(FIB25)[0], toy("conv")
-    right, wrong = loaded(model, "torch"), loaded(model, "openvino")
+    patch = batch_of(FIB25)[0]
+    model = toy("conv")
+    right = loaded(model, "torch")
+    wrong = loaded(model, "openvino")
     predict = wrong.predict
 
     def faulty(batch):
@@ -220,7 +258,9 @@ def test_half_precision_is_held_against_full_precision(caplog):
     check_difference(half, reference, patch, lambda batch: batch, 2)
     assert "torch in bfloat16 differs" in caplog.text
     with pytest.raises(EngineError, match="torch in bfloat16 differs"):
-        check_difference(half, loaded({**FIB25, "activation": "none"}, "torch"), patch, lambda batch: batch, 2)
+        check_difference(
+            half, loaded({**FIB25, "activation": "none"}, "torch"), patch, lambda batch: batch, 2
+        )
 
 
 ROI = {"start": [0, 0, 0], "stop": [32, 64, 64]}
@@ -237,18 +277,28 @@ def test_what_auto_was_is_kept(fib25, tmp_path, monkeypatch, capsys):
     (tmp_path / "some").write_text("0\n")
     job = str(write_job(tmp_path / "job.yaml", values))
     with monkeypatch.context() as without:
-        without.setattr("importlib.util.find_spec", lambda name: None if name == "openvino" else name)
+        without.setattr(
+            "importlib.util.find_spec", lambda name: None if name == "openvino" else name
+        )
         assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 0
     assert main(["run", job]) == 0, "it could be openvino now, but would be another job"
-    assert json.loads((tmp_path / "out/_beam_inference/job.json").read_text())["engine"]["engine"] == "torch"
+    assert (
+        json.loads((tmp_path / "out/_beam_inference/job.json").read_text())["engine"]["engine"]
+        == "torch"
+    )
     assert main(["verify", job, "--deep"]) == 0
 
 
 def test_auto_is_torch_where_openvino_cannot(volume_in, tmp_path, capsys, caplog):
     """A network that chooses by its input's values has no graph."""
-    values = job_values(volume_in, tmp_path / "out", model=toy("choosing"), inference={"engine": "auto"})
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("choosing"), inference={"engine": "auto"}
+    )
     assert run_job(tmp_path, values)["engine"]["engine"] == "torch"
-    assert "inference.engine: auto is torch here: inference.engine: openvino cannot take" in caplog.text
+    assert (
+        "inference.engine: auto is torch here: inference.engine: openvino cannot take"
+        in caplog.text
+    )
     values["inference"]["engine"] = "openvino"
     values["output"]["path"] = str(tmp_path / "refused")
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
@@ -256,7 +306,9 @@ def test_auto_is_torch_where_openvino_cannot(volume_in, tmp_path, capsys, caplog
     assert not (tmp_path / "refused").exists()
 
 
-def test_an_openvino_file_by_url_is_fetched_with_its_weights(converted, volume_in, tmp_path, monkeypatch):
+def test_an_openvino_file_by_url_is_fetched_with_its_weights(
+    converted, volume_in, tmp_path, monkeypatch
+):
     import http.server
     import threading
     from functools import partial
@@ -268,18 +320,33 @@ def test_an_openvino_file_by_url_is_fetched_with_its_weights(converted, volume_i
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         model = {"path": f"http://localhost:{server.server_port}/conv.xml", "output_channels": 2}
-        shapes = {"patch_shape": list(PATCH), "patch_overlap": [0, 0, 0], "engine": "auto", "batch_size": 1}
+        shapes = {
+            "patch_shape": list(PATCH),
+            "patch_overlap": [0, 0, 0],
+            "engine": "auto",
+            "batch_size": 1,
+        }
         run_job(tmp_path, job_values(volume_in, tmp_path / "out", model=model, inference=shapes))
         server.shutdown()
     shapes["engine"] = "torch"
-    run_job(tmp_path, job_values(volume_in, tmp_path / "torch", model=toy("conv", output_channels=2), inference=shapes))
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "torch"), rtol=0, atol=2e-3)
+    run_job(
+        tmp_path,
+        job_values(
+            volume_in, tmp_path / "torch", model=toy("conv", output_channels=2), inference=shapes
+        ),
+    )
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "torch"), rtol=0, atol=2e-3
+    )
 
 
 def test_what_does_not_go_together(job, tmp_path, capsys):
     for keys, message in [
         ({"engine": "openvino", "device": "cuda"}, "engine: openvino runs on the CPU in float32"),
-        ({"engine": "onnxruntime", "precision": "bfloat16"}, "engine: onnxruntime runs on the CPU in float32"),
+        (
+            {"engine": "onnxruntime", "precision": "bfloat16"},
+            "engine: onnxruntime runs on the CPU in float32",
+        ),
         ({"engine": "tensorrt"}, "engine"),
     ]:
         assert main(["run", job(inference=keys)]) == 2
@@ -292,26 +359,37 @@ def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
     from beam_inference.job.place import Place
     from beam_inference.launch.survey import survey
 
-    with pytest.raises(ConfigError, match="inference.engine: auto is not known before the launch on a remote runner"):
+    with pytest.raises(
+        ConfigError,
+        match="inference.engine: auto is not known before the launch on a remote runner",
+    ):
         survey(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 def test_onnx_with_weights_beside_it_is_refused(tmp_path):
-    network = torch.nn.Sequential(torch.nn.Conv3d(1, 16, 3, padding=1), torch.nn.Conv3d(16, 2, 3, padding=1))
+    network = torch.nn.Sequential(
+        torch.nn.Conv3d(1, 16, 3, padding=1), torch.nn.Conv3d(16, 2, 3, padding=1)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name, external in (("apart.onnx", True), ("one.onnx", False)):
-            program = torch.onnx.export(network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False)
+            program = torch.onnx.export(
+                network, (torch.zeros(1, 1, *PATCH),), dynamo=True, verbose=False
+            )
             program.save(tmp_path / name, external_data=external)
     assert (tmp_path / "apart.onnx.data").exists()
     model_sha256(config({"path": str(tmp_path / "one.onnx")}).model)
-    with pytest.raises(ModelContractError, match=r"keeps its weights in another file.*external_data=False"):
+    with pytest.raises(
+        ModelContractError, match=r"keeps its weights in another file.*external_data=False"
+    ):
         model_sha256(config({"path": str(tmp_path / "apart.onnx")}).model)
 
 
 def test_statistics_of_the_batch_cannot_be_had_from_a_converted_file(converted):
     with pytest.raises(ModelContractError, match=r"cannot be changed by model.batch_norm: batch"):
-        loaded({"path": str(converted / "conv.onnx"), "batch_norm": "batch"}, "openvino", batch_size=1)
+        loaded(
+            {"path": str(converted / "conv.onnx"), "batch_norm": "batch"}, "openvino", batch_size=1
+        )
 
 
 @pytest.mark.slow
@@ -327,14 +405,18 @@ def test_no_process_is_started_and_nobody_is_called_by_a_conversion():
     )
     command = [sys.executable, "-c", script, str(Path(__file__).parents[1])]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].startswith("ModuleNotFoundError: import of openvino_telemetry halted")
+    assert done.stderr.splitlines()[-1].startswith(
+        "ModuleNotFoundError: import of openvino_telemetry halted"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int16", "uint64", "float32"])
 def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
     """On zeros both answer the same; on noise they do not."""
-    model, patch = toy("conv"), np.zeros((1, *PATCH), dtype)
-    right, wrong = loaded(model, "openvino"), loaded(toy("conv_with_the_same_bias"), "torch")
+    model = toy("conv")
+    patch = np.zeros((1, *PATCH), dtype)
+    right = loaded(model, "openvino")
+    wrong = loaded(toy("conv_with_the_same_bias"), "torch")
     zeros = np.zeros((2, 1, *PATCH), np.float32)
     np.testing.assert_allclose(answer(right, zeros), answer(wrong, zeros), atol=1e-6)
     with pytest.raises(EngineError, match="differs from PyTorch"):
@@ -347,5 +429,7 @@ def test_a_network_whose_parts_are_absent(tmp_path):
         loaded({"path": str(tmp_path / "none.onnx")}, "openvino")
     (tmp_path / "bad.onnx").write_bytes(b"no network")
     for engine in CONVERTED:
-        with pytest.raises(EngineError, match=f"inference.engine: {engine} cannot take this network"):
+        with pytest.raises(
+            EngineError, match=f"inference.engine: {engine} cannot take this network"
+        ):
             loaded({"path": str(tmp_path / "bad.onnx")}, engine)

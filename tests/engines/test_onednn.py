@@ -26,10 +26,15 @@ FIB25 = {
 
 def convolutions(network, batch):
     """PyTorch's names of the convolutions of more than a voxel in the plane that a call takes, and its answer."""
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+    with (
+        torch.inference_mode(),
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled,
+    ):
         answer = network(batch)
     events = profiled.key_averages(group_by_input_shape=True)
-    return {event.key for event in events if "conv" in event.key and event.input_shapes[1][3:] != [1, 1]}, answer
+    return {
+        event.key for event in events if "conv" in event.key and event.input_shapes[1][3:] != [1, 1]
+    }, answer
 
 
 def random(*shape, seed=0, dtype=torch.float32):
@@ -43,7 +48,8 @@ def answer_or_message(network, batch):
         return None, str(error)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even")  # PyTorch's own, once
+# PyTorch's own, once
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even")
 
 axes = st.tuples(*[st.integers(1, 3)] * 3)
 
@@ -59,9 +65,14 @@ axes = st.tuples(*[st.integers(1, 3)] * 3)
     st.sampled_from([(1, 1, 1), (1, 3, 5), (2, 4, 2), (3, 3, 3)]),
     st.booleans(),
 )
-def test_any_convolution_is_that_of_pytorch(batch, shape, kernel, stride, padding, dilation, channels, has_bias):
-    groups, inputs, outputs = channels[0], channels[0] * channels[1], channels[0] * channels[2]
-    x, weight = random(batch, inputs, *shape), random(outputs, channels[1], *kernel, seed=1)
+def test_any_convolution_is_that_of_pytorch(
+    batch, shape, kernel, stride, padding, dilation, channels, has_bias
+):
+    groups = channels[0]
+    inputs = channels[0] * channels[1]
+    outputs = channels[0] * channels[2]
+    x = random(batch, inputs, *shape)
+    weight = random(outputs, channels[1], *kernel, seed=1)
     bias = random(outputs, seed=2) if has_bias else None
     options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
 
@@ -78,11 +89,15 @@ def test_any_convolution_is_that_of_pytorch(batch, shape, kernel, stride, paddin
 @pytest.mark.parametrize("name", ["fib25", "residual U-Net", "exported"])
 def test_one_patch_takes_the_way_of_two_and_has_its_bits(name, tmp_path):
     keys = {"patch_shape": [8, 16, 32], "patch_overlap": [0, 0, 0]}
-    model = FIB25 if name != "residual U-Net" else {"path": f"{__file__}:unet", "output_channels": 3}
+    model = (
+        FIB25 if name != "residual U-Net" else {"path": f"{__file__}:unet", "output_channels": 3}
+    )
     if name == "exported":
         plain = load_plain(model)
         count = torch.export.Dim("batch", min=1, max=8)
-        program = torch.export.export(plain, (random(2, 1, 8, 16, 32),), dynamic_shapes=({0: count},))
+        program = torch.export.export(
+            plain, (random(2, 1, 8, 16, 32),), dynamic_shapes=({0: count},)
+        )
         torch.export.save(program, tmp_path / "net.pt2")
         model = {"path": str(tmp_path / "net.pt2"), "output_channels": 3}
     config = parse_job(job_values("in", "out", model=model, inference=keys), Path("/"))
@@ -94,7 +109,9 @@ def test_one_patch_takes_the_way_of_two_and_has_its_bits(name, tmp_path):
         assert not {key for key in done if "slow_conv" in key}
         torch.testing.assert_close(one, predictor.predict(two)[:1], rtol=0, atol=0)
     done, _ = convolutions(load_plain(FIB25), two[:1])
-    assert "aten::slow_conv3d_forward" in done, "PyTorch does so itself by now: predictors/convolutions.py can go"
+    assert "aten::slow_conv3d_forward" in done, (
+        "PyTorch does so itself by now: predictors/convolutions.py can go"
+    )
 
 
 def unet():
@@ -127,12 +144,15 @@ def test_what_is_not_for_it_is_left_to_pytorch():
         with torch.inference_mode():
             done, _ = convolutions(by_onednn(network), batch)
         assert "aten::mkldnn_convolution" not in done or isinstance(network, nn.ConvTranspose3d)
-    with pytest.raises(RuntimeError, match=r"expected input.* to have 2 channels, but got 5 channels instead"):
+    with pytest.raises(
+        RuntimeError, match=r"expected input.* to have 2 channels, but got 5 channels instead"
+    ):
         by_onednn(nn.Conv3d(2, 3, 3))(random(1, 5, 4, 5, 6))
 
 
 def test_padding_by_name_and_numbers_of_other_kinds():
-    weight, batch = random(3, 2, 3, 3, 3, seed=1), random(1, 2, 8, 9, 10)
+    weight = random(3, 2, 3, 3, 3, seed=1)
+    batch = random(1, 2, 8, 9, 10)
     for padding in ("same", "valid", np.int64(1), torch.tensor(1), (np.int64(1), 0, 1)):
 
         def network(array, padding=padding):
@@ -151,7 +171,8 @@ def test_a_network_that_compiles_itself_still_does():
 
 
 def test_autocast_in_a_network_is_its_own():
-    network, batch = nn.Conv3d(1, 2, 3), random(1, 1, 6, 7, 8)
+    network = nn.Conv3d(1, 2, 3)
+    batch = random(1, 1, 6, 7, 8)
 
     def half(array):
         with torch.autocast("cpu", torch.bfloat16):

@@ -50,7 +50,9 @@ NETWORKS = {
 @pytest.mark.parametrize("name", NETWORKS)
 def test_files(name, kind, tmp_path):
     """By OpenVINO's own sums the first of these was 8e-3 off."""
-    network, path, example = NETWORKS[name]().eval(), tmp_path / f"network.{kind}", torch.zeros(SHAPE)
+    network = NETWORKS[name]().eval()
+    path = tmp_path / f"network.{kind}"
+    example = torch.zeros(SHAPE)
     scripted = torch.jit.trace(network, torch.zeros(SHAPE))
     if kind == "ts":
         scripted.save(path)
@@ -58,15 +60,20 @@ def test_files(name, kind, tmp_path):
         openvino.save_model(openvino.convert_model(scripted, example_input=example), path)
     else:
         pytest.importorskip("onnxscript")
-        torch.onnx.export(network, (example,), path, dynamo=True, verbose=False, external_data=False)
+        torch.onnx.export(
+            network, (example,), path, dynamo=True, verbose=False, external_data=False
+        )
     batch = offset_noise()
     # Weights in IR files are float16.
-    np.testing.assert_allclose(answer(str(path), batch, "openvino"), exact(network, batch), rtol=1e-3, atol=5e-6)
+    np.testing.assert_allclose(
+        answer(str(path), batch, "openvino"), exact(network, batch), rtol=1e-3, atol=5e-6
+    )
 
 
 def test_statistics_of_the_batch():
     """By OpenVINO's own sums it was 6e-5 off."""
-    batch, network = offset_noise()[:1], nn.BatchNorm3d(1, track_running_stats=False).eval()
+    batch = offset_noise()[:1]
+    network = nn.BatchNorm3d(1, track_running_stats=False).eval()
     found = openvino_forward(network, batch.shape, 2)(torch.from_numpy(batch)).numpy()
     np.testing.assert_allclose(found, exact(network, batch), rtol=0, atol=5e-6)
 
@@ -74,30 +81,43 @@ def test_statistics_of_the_batch():
 @pytest.mark.parametrize("mode", ["inside_sqrt", "outside_sqrt"])
 @pytest.mark.parametrize("variance", [True, False])
 @pytest.mark.parametrize("axes", [[2, 3, 4], [-1, -2], [1, 3], [4]])
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)]
+)
 def test_operations(mode, variance, axes, shape):
     """Each of OpenVINO's against itself, on few voxels; with weights that follow, of channels and of voxels."""
     random = np.random.default_rng(0)
     array = random.random(shape, np.float32)
-    for weight in (None, random.random((1, shape[1], 1, 1, 1), np.float32), random.random((shape[3], 1), np.float32)):
+    for weight in (
+        None,
+        random.random((1, shape[1], 1, 1, 1), np.float32),
+        random.random((shape[3], 1), np.float32),
+    ):
         parameter = opset13.parameter(array.shape, np.float32)
         normal = opset13.mvn(parameter, opset13.constant(axes), variance, 1e-3, mode)
         if weight is not None:
             normal = opset13.multiply(opset13.constant(weight), normal)
-        means = [opset13.reduce_mean(parameter, opset13.constant(axes), keep) for keep in (True, False)]
+        means = [
+            opset13.reduce_mean(parameter, opset13.constant(axes), keep) for keep in (True, False)
+        ]
         network = openvino.Model([normal, *means], [parameter])
         expected = [*openvino.compile_model(network.clone(), "CPU")(array).values()]
         written = with_short_sums(network)
         left = [node.get_type_name() for node in written.get_ordered_ops()]
-        assert ("MVN" in left) == (axes == [4] and shape[4] in (1, 6, 1031))  # short, or of no factors
-        for found, before in zip(openvino.compile_model(written, "CPU")(array).values(), expected, strict=True):
+        # short, or of no factors
+        assert ("MVN" in left) == (axes == [4] and shape[4] in (1, 6, 1031))
+        for found, before in zip(
+            openvino.compile_model(written, "CPU")(array).values(), expected, strict=True
+        ):
             np.testing.assert_allclose(found, before, rtol=1e-5, atol=1e-5)
 
 
 def test_what_it_cannot_know_stays():
     """Shapes that are not given; axes that are; means of other numbers than float32, in which constants would lose."""
-    unknown, axes = opset13.parameter([-1, 2, -1], np.float32), opset13.parameter([2], np.int64)
-    known, whole = opset13.parameter([2, 3, 4], np.float32), opset13.parameter([2, 3], np.int32)
+    unknown = opset13.parameter([-1, 2, -1], np.float32)
+    axes = opset13.parameter([2], np.int64)
+    known = opset13.parameter([2, 3, 4], np.float32)
+    whole = opset13.parameter([2, 3], np.int32)
     half = opset13.parameter([2, 3], np.float16)
     means = [
         opset13.reduce_mean(unknown, opset13.constant([1, 2])),
@@ -106,12 +126,15 @@ def test_what_it_cannot_know_stays():
         opset13.reduce_mean(half, opset13.constant([0, 1])),
     ]
     network = with_short_sums(openvino.Model(means, [unknown, axes, known, whole, half]))
-    assert [node.get_type_name() for node in network.get_ordered_ops()].count("ReduceMean") == len(means)
+    assert [node.get_type_name() for node in network.get_ordered_ops()].count("ReduceMean") == len(
+        means
+    )
 
 
 def test_weights_that_are_compressed_stay_so():
     """They are expanded as the engine is given them, and it knows better how."""
-    parameter, axes = opset13.parameter([2, 3, 4], np.float32), opset13.constant([1])
+    parameter = opset13.parameter([2, 3, 4], np.float32)
+    axes = opset13.constant([1])
     weights = opset13.convert(opset13.constant(np.ones((4, 4), np.int8)), np.float32)
     product = opset13.matmul(parameter, weights, False, False)
     mean = opset13.reduce_mean(product, opset13.concat([axes, opset13.constant([2])], 0))

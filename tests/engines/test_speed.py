@@ -27,7 +27,8 @@ PATCH = np.zeros((1, 2, 4, 4), np.uint8)
 
 def batch_size(per_call, per_patch=0.0, fits=lambda _: True, most=None):
     """What is chosen for a network that takes so many seconds; and the batches that it saw. The clock is the test's."""
-    seen, now = [], 0.0
+    seen = []
+    now = 0.0
 
     def forward(batch):
         nonlocal now
@@ -62,7 +63,9 @@ def test_a_network_that_takes_no_other_batch_is_given_one_patch():
 
 
 def test_a_job_keeps_what_was_found_at_its_first_launch(volume_in, tmp_path, monkeypatch):
-    values = job_values(volume_in, tmp_path / "out", model=toy("same"), inference={"batch_size": "auto"})
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("same"), inference={"batch_size": "auto"}
+    )
     (tmp_path / "some").write_text("0\n")
     job = str(write_job(tmp_path / "job.yaml", values))
     with monkeypatch.context() as fast:
@@ -75,7 +78,9 @@ def test_a_job_keeps_what_was_found_at_its_first_launch(volume_in, tmp_path, mon
 
 
 def test_a_job_on_this_machine_is_tried(volume_in, tmp_path):
-    values = job_values(volume_in, tmp_path / "out", model=toy("same"), inference={"batch_size": "auto"})
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("same"), inference={"batch_size": "auto"}
+    )
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     recorded = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
     assert recorded["config"]["inference"]["batch_size"] in (1, 2, 4, 8, 16, 32)
@@ -103,14 +108,20 @@ CANDIDATES = [
 
 
 @pytest.mark.parametrize("best", range(3))
-def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(best, volume_in, tmp_path, monkeypatch):
+def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(
+    best, volume_in, tmp_path, monkeypatch
+):
     if not find_spec("openvino"):
         pytest.skip("openvino is not installed")
     values = job_values(
-        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+        volume_in,
+        tmp_path / "out",
+        model=toy("batch_norm") | {"output_channels": 2},
+        inference={"engine": "fastest"},
     )
     (tmp_path / "some").write_text("0\n")
-    job, timed = str(write_job(tmp_path / "job.yaml", values)), []
+    job = str(write_job(tmp_path / "job.yaml", values))
+    timed = []
 
     def seconds(predictor, *_):
         timed.append(predictor.describe())
@@ -129,13 +140,20 @@ def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(best, volume_i
     kept = CANDIDATES[best]["engine"]
     other = {"engine": kept, "memory_format": "channels_last" if best == 0 else "contiguous"}
     if kept == "torch":  # another layout is another job
-        path = write_job(tmp_path / "other.yaml", {**values, "inference": {**values["inference"], **other}})
+        path = write_job(
+            tmp_path / "other.yaml", {**values, "inference": {**values["inference"], **other}}
+        )
         assert main(["run", str(path)]) == 2
 
 
-def test_engines_that_answer_otherwise_are_not_chosen_however_fast(volume_in, tmp_path, monkeypatch):
+def test_engines_that_answer_otherwise_are_not_chosen_however_fast(
+    volume_in, tmp_path, monkeypatch
+):
     values = job_values(
-        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+        volume_in,
+        tmp_path / "out",
+        model=toy("batch_norm") | {"output_channels": 2},
+        inference={"engine": "fastest"},
     )
     job = str(write_job(tmp_path / "job.yaml", values))
 
@@ -153,7 +171,9 @@ def test_engines_that_answer_otherwise_are_not_chosen_however_fast(volume_in, tm
     assert main(["run", job, "--overwrite"]) == 2
 
 
-@pytest.mark.parametrize("error", [ModelContractError("it fails on this layout"), DeviceOutOfMemory("no room")])
+@pytest.mark.parametrize(
+    "error", [ModelContractError("it fails on this layout"), DeviceOutOfMemory("no room")]
+)
 def test_one_that_fails_is_left_out(error, volume_in, tmp_path, monkeypatch):
     values = job_values(
         volume_in,
@@ -182,7 +202,9 @@ def test_what_the_fastest_may_be_follows_from_device_and_file():
         return engines_to_measure(job.model, job.inference)
 
     of_torch = [
-        {"engine": e, "memory_format": f} for e in ("torch", "compile") for f in ("contiguous", "channels_last")
+        {"engine": e, "memory_format": f}
+        for e in ("torch", "compile")
+        for f in ("contiguous", "channels_last")
     ]
     assert measured("a.pt", device="cuda", engine="fastest") == of_torch
     found = measured("a.pt", device="cpu", engine="fastest")
@@ -190,14 +212,19 @@ def test_what_the_fastest_may_be_follows_from_device_and_file():
     assert {each["engine"] for each in found[:-4]} <= {"openvino", "onnxruntime"}
     assert measured("identity", device="cpu", engine="fastest") == [{"engine": "torch"}]
     of_files = [name for name in ("openvino", "onnxruntime") if find_spec(name)]
-    assert measured("a.onnx", device="cpu", engine="fastest") == [{"engine": name} for name in of_files]
+    assert measured("a.onnx", device="cpu", engine="fastest") == [
+        {"engine": name} for name in of_files
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # torch.compile takes minutes on a busy machine
 def test_all_engines_of_this_machine_are_tried(volume_in, tmp_path):
     values = job_values(
-        volume_in, tmp_path / "out", model=toy("batch_norm") | {"output_channels": 2}, inference={"engine": "fastest"}
+        volume_in,
+        tmp_path / "out",
+        model=toy("batch_norm") | {"output_channels": 2},
+        inference={"engine": "fastest"},
     )
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     assert main(["verify", str(tmp_path / "job.yaml"), "--deep"]) == 0
@@ -212,7 +239,11 @@ def test_on_a_remote_runner_the_fastest_is_refused(tmp_path):
 
 @pytest.mark.parametrize("engine", ["auto", "fastest", "openvino"])
 def test_a_layout_without_pytorch_is_refused(tmp_path, engine):
-    values = job_values("in", "out", inference={"device": "cpu", "engine": engine, "memory_format": "channels_last"})
+    values = job_values(
+        "in",
+        "out",
+        inference={"device": "cpu", "engine": engine, "memory_format": "channels_last"},
+    )
     with pytest.raises(ConfigError, match="memory_format: channels_last is PyTorch's"):
         parse_job(values, tmp_path)
 

@@ -20,9 +20,15 @@ def normalised():
     """With parameters, without, by statistics of the training, and in groups."""
     torch.manual_seed(0)
     trained = nn.InstanceNorm3d(4, affine=True, track_running_stats=True)
-    for array, low in ((trained.running_mean, -1), (trained.running_var, 1), (trained.weight, 1), (trained.bias, 0)):
+    for array, low in (
+        (trained.running_mean, -1),
+        (trained.running_var, 1),
+        (trained.weight, 1),
+        (trained.bias, 0),
+    ):
         nn.init.uniform_(array, low, low + 1)
-    affine, groups = nn.InstanceNorm3d(4, affine=True), nn.GroupNorm(2, 4)
+    affine = nn.InstanceNorm3d(4, affine=True)
+    groups = nn.GroupNorm(2, 4)
     for norm in (affine, groups):
         norm.load_state_dict({"weight": torch.rand(4), "bias": torch.rand(4)})
     norms = affine, nn.InstanceNorm3d(4), nn.ReLU(), groups, trained
@@ -52,8 +58,15 @@ def offset_noise():
 def answer(path, batch, engine, **model):
     """An engine's, to a network of a job."""
     pytest.importorskip(engine)
-    inference = {"patch_shape": batch.shape[2:], "patch_overlap": [0, 0, 0], "batch_size": 2, "engine": engine}
-    job = parse_job(job_values("in", "out", model={"path": path, **model}, inference=inference), Path("/"))
+    inference = {
+        "patch_shape": batch.shape[2:],
+        "patch_overlap": [0, 0, 0],
+        "batch_size": 2,
+        "engine": engine,
+    }
+    job = parse_job(
+        job_values("in", "out", model={"path": path, **model}, inference=inference), Path("/")
+    )
     predictor = load_predictor(job.model, job.inference)
     with predictor.session():
         return predictor.download(predictor.predict(predictor.upload(batch)))().copy()
@@ -80,7 +93,9 @@ def test_a_network_of_python(engine, count):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_exported_file(tmp_path, engine):
     batch = offset_noise()
-    torch.export.save(torch.export.export(instances(), (torch.zeros(SHAPE),)), tmp_path / "network.pt2")
+    torch.export.save(
+        torch.export.export(instances(), (torch.zeros(SHAPE),)), tmp_path / "network.pt2"
+    )
     found = answer(str(tmp_path / "network.pt2"), batch, engine)
     np.testing.assert_allclose(found, exact(instances(), batch), rtol=0, atol=5e-6)
 
@@ -124,17 +139,26 @@ def test_what_pytorch_computes(axes, of_batch, given):
     weight, bias, mean, variance = torch.rand(4, 4)
     batch = 2 + 3 * torch.rand(2, 4, *axes)
     parameters = weight if "weight" in given else None, bias if "bias" in given else None
-    expected = torch.instance_norm(batch, *parameters, mean.clone(), variance.clone(), of_batch, 0.1, 1e-3, False)
+    expected = torch.instance_norm(
+        batch, *parameters, mean.clone(), variance.clone(), of_batch, 0.1, 1e-3, False
+    )
     found = instance_norm(batch, *parameters, mean, variance, of_batch, 0.1, 1e-3, False)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     expected = torch.nn.functional.group_norm(batch, 2, *parameters, 1e-3)
-    torch.testing.assert_close(group_norm(batch, 2, *parameters, 1e-3), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        group_norm(batch, 2, *parameters, 1e-3), expected, rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_up_in_float32(dtype):
     batch = (2 + 3 * torch.rand(2, 4, 8, 64, 64)).to(dtype)
-    for found in (instance_norm(batch, None, None, None, None, True, 0.1, 1e-5, False), group_norm(batch, 4)):
+    for found in (
+        instance_norm(batch, None, None, None, None, True, 0.1, 1e-5, False),
+        group_norm(batch, 4),
+    ):
         assert found.dtype == dtype
         expected = torch.nn.functional.instance_norm(batch.double()).to(dtype)
-        torch.testing.assert_close(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps)
+        torch.testing.assert_close(
+            found, expected, rtol=2 * torch.finfo(dtype).eps, atol=2 * torch.finfo(dtype).eps
+        )

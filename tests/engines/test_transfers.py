@@ -27,7 +27,8 @@ class LateStream:
     current = None
 
     def __init__(self, device=None):
-        self.copies, self.lock = [], threading.Lock()
+        self.copies = []
+        self.lock = threading.Lock()
 
     def record_event(self):
         return LateEvent(self, len(self.copies))
@@ -41,7 +42,8 @@ class LateStream:
 
 class LateEvent:
     def __init__(self, stream, count):
-        self.stream, self.count = stream, count
+        self.stream = stream
+        self.count = count
 
     def synchronize(self):
         with self.stream.lock:
@@ -53,7 +55,9 @@ class LateEvent:
 @pytest.fixture(autouse=True, scope="module")
 def streams():
     """The stream that computes, and which tensors were recorded for which streams."""
-    copy, computing, recorded = torch.Tensor.copy_, LateStream(), []
+    copy = torch.Tensor.copy_
+    computing = LateStream()
+    recorded = []
 
     def late_copy(self, source, non_blocking=False):
         if not non_blocking:
@@ -69,7 +73,11 @@ def streams():
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.Tensor, "copy_", late_copy)
-        patched.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append((self.data_ptr(), stream)))
+        patched.setattr(
+            torch.Tensor,
+            "record_stream",
+            lambda self, stream: recorded.append((self.data_ptr(), stream)),
+        )
         patched.setattr(torch.cuda, "Stream", LateStream)
         patched.setattr(torch.cuda, "stream", within)
         patched.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -77,8 +85,14 @@ def streams():
         yield SimpleNamespace(computing=computing, recorded=recorded)
 
 
-KINDS = st.tuples(st.sampled_from(["uint8", "uint16", "int16", "float32"]), st.integers(1, 6), st.integers(1, 6))
-STEPS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "take", "take", "forget"]), st.integers(0, 9), KINDS))
+KINDS = st.tuples(
+    st.sampled_from(["uint8", "uint16", "int16", "float32"]), st.integers(1, 6), st.integers(1, 6)
+)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["begin", "begin", "take", "take", "forget"]), st.integers(0, 9), KINDS
+    )
+)
 
 
 def filled(value, kind):
@@ -89,7 +103,9 @@ def filled(value, kind):
 @given(steps=STEPS)
 def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
     """Or are not sent, where another one waits."""
-    uploads, held, waiting = Uploads(CPU), {}, None
+    uploads = Uploads(CPU)
+    held = {}
+    waiting = None
     for number, (step, which, kind) in enumerate(steps):
         if step == "begin":
             array = filled(1 + number, kind)
@@ -103,7 +119,8 @@ def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
             if step == "forget":
                 del held[chosen], take
                 continue
-            before, tensor = len(streams.recorded), take()
+            before = len(streams.recorded)
+            tensor = take()
             assert (tensor is not None) == is_sent
             if tensor is not None:
                 np.testing.assert_array_equal(tensor.numpy(), array)
@@ -112,7 +129,8 @@ def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
 
 
 def test_what_is_dropped_was_not_sent_and_nothing_is_any_more():
-    uploads, array = Uploads(CPU), np.ones((1, 2, 3, 4), np.uint8)
+    uploads = Uploads(CPU)
+    array = np.ones((1, 2, 3, 4), np.uint8)
     assert not uploads.give_up()
     assert uploads.begin(array)() is not None
     assert not uploads.give_up()
@@ -133,7 +151,9 @@ def test_an_upload_is_not_awaited_before_it_is_taken():
 
 
 def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
-    predictor, empty, array = TorchPredictor(torch.nn.Identity(), CPU), torch.empty, np.ones((1, 2, 3, 4), np.uint8)
+    predictor = TorchPredictor(torch.nn.Identity(), CPU)
+    empty = torch.empty
+    array = np.ones((1, 2, 3, 4), np.uint8)
     predictor._uploads = uploads = Uploads(CPU)
 
     def no_room(*size, **options):
@@ -168,7 +188,8 @@ def test_a_download_waits_for_what_is_computed_and_is_good_until_the_next_begins
         array = filled(1 + k, kind)
         tensor = torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name))
         with torch.cuda.stream(streams.computing):
-            tensor.copy_(torch.from_numpy(array), non_blocking=True)  # as a kernel that has yet to run
+            # as a kernel that has yet to run
+            tensor.copy_(torch.from_numpy(array), non_blocking=True)
         arrived = downloads.begin(tensor, 100)
         assert streams.recorded[-1] == (tensor.data_ptr(), downloads._stream)
         np.testing.assert_array_equal(arrived(), array)

@@ -17,7 +17,12 @@ from beam_inference.operators.normalize import Normalization
 def contract(model, patch=(6, 8, 10), **options):
     job = parse_job(job_values("in", "out", model=model), Path("/"))
     predictor = load_predictor(job.model, job.inference)
-    settings = {"batch_size": 2, "patch_shape": patch, "crop_margin": (0, 0, 0), "output_channels": 2}
+    settings = {
+        "batch_size": 2,
+        "patch_shape": patch,
+        "crop_margin": (0, 0, 0),
+        "output_channels": 2,
+    }
     array = np.random.default_rng(0).integers(0, 256, (1, *patch), dtype=np.uint8)
     return check_contract(predictor, array, Normalization(), **settings | options)
 
@@ -55,7 +60,12 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
     def no_room(batch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    settings = {
+        "batch_size": 4,
+        "patch_shape": (6, 8, 10),
+        "crop_margin": (0, 0, 0),
+        "output_channels": 1,
+    }
     patch = np.ones((1, 6, 8, 10), np.uint8)
     predictor = TorchPredictor(little_room, torch.device("cpu"))
     assert check_contract(predictor, patch, Normalization(), **settings).high == 1
@@ -65,7 +75,8 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
 
 
 def test_what_a_batch_that_was_too_large_held_is_free_before_the_next_is_tried():
-    held, alive = [], []
+    held = []
+    alive = []
 
     def network(batch):
         alive.append(sum(reference() is not None for reference in held))
@@ -75,9 +86,19 @@ def test_what_a_batch_that_was_too_large_held_is_free_before_the_next_is_tried()
             raise torch.OutOfMemoryError("CUDA out of memory")
         return batch
 
-    settings = {"batch_size": 8, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    settings = {
+        "batch_size": 8,
+        "patch_shape": (6, 8, 10),
+        "crop_margin": (0, 0, 0),
+        "output_channels": 1,
+    }
     predictor = TorchPredictor(network, torch.device("cpu"))
-    assert check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings).batch_size == 1
+    assert (
+        check_contract(
+            predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings
+        ).batch_size
+        == 1
+    )
     assert alive[:4] == [0, 0, 0, 0]
 
 
@@ -87,9 +108,17 @@ def test_where_half_a_batch_is_refused_it_is_said_why_it_was_tried():
             raise torch.OutOfMemoryError("CUDA out of memory")
         raise ValueError("expected 4")
 
-    settings = {"batch_size": 4, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
+    settings = {
+        "batch_size": 4,
+        "patch_shape": (6, 8, 10),
+        "crop_margin": (0, 0, 0),
+        "output_channels": 1,
+    }
     predictor = TorchPredictor(network, torch.device("cpu"))
-    with pytest.raises(ModelContractError, match=r"expected 4.*\(4 at a time are too many for the device's memory\)"):
+    with pytest.raises(
+        ModelContractError,
+        match=r"expected 4.*\(4 at a time are too many for the device's memory\)",
+    ):
         check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
 
 
@@ -118,6 +147,13 @@ def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
         return batch + torch.ones(2**21).sum()
 
     predictor = TorchPredictor(network, torch.device("cpu"))
-    settings = {"batch_size": 1, "patch_shape": (6, 8, 10), "crop_margin": (0, 0, 0), "output_channels": 1}
-    report = check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
+    settings = {
+        "batch_size": 1,
+        "patch_shape": (6, 8, 10),
+        "crop_margin": (0, 0, 0),
+        "output_channels": 1,
+    }
+    report = check_contract(
+        predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings
+    )
     assert 0.9 * 2**23 < report.working_set_bytes < 2**24  # to a few pages

@@ -1,6 +1,7 @@
 """Dataflow's REST API v1b3 on localhost: what Beam's DataflowRunner, Google's client and Airflow ask of it.
 
-In a test: `with DataflowStandIn(work) as dataflow: …`. No job is executed by itself: `work` is called with each job, in
+In a test: `with DataflowStandIn(work) as dataflow: …`. No job is executed by itself: `work` is
+    called with each job, in
 a thread of its own, and says by its result how the job ends. For other processes:
 `PYTHONPATH=tests python -m fakes.dataflow --port 8081 --seconds 4 --state JOB_STATE_FAILED`.
 """
@@ -24,8 +25,12 @@ from fakes.http_stand_in import HttpStandIn, Request, Response
 
 Json = dict[str, Any]
 
-QUEUED, RUNNING, CANCELLING = "JOB_STATE_QUEUED", "JOB_STATE_RUNNING", "JOB_STATE_CANCELLING"
-DONE, FAILED, CANCELLED = "JOB_STATE_DONE", "JOB_STATE_FAILED", "JOB_STATE_CANCELLED"
+QUEUED = "JOB_STATE_QUEUED"
+RUNNING = "JOB_STATE_RUNNING"
+CANCELLING = "JOB_STATE_CANCELLING"
+DONE = "JOB_STATE_DONE"
+FAILED = "JOB_STATE_FAILED"
+CANCELLED = "JOB_STATE_CANCELLED"
 ACTIVE_STATES = (QUEUED, RUNNING, CANCELLING)
 LOST = "lost"
 """A job that the service knows nothing of any more."""
@@ -50,11 +55,13 @@ class Job:
     """One job.
 
     Attributes:
-        body: As it came: a job with its steps and environment, or the launch parameter of a Flex Template.
+        body: As it came: a job with its steps and environment, or the launch parameter of a Flex
+            Template.
         state: As the API calls it; `LOST` for a job that it denies knowledge of.
         messages: Texts of its log, to be set by a test.
         metrics: In the API's form, to be set by a test.
-        hiccups: How many more times a question for this job is answered with an internal error, to be set by a test.
+        hiccups: How many more times a question for this job is answered with an internal error, to
+            be set by a test.
         cancelled: Set when somebody asks for cancellation.
     """
 
@@ -78,7 +85,8 @@ class Job:
 
     def enter(self, state: str) -> None:
         """Go over into a state."""
-        self.state, self.changed = state, datetime.now(UTC)
+        self.state = state
+        self.changed = datetime.now(UTC)
 
     def view(self) -> Json:
         """As the API shows it; without steps and environment, which only a full view has."""
@@ -91,7 +99,11 @@ class Job:
             "currentState": self.state,
             "currentStateTime": _timestamp(self.changed),
             "createTime": _timestamp(self.created),
-            **({"clientRequestId": self.body["clientRequestId"]} if "clientRequestId" in self.body else {}),
+            **(
+                {"clientRequestId": self.body["clientRequestId"]}
+                if "clientRequestId" in self.body
+                else {}
+            ),
         }
 
 
@@ -102,14 +114,16 @@ class DataflowStandIn(HttpStandIn):
     """Serves the API at `url`, while it is entered.
 
     Args:
-        work: What is done in a job's name; its result is the job's last state, or `LOST`. When the job is to be
-            cancelled (`job.cancelled` is set) it should return; the job is then cancelled, whatever the result.
+        work: What is done in a job's name; its result is the job's last state, or `LOST`. When the
+            job is to be cancelled (`job.cancelled` is set) it should return; the job is then
+            cancelled, whatever the result.
         port: Of localhost; 0 takes a free one.
 
     Attributes:
         jobs: By id, in the order of creation.
         launches: The launch parameters of every Flex Template launch that was accepted.
-        faults: Requests that the stand-in does not know, and exceptions of `work`; leaving it raises them.
+        faults: Requests that the stand-in does not know, and exceptions of `work`; leaving it
+            raises them.
     """
 
     def __init__(self, work: Work = lambda job: DONE, port: int = 0) -> None:
@@ -129,7 +143,9 @@ class DataflowStandIn(HttpStandIn):
             match = re.fullmatch(path, request.path)
             if match and method == request.method:
                 compressed = request.header("Content-Encoding") == "gzip"
-                body = json.loads((gzip.decompress(request.body) if compressed else request.body) or b"{}")
+                body = json.loads(
+                    (gzip.decompress(request.body) if compressed else request.body) or b"{}"
+                )
                 with self._lock:
                     answer: Response = getattr(self, name)(match.groupdict(), body, request.query)
                 return answer
@@ -193,7 +209,9 @@ class DataflowStandIn(HttpStandIn):
         if job is None:
             return _error(404, f"no job {where['id']}")
         common = {"time": _timestamp(job.created), "messageImportance": "JOB_MESSAGE_BASIC"}
-        messages = [{"id": str(i), "messageText": text, **common} for i, text in enumerate(job.messages)]
+        messages = [
+            {"id": str(i), "messageText": text, **common} for i, text in enumerate(job.messages)
+        ]
         return Response.of_json({"jobMessages": messages})
 
     def _metrics(self, where: Json, _: Json, __: Json) -> Response:
@@ -238,7 +256,9 @@ def _timestamp(moment: datetime) -> str:
 
 
 def _error(code: int, message: str) -> Response:
-    return Response.of_json({"error": {"code": code, "message": message, "status": _STATUS[code]}}, code)
+    return Response.of_json(
+        {"error": {"code": code, "message": message, "status": _STATUS[code]}}, code
+    )
 
 
 _STATUS = {400: "INVALID_ARGUMENT", 404: "NOT_FOUND", 409: "ALREADY_EXISTS", 500: "INTERNAL"}
@@ -249,7 +269,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A stand-in for Dataflow's REST API.")
     parser.add_argument("--port", type=int, default=8081)
     parser.add_argument("--seconds", type=float, default=4.0, help="how long each job runs")
-    parser.add_argument("--state", default=DONE, help=f"each job's last state: {DONE}, {FAILED}, … or {LOST}")
+    parser.add_argument(
+        "--state", default=DONE, help=f"each job's last state: {DONE}, {FAILED}, … or {LOST}"
+    )
     known = parser.parse_args()
 
     def work(job: Job) -> str:

@@ -2,7 +2,8 @@
 
     python -m fakes.dataflow_worker PIPELINE.PB
 
-The container image of its environments is taken to be this process; what they would have to install is refused.
+The container image of its environments is taken to be this process; what they would have to install
+is refused.
 """
 
 from __future__ import annotations
@@ -27,10 +28,17 @@ def main(path: str) -> int:
     for environment in pipeline.components.environments.values():
         to_install = [each for each in environment.dependencies if NOTE not in each.role_payload]
         if to_install:
-            raise ValueError(f"to be installed at start, though the image should have all: {to_install}")
-    result = beam.Pipeline.from_runner_api(pipeline, BundleBasedDirectRunner(), PipelineOptions([])).run()
+            raise ValueError(
+                f"to be installed at start, though the image should have all: {to_install}"
+            )
+    result = beam.Pipeline.from_runner_api(
+        pipeline, BundleBasedDirectRunner(), PipelineOptions([])
+    ).run()
     state = result.wait_until_finish()
-    counters = {counter.key.metric.name: counter.committed for counter in result.metrics().query()["counters"]}
+    counters = {
+        counter.key.metric.name: counter.committed
+        for counter in result.metrics().query()["counters"]
+    }
     print(json.dumps({"state": state, "counters": counters}))
     return 0 if state == "DONE" else 1
 

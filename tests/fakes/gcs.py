@@ -1,8 +1,10 @@
 """Google Cloud Storage's JSON API on localhost, from memory, with injected failures.
 
-In a test: `with GcsStandIn(["bucket"], fail_rate=0.2) as gcs: …`, with STORAGE_EMULATOR_HOST (for Beam and
-google-cloud-storage) or TENSORSTORE_GCS_HTTP_URL (for TensorStore, before its first use in a process) set to `gcs.url`.
-For other processes: `PYTHONPATH=tests python -m fakes.gcs --port 4443 bucket`; URL/_counts then tells its counts.
+In a test: `with GcsStandIn(["bucket"], fail_rate=0.2) as gcs: …`, with STORAGE_EMULATOR_HOST (for
+    Beam and google-cloud-storage) or TENSORSTORE_GCS_HTTP_URL (for TensorStore, before its first
+    use in a process) set to `gcs.url`.
+For other processes: `PYTHONPATH=tests python -m fakes.gcs --port 4443 bucket`; URL/_counts then
+    tells its counts.
 """
 
 from __future__ import annotations
@@ -22,11 +24,19 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from fakes.gcs_objects import Content, GcsError, Json, ObjectStore, Query, StoredObject
-from fakes.http_stand_in import HttpStandIn, Request, Response, parse_headers, split_head, split_multipart
+from fakes.http_stand_in import (
+    HttpStandIn,
+    Request,
+    Response,
+    parse_headers,
+    split_head,
+    split_multipart,
+)
 
 AFTER_SHARE = 0.3  # of the injected failures: carried out, yet answered 503
 
-_BUCKET, _OBJECT = r"/b/(?P<bucket>[^/]+)", r"/o/(?P<name>[^/]+)"
+_BUCKET = r"/b/(?P<bucket>[^/]+)"
+_OBJECT = r"/o/(?P<name>[^/]+)"
 _TARGET = r"/b/(?P<to_bucket>[^/]+)/o/(?P<to_name>[^/]+)"
 ROUTES = [  # methods, path, kind of request as counted; the API's method _KIND serves it
     ("POST|PUT|DELETE", rf"(?:/resumable)?/upload/storage/v1{_BUCKET}/o", "upload"),
@@ -37,7 +47,11 @@ ROUTES = [  # methods, path, kind of request as counted; the API's method _KIND 
     ("POST", rf"/storage/v1{_BUCKET}{_OBJECT}/rewriteTo{_TARGET}", "rewrite"),
     ("POST", rf"/storage/v1{_BUCKET}{_OBJECT}/copyTo{_TARGET}", "copy"),
     ("POST", rf"/storage/v1{_BUCKET}{_OBJECT}/compose", "compose"),
-    ("GET|HEAD|DELETE|PATCH|PUT", rf"(?:/download)?/storage/v1{_BUCKET}(?P<object>/o/(?P<name>.+))", "object"),
+    (
+        "GET|HEAD|DELETE|PATCH|PUT",
+        rf"(?:/download)?/storage/v1{_BUCKET}(?P<object>/o/(?P<name>.+))",
+        "object",
+    ),
 ]
 
 
@@ -56,7 +70,8 @@ class ResumableUpload:
 
 def media_response(found: StoredObject, request: Request) -> Response:
     """An object's bytes, or the range of them that was asked for."""
-    data, encoding = found.data, found.properties.get("contentEncoding", "")
+    data = found.data
+    encoding = found.properties.get("contentEncoding", "")
     headers = {
         "Content-Type": found.properties.get("contentType", "application/octet-stream"),
         "ETag": f'"{found.generation}"',
@@ -68,7 +83,8 @@ def media_response(found: StoredObject, request: Request) -> Response:
         "X-Goog-Stored-Content-Encoding": encoding or "identity",
     }
     if encoding == "gzip" and "gzip" not in request.header("Accept-Encoding"):
-        return Response(200, gzip.decompress(data), headers)  # a decompressed object is always sent whole
+        # a decompressed object is always sent whole
+        return Response(200, gzip.decompress(data), headers)
     if encoding:
         headers["Content-Encoding"] = encoding
     asked = re.fullmatch(r"bytes=(\d*)-(\d*)", request.header("Range"))
@@ -88,7 +104,9 @@ def error_response(status: int, reason: str, message: str) -> Response:
     details = [{"message": message, "domain": "global", "reason": reason}]
     if status == 304:
         return Response(304)
-    return Response.of_json({"error": {"code": status, "message": message, "errors": details}}, status)
+    return Response.of_json(
+        {"error": {"code": status, "message": message, "errors": details}}, status
+    )
 
 
 class GcsApi:
@@ -118,36 +136,56 @@ class GcsApi:
     @staticmethod
     def _bucket_resource(name: str) -> Json:
         policy = {"retentionDurationSeconds": "0"}
-        fixed = {"kind": "storage#bucket", "projectNumber": "1", "metageneration": "1", "location": "US"}
-        return {**fixed, "id": name, "name": name, "storageClass": "STANDARD", "softDeletePolicy": policy}
+        fixed = {
+            "kind": "storage#bucket",
+            "projectNumber": "1",
+            "metageneration": "1",
+            "location": "US",
+        }
+        return {
+            **fixed,
+            "id": name,
+            "name": name,
+            "storageClass": "STANDARD",
+            "softDeletePolicy": policy,
+        }
 
     def _list(self, request: Request, names: dict[str, str]) -> Response:
-        for unknown in {"matchGlob", "versions", "softDeleted", "includeTrailingDelimiter"} & set(request.query):
+        for unknown in {"matchGlob", "versions", "softDeleted", "includeTrailingDelimiter"} & set(
+            request.query
+        ):
             if request.query[unknown] != "false":
                 raise NotImplementedError(f"list with {unknown}={request.query[unknown]}")
         return Response.of_json(self._store.list(names["bucket"], request.query))
 
     def _object(self, request: Request, names: dict[str, str]) -> Response:
-        bucket, name, query = names["bucket"], names["name"], request.query
+        bucket = names["bucket"]
+        name = names["name"]
+        query = request.query
         if request.method == "DELETE":
             self._store.delete(bucket, name, query)
             return Response(204)
         if request.method in ("PATCH", "PUT"):
-            return Response.of_json(self._store.patch(bucket, name, request.json(), query).resource(bucket, name))
+            return Response.of_json(
+                self._store.patch(bucket, name, request.json(), query).resource(bucket, name)
+            )
         found = self._store.read(bucket, name, query)
         if query.get("alt") == "media":
             return media_response(found, request)
         return Response.of_json(found.resource(bucket, name))
 
     def _copy(self, request: Request, names: dict[str, str]) -> Response:
-        source, target = (names["bucket"], names["name"]), (names["to_bucket"], names["to_name"])
+        source = (names["bucket"], names["name"])
+        target = (names["to_bucket"], names["to_name"])
         made = self._store.copy(source, target, request.json(), request.query)
         return Response.of_json(made.resource(*target))
 
     def _rewrite(self, request: Request, names: dict[str, str]) -> Response:
         resource = json.loads(self._copy(request, names).body)
         sizes = {"objectSize": resource["size"], "totalBytesRewritten": resource["size"]}
-        return Response.of_json({"kind": "storage#rewriteResponse", "done": True, **sizes, "resource": resource})
+        return Response.of_json(
+            {"kind": "storage#rewriteResponse", "done": True, **sizes, "resource": resource}
+        )
 
     def _compose(self, request: Request, names: dict[str, str]) -> Response:
         made = self._store.compose(names["bucket"], names["name"], request.json(), request.query)
@@ -162,27 +200,40 @@ class GcsApi:
             method, target, _ = line.decode().split(" ", 2)
             answer = self._answer(Request(method, target, parse_headers(header_lines), part_body))
             identity = str(part_headers.get("Content-ID", "")).strip("<>")
-            intro = f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: <response-{identity}>\r\n\r\n"
+            intro = (
+                f"--{boundary}\r\nContent-Type: application/http\r\nContent-ID: "
+                f"<response-{identity}>\r\n\r\n"
+            )
             body += intro.encode() + answer.head() + answer.body + b"\r\n"
         return Response(
-            200, body + f"--{boundary}--\r\n".encode(), {"Content-Type": f"multipart/mixed; boundary={boundary}"}
+            200,
+            body + f"--{boundary}--\r\n".encode(),
+            {"Content-Type": f"multipart/mixed; boundary={boundary}"},
         )
 
     def _upload(self, request: Request, names: dict[str, str]) -> Response:
-        bucket, query = names["bucket"], request.query
+        bucket = names["bucket"]
+        query = request.query
         self._store.objects(bucket)
         if "upload_id" in query:
             return self._continue_upload(request)
         if query.get("uploadType") == "resumable":
             return self._start_upload(request, bucket)
         if query.get("uploadType") == "multipart":
-            (_, text), (part_headers, data) = split_multipart(request.header("Content-Type"), request.body)
+            (_, text), (part_headers, data) = split_multipart(
+                request.header("Content-Type"), request.body
+            )
             claimed = json.loads(text)
             claimed.setdefault("contentType", part_headers.get("Content-Type"))
         else:
-            claimed, data = {"contentType": request.headers.get("Content-Type")}, request.body
+            claimed = {"contentType": request.headers.get("Content-Type")}
+            data = request.body
         return self._write(
-            bucket, claimed.get("name") or query["name"], data, self._with_hashes(request, claimed), query
+            bucket,
+            claimed.get("name") or query["name"],
+            data,
+            self._with_hashes(request, claimed),
+            query,
         )
 
     @staticmethod
@@ -230,11 +281,17 @@ class GcsApi:
         first, total = described.groups() if described else ("0", str(len(request.body)))
         start = int(first) if first is not None else len(upload.data)
         if start > len(upload.data):
-            raise GcsError(400, "invalid", f"the chunk starts at {start}, but {len(upload.data)} bytes have arrived")
+            raise GcsError(
+                400,
+                "invalid",
+                f"the chunk starts at {start}, but {len(upload.data)} bytes have arrived",
+            )
         upload.data += request.body[len(upload.data) - start :]
         if total == str(len(upload.data)):
             content = Content.of(bytes(upload.data), self._with_hashes(request, upload.claimed))
-            upload.done = self._store.write(upload.bucket, upload.name, content, upload.claimed, upload.query)
+            upload.done = self._store.write(
+                upload.bucket, upload.name, content, upload.claimed, upload.query
+            )
             upload.data.clear()
 
 
@@ -243,7 +300,8 @@ class GcsStandIn(HttpStandIn):
 
     Args:
         buckets: Their names, or that of the only one.
-        fail_rate: Share of the requests answered 503 or 429; most of them are not carried out, some are all the same.
+        fail_rate: Share of the requests answered 503 or 429; most of them are not carried out, some
+            are all the same.
         latency: Seconds that each request takes at least.
         seed: Of the injected failures.
         required_token: Requests without this bearer token are answered 401.
@@ -288,14 +346,21 @@ class GcsStandIn(HttpStandIn):
     def counts(self) -> Json:
         """The requests and the injected failures so far."""
         with self._lock:
-            return {"requests": dict(self.requests), "failures": dict(self.failures), "faults": list(self.faults)}
+            return {
+                "requests": dict(self.requests),
+                "failures": dict(self.failures),
+                "faults": list(self.faults),
+            }
 
     def _receive(self, request: Request) -> Response:
         if request.path == "/_counts":
             return Response.of_json(self.counts())
         if self.latency:
             time.sleep(self.latency)
-        if self.required_token is not None and request.header("Authorization") != f"Bearer {self.required_token}":
+        if (
+            self.required_token is not None
+            and request.header("Authorization") != f"Bearer {self.required_token}"
+        ):
             return error_response(401, "authError", "Invalid Credentials")
         return self._answer(request)
 
@@ -309,12 +374,16 @@ class GcsStandIn(HttpStandIn):
         if status and not carried_out:
             return error_response(status, "backendError", "injected, not carried out")
         response = self._carried_out(kind, request, names)
-        return error_response(status, "backendError", "injected, carried out") if status else response
+        return (
+            error_response(status, "backendError", "injected, carried out") if status else response
+        )
 
     @staticmethod
     def _route(request: Request) -> tuple[str, dict[str, str]]:
         for methods, path, kind in ROUTES:
-            if re.fullmatch(methods, request.method) and (match := re.fullmatch(path, request.path)):
+            if re.fullmatch(methods, request.method) and (
+                match := re.fullmatch(path, request.path)
+            ):
                 return kind, {key: unquote(value) for key, value in match.groupdict().items()}
         return "unknown", {}
 

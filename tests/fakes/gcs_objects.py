@@ -59,7 +59,11 @@ class Content:
         md5 = _base64(hashlib.md5(data).digest())
         for key, value in (("crc32c", crc32c), ("md5Hash", md5)):
             if claimed and claimed.get(key) not in (None, value):
-                raise GcsError(400, "invalid", f"Provided {key} {claimed[key]} does not match the data's {value}")
+                raise GcsError(
+                    400,
+                    "invalid",
+                    f"Provided {key} {claimed[key]} does not match the data's {value}",
+                )
         return cls(data, crc32c, md5)
 
 
@@ -105,18 +109,25 @@ def kept_properties(resource: Json) -> Json:
     return {key: resource[key] for key in KEPT_PROPERTIES if resource.get(key) is not None}
 
 
-def check_preconditions(found: StoredObject | None, query: Query, *, prefix: str = "if", reading: bool = False) -> None:
+def check_preconditions(
+    found: StoredObject | None, query: Query, *, prefix: str = "if", reading: bool = False
+) -> None:
     """Raises where ifGenerationMatch and its kin do not hold; an object that does not exist has generation 0."""
     values = {
         "Generation": found.generation if found else 0,
         "Metageneration": found.metageneration if found else 0,
     }
     for what, value in values.items():
-        wanted, unwanted = query.get(f"{prefix}{what}Match"), query.get(f"{prefix}{what}NotMatch")
+        wanted = query.get(f"{prefix}{what}Match")
+        unwanted = query.get(f"{prefix}{what}NotMatch")
         if wanted is not None and int(wanted) != value:
-            raise GcsError(412, "conditionNotMet", f"{prefix}{what}Match={wanted}, but it is {value}")
+            raise GcsError(
+                412, "conditionNotMet", f"{prefix}{what}Match={wanted}, but it is {value}"
+            )
         if unwanted is not None and int(unwanted) == value:
-            raise GcsError(304 if reading else 412, "conditionNotMet", f"{prefix}{what}NotMatch={unwanted}")
+            raise GcsError(
+                304 if reading else 412, "conditionNotMet", f"{prefix}{what}NotMatch={unwanted}"
+            )
 
 
 class ObjectStore:
@@ -145,7 +156,9 @@ class ObjectStore:
         with self._lock:
             check_preconditions(self.objects(bucket).get(name), query)
 
-    def write(self, bucket: str, name: str, content: Content, claimed: Json, query: Query) -> StoredObject:
+    def write(
+        self, bucket: str, name: str, content: Content, claimed: Json, query: Query
+    ) -> StoredObject:
         """Stores a new generation of an object."""
         with self._lock:
             self.check(bucket, name, query)
@@ -172,22 +185,35 @@ class ObjectStore:
             found = self._existing(bucket, name, query.get("generation"))
             check_preconditions(found, query)
             properties = {**found.properties, **kept_properties(changes)}
-            changed = replace(found, properties=properties, metageneration=found.metageneration + 1, updated=_now())
+            changed = replace(
+                found,
+                properties=properties,
+                metageneration=found.metageneration + 1,
+                updated=_now(),
+            )
             self.objects(bucket)[name] = changed
         return changed
 
-    def copy(self, source: tuple[str, str], target: tuple[str, str], changes: Json, query: Query) -> StoredObject:
+    def copy(
+        self, source: tuple[str, str], target: tuple[str, str], changes: Json, query: Query
+    ) -> StoredObject:
         """Copies an object, within a bucket or between two."""
         with self._lock:
             found = self._existing(*source, query.get("sourceGeneration"))
             check_preconditions(found, query, prefix="ifSource")
-            return self.write(*target, found.content, {**found.properties, **kept_properties(changes)}, query)
+            return self.write(
+                *target, found.content, {**found.properties, **kept_properties(changes)}, query
+            )
 
     def compose(self, bucket: str, name: str, order: Json, query: Query) -> StoredObject:
         """Writes the concatenation of up to 32 objects of the same bucket."""
         sources = order.get("sourceObjects", [])
         if not 1 <= len(sources) <= 32:
-            raise GcsError(400, "invalid", f"The number of source components must be 1 to 32, not {len(sources)}")
+            raise GcsError(
+                400,
+                "invalid",
+                f"The number of source components must be 1 to 32, not {len(sources)}",
+            )
         with self._lock:
             found = []
             for source in sources:
@@ -198,13 +224,19 @@ class ObjectStore:
 
     def list(self, bucket: str, query: Query) -> Json:
         """One page of a bucket's objects, those below a delimiter as prefixes."""
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        start, end = query.get("startOffset", ""), query.get("endOffset", "")
+        prefix = query.get("prefix", "")
+        delimiter = query.get("delimiter", "")
+        start = query.get("startOffset", "")
+        end = query.get("endOffset", "")
         limit = min(int(query.get("maxResults", 1000)), 1000)
         with self._lock:
             found = dict(self.objects(bucket))
         entries: dict[str, Json | None] = {}  # None: a prefix
-        names = sorted(name for name in found if name.startswith(prefix) and name >= start and (not end or name < end))
+        names = sorted(
+            name
+            for name in found
+            if name.startswith(prefix) and name >= start and (not end or name < end)
+        )
         for name in names:
             head, cut, _ = name[len(prefix) :].partition(delimiter) if delimiter else (name, "", "")
             entry = prefix + head + cut if cut else name

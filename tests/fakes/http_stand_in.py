@@ -59,7 +59,9 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_json(cls, value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    def of_json(
+        cls, value: object, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> Response:
         """A response whose body is JSON."""
         content_type = {"Content-Type": "application/json; charset=UTF-8"}
         return cls(status, json.dumps(value).encode(), {**content_type, **(headers or {})})
@@ -153,11 +155,14 @@ class HttpServer(ThreadingHTTPServer):
     def server_bind(self) -> None:
         """Binds without asking the name service for the machine's full name."""
         socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = "localhost", self.server_address[1]
+        self.server_name = "localhost"
+        self.server_port = self.server_address[1]
 
     def start(self) -> None:
         """Serves in a thread."""
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+        ).start()
 
     def stop(self) -> None:
         """Ends the server and its connections."""
@@ -211,7 +216,9 @@ class HttpStandIn:
     def __exit__(self, kind: object, *rest: object) -> None:
         self._server.stop()
         if self.faults and kind is None:
-            raise AssertionError(f"{type(self).__name__} was asked for what it cannot do:\n" + "\n".join(self.faults))
+            raise AssertionError(
+                f"{type(self).__name__} was asked for what it cannot do:\n" + "\n".join(self.faults)
+            )
 
     def _receive(self, request: Request) -> Response:
         """Answers a request of a connection."""

@@ -31,24 +31,34 @@ class _Quiet(WSGIRequestHandler):
 class S3StandIn:
     """A server for the duration of a ``with``; ``url`` is its endpoint.
 
-    ``fail_rate`` is the share of requests answered 503 (SlowDown) without being carried out, ``latency`` the seconds
-    that are added to each.
+    ``fail_rate`` is the share of requests answered 503 (SlowDown) without being carried out,
+    ``latency`` the seconds that are added to each.
     """
 
     def __init__(
-        self, buckets: Iterable[str] = (), *, fail_rate: float = 0.0, latency: float = 0.0, seed: int = 0
+        self,
+        buckets: Iterable[str] = (),
+        *,
+        fail_rate: float = 0.0,
+        latency: float = 0.0,
+        seed: int = 0,
     ) -> None:
-        self.fail_rate, self.latency = 0.0, 0.0
+        self.fail_rate = 0.0
+        self.latency = 0.0
         self.requests: Counter[str] = Counter()
-        self._random, self._lock = random.Random(seed), threading.Lock()
+        self._random = random.Random(seed)
+        self._lock = threading.Lock()
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._server = make_server("localhost", 0, self._serve, threaded=True, request_handler=_Quiet)
+        self._server = make_server(
+            "localhost", 0, self._serve, threaded=True, request_handler=_Quiet
+        )
         self.url = f"http://localhost:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
         self._thread.start()
         for bucket in buckets:
             self.client().create_bucket(Bucket=bucket)
-        self.fail_rate, self.latency = fail_rate, latency
+        self.fail_rate = fail_rate
+        self.latency = latency
 
     def client(self) -> Any:
         """A boto3 client of this server."""
@@ -62,10 +72,14 @@ class S3StandIn:
 
     def names(self, bucket: str, prefix: str = "") -> list[str]:
         """All keys of a bucket that begin with a prefix."""
-        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        pages = (
+            self.client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        )
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
-    def _serve(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+    def _serve(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
         time.sleep(self.latency)
         with self._lock:
             self.requests[environ["REQUEST_METHOD"]] += 1
@@ -74,8 +88,14 @@ class S3StandIn:
         if fails:
             length = int(environ.get("CONTENT_LENGTH") or 0)
             environ["wsgi.input"].read(length)
-            body = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-            start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+            body = (
+                b"<Error><Code>SlowDown</Code><Message>Please reduce your request"
+                b" rate.</Message></Error>"
+            )
+            start_response(
+                "503 Slow Down",
+                [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))],
+            )
             return [body]
         answer: Iterable[bytes] = self._moto(environ, start_response)
         return answer
@@ -84,7 +104,10 @@ class S3StandIn:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._server.shutdown()
         self._thread.join()

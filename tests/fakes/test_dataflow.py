@@ -37,7 +37,11 @@ def launch(dataflow):
     templates = client(dataflow_v1beta3.FlexTemplatesServiceClient, dataflow)
 
     def call(name, **parameters):
-        launched = {"job_name": name, "container_spec_gcs_path": "gs://b/t.json", "parameters": parameters}
+        launched = {
+            "job_name": name,
+            "container_spec_gcs_path": "gs://b/t.json",
+            "parameters": parameters,
+        }
         return templates.launch_flex_template({**WHERE, "launch_parameter": launched}).job
 
     return call
@@ -68,8 +72,12 @@ def test_one_active_job_of_a_name(dataflow, jobs, launch):
     job = launch("a")
     with pytest.raises(exceptions.Conflict, match="already an active job named a"):
         launch("a")
-    assert jobs.create_job({**WHERE, "job": {"name": "a"}}).id == job.id, "creating returns the active job"
-    jobs.update_job({**WHERE, "job_id": job.id, "job": {"requested_state": JobState.JOB_STATE_CANCELLED}})
+    assert jobs.create_job({**WHERE, "job": {"name": "a"}}).id == job.id, (
+        "creating returns the active job"
+    )
+    jobs.update_job(
+        {**WHERE, "job_id": job.id, "job": {"requested_state": JobState.JOB_STATE_CANCELLED}}
+    )
     assert end(dataflow.jobs[job.id]) == CANCELLED
     assert launch("a").id != job.id
 
@@ -99,5 +107,8 @@ def test_lists_come_in_pages_and_by_place(dataflow, jobs, launch):
 
 
 def test_what_it_does_not_know_is_told_at_the_end():
-    with pytest.raises(AssertionError, match="GET /v1b3/projects/p/snapshots"), DataflowStandIn() as served:
+    with (
+        pytest.raises(AssertionError, match="GET /v1b3/projects/p/snapshots"),
+        DataflowStandIn() as served,
+    ):
         assert requests.get(f"{served.url}/v1b3/projects/p/snapshots", timeout=5).status_code == 404

@@ -65,8 +65,16 @@ class TestGoogleCloudStorage:
         blob.upload_from_string(data, content_type="text/x")
         assert gcs.get("bucket", "folder/ü +%2F?.bin") == data
         found = bucket.get_blob("folder/ü +%2F?.bin")
-        assert (found.size, found.content_type, found.metadata) == (len(data), "text/x", {"key": "value"})
-        assert (found.generation, found.crc32c, found.md5_hash) == (blob.generation, blob.crc32c, blob.md5_hash)
+        assert (found.size, found.content_type, found.metadata) == (
+            len(data),
+            "text/x",
+            {"key": "value"},
+        )
+        assert (found.generation, found.crc32c, found.md5_hash) == (
+            blob.generation,
+            blob.crc32c,
+            blob.md5_hash,
+        )
         assert found.download_as_bytes(checksum="md5") == data
         found.metadata = {"key": "other"}
         found.patch(if_metageneration_match=1)
@@ -86,11 +94,14 @@ class TestGoogleCloudStorage:
         assert gcs.requests["PUT upload"] == size // (MEBIBYTE // 2) + 1  # the last may be empty
 
     def test_large_upload_at_once(self, gcs, bucket):
-        bucket.blob("large").upload_from_string(noise(9 * MEBIBYTE))  # from 8 MiB on the client uses an upload session
+        # from 8 MiB on the client uses an upload session
+        bucket.blob("large").upload_from_string(noise(9 * MEBIBYTE))
         assert gcs.get("bucket", "large") == noise(9 * MEBIBYTE)
         assert gcs.requests["PUT upload"] == 1
 
-    @pytest.mark.parametrize(("start", "end"), [(0, 0), (3, 6), (5, None), (8, 100), (-4, None), (-100, None)])
+    @pytest.mark.parametrize(
+        ("start", "end"), [(0, 0), (3, 6), (5, None), (8, 100), (-4, None), (-100, None)]
+    )
     def test_ranges(self, gcs, bucket, start, end):
         gcs.put("bucket", "a", b"0123456789")
         expected = b"0123456789"[start : None if end is None else end + 1]
@@ -169,7 +180,8 @@ class TestGoogleCloudStorage:
 
     def test_copies_and_compositions(self, gcs, client, bucket):
         generation = gcs.put("bucket", "a/b", b"data", contentType="text/x")
-        source, other = bucket.blob("a/b"), client.bucket("other")
+        source = bucket.blob("a/b")
+        other = client.bucket("other")
         copied = bucket.copy_blob(source, other, "c/d")
         rewritten = other.blob("e/f")
         assert rewritten.rewrite(source, if_source_generation_match=generation) == (None, 4, 4)
@@ -204,7 +216,8 @@ class TestUploadSessions:
         assert gcs.names("bucket") == []
         assert send("6-9/10", b"6789")[0] == 200
         generation = gcs.buckets["bucket"]["a"].generation
-        assert send("6-9/10", b"6789")[0] == send("*/10")[0] == 200  # the client did not see the first answer
+        # the client did not see the first answer
+        assert send("6-9/10", b"6789")[0] == send("*/10")[0] == 200
         assert gcs.get("bucket", "a") == b"0123456789"
         assert gcs.buckets["bucket"]["a"].generation == generation
 
@@ -221,11 +234,17 @@ class TestUploadSessions:
 class TestServer:
     def test_checksum_chunked_transfer_and_head(self, gcs, http):
         upload = f"{gcs.url}/upload/storage/v1/b/bucket/o?uploadType=media&name=a"
-        assert http.post(upload, data=b"data", headers={"X-Goog-Hash": "crc32c=AAAAAA=="}).status_code == 400
+        assert (
+            http.post(upload, data=b"data", headers={"X-Goog-Hash": "crc32c=AAAAAA=="}).status_code
+            == 400
+        )
         assert gcs.names("bucket") == []
         assert http.post(upload, data=iter([b"da", b"ta"])).json()["size"] == "4"
         answer = http.head(f"{gcs.url}/storage/v1/b/bucket/o/a?alt=media")
-        assert (answer.headers["Content-Length"], answer.headers["X-Goog-Stored-Content-Length"]) == ("4", "4")
+        assert (
+            answer.headers["Content-Length"],
+            answer.headers["X-Goog-Stored-Content-Length"],
+        ) == ("4", "4")
 
     def test_small_requests_are_quick(self, gcs, http):
         gcs.put("bucket", "a", b"data")
@@ -233,7 +252,9 @@ class TestServer:
         seconds = [http.get(url).elapsed.total_seconds() for _ in range(100)]
         assert median(seconds) < 0.02  # about 1 ms; an acknowledgement waited for would be 40 ms
 
-    @pytest.mark.parametrize(("header", "status"), [(None, 401), ("Bearer wrong", 401), ("Bearer secret", 200)])
+    @pytest.mark.parametrize(
+        ("header", "status"), [(None, 401), ("Bearer wrong", 401), ("Bearer secret", 200)]
+    )
     def test_token_and_latency(self, http, header, status):
         with GcsStandIn("bucket", required_token="secret", latency=0.05) as gcs:
             answer = http.get(f"{gcs.url}/storage/v1/b/bucket", headers={"Authorization": header})
@@ -252,13 +273,27 @@ class TestServer:
             assert http.get(url).status_code == 200
 
     def test_what_it_cannot_do_fails_the_test(self, http):
-        with pytest.raises(AssertionError, match="GET /storage/v1/b/bucket/acl"), GcsStandIn("bucket") as gcs:
+        with (
+            pytest.raises(AssertionError, match="GET /storage/v1/b/bucket/acl"),
+            GcsStandIn("bucket") as gcs,
+        ):
             assert http.get(f"{gcs.url}/storage/v1/b/bucket/acl").status_code == 501
 
     def test_as_a_program(self, http):
-        command = [sys.executable, "-m", "fakes.gcs", "bucket", "--fail-rate", "0.3", "--latency", "0.001"]
+        command = [
+            sys.executable,
+            "-m",
+            "fakes.gcs",
+            "bucket",
+            "--fail-rate",
+            "0.3",
+            "--latency",
+            "0.001",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, env=environment
+        ) as process:
             url = process.stdout.readline().strip()
             statuses = [http.get(f"{url}/storage/v1/b/bucket").status_code for _ in range(40)]
             counts = http.get(f"{url}/_counts").json()
@@ -333,7 +368,8 @@ class TestTensorStore:
             print(json.dumps([states, some, left]))
             """,
         )
-        assert states == ["missing", "unspecified", 0, 0]  # a conditional write that lost has no generation
+        # a conditional write that lost has no generation
+        assert states == ["missing", "unspecified", 0, 0]
         assert (some, left) == (["n/3", "n/4", "n/5"], ["a b/ü", "n/0", "n/9"])
         assert gcs.names("bucket") == ["outside", "volume/a b/ü", "volume/n/0", "volume/n/9"]
         assert gcs.get("bucket", "volume/a b/ü") == b"second"
@@ -343,7 +379,9 @@ class TestTensorStore:
         grid = {"name": "regular", "configuration": {"chunk_shape": [16, 32, 32]}}
         metadata = {"shape": [64] * 3, "data_type": "uint16", "chunk_grid": grid}
         if sharded:
-            metadata["codecs"] = [{"name": "sharding_indexed", "configuration": {"chunk_shape": [8, 8, 8]}}]
+            metadata["codecs"] = [
+                {"name": "sharding_indexed", "configuration": {"chunk_shape": [8, 8, 8]}}
+            ]
         with GcsStandIn("bucket", fail_rate=0.2) as gcs:
             same = in_tensorstore(
                 gcs,
@@ -351,7 +389,8 @@ class TestTensorStore:
                 spec = {{"driver": "zarr3", "kvstore": kvstore, "metadata": {metadata}}}
                 opened = [ts.open(spec, open=True, create=True, context=ts.Context()).result() for _ in range(2)]
                 voxels = np.random.default_rng(0).integers(1, 1 << 16, (64,) * 3, dtype=np.uint16)
-                slabs = [slice(at, at + 8) for at in range(0, 64, 8)]  # two to a block, of one writer each
+                # two to a block, of one writer each
+                slabs = [slice(at, at + 8) for at in range(0, 64, 8)]
                 writes = [opened[i % 2][z, y].write(voxels[z, y]) for i, z in enumerate(slabs) for y in slabs]
                 for write in writes:
                     write.result()
@@ -384,7 +423,9 @@ class TestBeam:
         assert [(file.path, file.size_in_bytes) for file in matched] == [
             (f"gs://bucket/in/{name}.bin", len(data)) for name in "ab"
         ]
-        FileSystems.rename(["gs://bucket/in/a.bin", "gs://bucket/in/b.bin"], ["gs://other/c", "gs://bucket/d"])
+        FileSystems.rename(
+            ["gs://bucket/in/a.bin", "gs://bucket/in/b.bin"], ["gs://other/c", "gs://bucket/d"]
+        )
         FileSystems.copy(["gs://other/c"], ["gs://bucket/e"])
         assert (gcs.names("bucket"), gcs.names("other")) == (["d", "e"], ["c"])
         assert gcs.get("bucket", "e") == data

@@ -17,7 +17,11 @@ def total(axis):
     return sums
 
 
-@given(st.integers(1, 24).flatmap(lambda p: st.tuples(st.just(p), st.integers(1, p), st.integers(0, 50))))
+@given(
+    st.integers(1, 24).flatmap(
+        lambda p: st.tuples(st.just(p), st.integers(1, p), st.integers(0, 50))
+    )
+)
 def test_weights_are_finite_and_sum_to_one_at_every_voxel_and_overlap(case):
     patch, stride, extra = case
     axis = LatticeAxis(-3, -3 + patch + extra, patch, stride)
@@ -28,7 +32,17 @@ def test_weights_are_finite_and_sum_to_one_at_every_voxel_and_overlap(case):
 
 @pytest.mark.parametrize(
     ("patch", "stride"),
-    [(256, 256), (256, 192), (256, 128), (256, 64), (256, 1), (2048, 2048), (2048, 1536), (2048, 1000), (2048, 512)],
+    [
+        (256, 256),
+        (256, 192),
+        (256, 128),
+        (256, 64),
+        (256, 1),
+        (2048, 2048),
+        (2048, 1536),
+        (2048, 1000),
+        (2048, 512),
+    ],
 )
 def test_long_patches_where_the_bump_underflows(patch, stride):
     axis = LatticeAxis(0, 2 * patch + 77, patch, stride)
@@ -37,7 +51,9 @@ def test_long_patches_where_the_bump_underflows(patch, stride):
 
 
 def test_a_single_patch_weighs_one_everywhere():
-    np.testing.assert_array_equal(axis_weights(LatticeAxis(0, 256, 256, 64), 0), np.ones(256, np.float32))
+    np.testing.assert_array_equal(
+        axis_weights(LatticeAxis(0, 256, 256, 64), 0), np.ones(256, np.float32)
+    )
 
 
 def test_weights_are_the_papers_bump_normalised():
@@ -46,7 +62,9 @@ def test_weights_are_the_papers_bump_normalised():
     for k in range(axis.count):
         sums[8 * k : 8 * k + 16] += bump(16)
     for k in range(axis.count):
-        np.testing.assert_allclose(axis_weights(axis, k), bump(16) / sums[8 * k : 8 * k + 16], rtol=1e-6)
+        np.testing.assert_allclose(
+            axis_weights(axis, k), bump(16) / sums[8 * k : 8 * k + 16], rtol=1e-6
+        )
 
 
 def test_patch_weights_are_one_read_only_vector_per_axis():

@@ -10,7 +10,8 @@ shapes = st.tuples(*[st.integers(0, 6)] * 3)
 
 @st.composite
 def boxes(draw):
-    start, shape = draw(coordinates), draw(shapes)
+    start = draw(coordinates)
+    shape = draw(shapes)
     return BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
 
 
@@ -19,7 +20,8 @@ def cube(start, stop):
 
 
 def voxels(box):
-    (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
+    z0, y0, x0 = box.start
+    z1, y1, x1 = box.stop
     return {(z, y, x) for z in range(z0, z1) for y in range(y0, y1) for x in range(x0, x1)}
 
 
@@ -41,7 +43,11 @@ def test_growing_adds_the_margin_on_both_sides(box, margin):
 
 def test_slices_are_relative_to_the_frame():
     frame = BoundingBox((-5, 0, 10), (5, 10, 20))
-    assert BoundingBox((-5, 1, 12), (0, 2, 20)).slices_in(frame) == (slice(0, 5), slice(1, 2), slice(2, 10))
+    assert BoundingBox((-5, 1, 12), (0, 2, 20)).slices_in(frame) == (
+        slice(0, 5),
+        slice(1, 2),
+        slice(2, 10),
+    )
 
 
 def test_slices_outside_the_frame_are_refused():

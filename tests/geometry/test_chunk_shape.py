@@ -43,7 +43,8 @@ def cost(plan, workers):
     return busiest_worker(plan, workers) * plan.patch_count
 
 
-@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])  # to shrink takes long
+# to shrink takes long
+@settings(deadline=None, max_examples=40, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(jobs(), st.integers(1, 9), st.integers(200, 60_000))
 def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
     def fits(extremes):
@@ -68,11 +69,13 @@ def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
 @given(st.data())
 def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     """Of 65 to 300 blocks not all are tried."""
-    block, patch = data.draw(st.integers(1, 6)), data.draw(st.integers(4, 40))
+    block = data.draw(st.integers(1, 6))
+    patch = data.draw(st.integers(4, 40))
     roi = BoundingBox((0, 0, 0), (1, 1, block * data.draw(st.integers(65, 300))))
     overlap = (0, 0, data.draw(st.integers(0, patch - 2)))
     plan = plan_of(roi, (1, 1, patch), overlap, (1, 1, 1), block_shape=(1, 1, block))
-    room, workers = data.draw(st.integers(40 * block, 300 * block)), data.draw(st.integers(1, 3))
+    room = data.draw(st.integers(40 * block, 300 * block))
+    workers = data.draw(st.integers(1, 3))
 
     def fits(extremes):
         return extremes.input[2] <= room
@@ -81,7 +84,8 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     tried = [with_chunk_shape(plan, (1, 1, n)) for n in range(block, roi.stop[2] + 1, block)]
     costs = [cost(p, workers) for p in tried if p.extremes.input[2] <= room]
     assert (best is None) == (not costs)
-    assert best is None or cost(best, workers) <= max(1.03 * min(costs), min(costs) + 1)  # or one patch
+    # or one patch
+    assert best is None or cost(best, workers) <= max(1.03 * min(costs), min(costs) + 1)
 
 
 def test_a_petavoxel_is_searched_in_seconds():
@@ -94,11 +98,16 @@ def test_a_petavoxel_is_searched_in_seconds():
     best = suggest(plan, fits, 1000)
     floor = plan.lattice.count * math.prod(plan.lattice.patch_shape) / roi.size
     assert floor < best.patch_voxels_per_voxel < 1.4 * floor
-    assert best.patch_voxels_per_voxel < with_chunk_shape(plan, (128, 1024, 1024)).patch_voxels_per_voxel
+    assert (
+        best.patch_voxels_per_voxel
+        < with_chunk_shape(plan, (128, 1024, 1024)).patch_voxels_per_voxel
+    )
 
 
 def test_auto_is_decided_at_the_first_launch_and_kept(volume_in, tmp_path, capsys):
-    values = job_values(volume_in, tmp_path / "out", model=toy("same"), inference={"chunk_shape": "auto"})
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("same"), inference={"chunk_shape": "auto"}
+    )
     job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["plan", job]) == 0
     assert main(["run", job]) == 0
@@ -114,7 +123,10 @@ def test_suggest_prints_a_table_and_writes_the_shape(volume_in, tmp_path, capsys
     values = job_values(volume_in, tmp_path / "out")
     job = write_job(tmp_path / "job.yaml", values)
     job.write_text("# mine\n" + job.read_text())
-    assert main(["plan", str(job), "--suggest", "--workers", "2", "--worker-memory", "0.5", "--write"]) == 0
+    assert (
+        main(["plan", str(job), "--suggest", "--workers", "2", "--worker-memory", "0.5", "--write"])
+        == 0
+    )
     said = capsys.readouterr().out
     for word in ("exchange", "recompute", "crop", "inference.chunk_shape is now"):
         assert word in said
@@ -134,8 +146,15 @@ def test_what_does_not_fit_is_said(job, capsys):
 
 
 def test_what_the_network_allocates_is_counted_once_it_is_measured(volume_in, tmp_path, capsys):
-    keys = {"patch_shape": [32, 64, 48], "patch_overlap": [4, 16, 16], "batch_size": 4, "chunk_shape": "auto"}
-    values = job_values(volume_in, tmp_path / "out", model=toy("batch_norm", output_channels=2), inference=keys)
+    keys = {
+        "patch_shape": [32, 64, 48],
+        "patch_overlap": [4, 16, 16],
+        "batch_size": 4,
+        "chunk_shape": "auto",
+    }
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("batch_norm", output_channels=2), inference=keys
+    )
     path = str(write_job(tmp_path / "job.yaml", values))
     assert main(["plan", path, "--suggest"]) == 0
     assert "without what the network itself allocates" in capsys.readouterr().out
@@ -143,7 +162,8 @@ def test_what_the_network_allocates_is_counted_once_it_is_measured(volume_in, tm
     assert "that the network allocates for a batch, as measured here" in capsys.readouterr().out
     assert main(["plan", path, "--suggest", "--calibrate", "--worker-price", "1"]) == 2
     assert not (tmp_path / "out").exists()
-    found, room = survey(parse_job(values, tmp_path)), 2**29
+    found = survey(parse_job(values, tmp_path))
+    room = 2**29
     for allocated, fits in ((0, True), (room // 2, True), (room, False)):
         job = found.job.model_copy(update={"working_set_bytes": allocated})
         best = suggested(replace(found, job=job), "recompute", THIS_PROCESS, room, 1)
@@ -151,9 +171,15 @@ def test_what_the_network_allocates_is_counted_once_it_is_measured(volume_in, tm
 
 
 def test_operators_that_look_beyond_a_chunk_leave_no_exchange(volume_in, tmp_path, capsys):
-    values = job_values(volume_in, tmp_path / "out") | {"postprocess": [{"operator": "smooth", "sigma": [0, 1, 1]}]}
+    values = job_values(volume_in, tmp_path / "out") | {
+        "postprocess": [{"operator": "smooth", "sigma": [0, 1, 1]}]
+    }
     path = str(write_job(tmp_path / "job.yaml", values))
-    for words in (["plan", path, "--suggest", "--json"], ["plan", path, "--suggest"], ["plan", path]):
+    for words in (
+        ["plan", path, "--suggest", "--json"],
+        ["plan", path, "--suggest"],
+        ["plan", path],
+    ):
         assert main(words) == 0
         said = capsys.readouterr().out
         assert "exchange" not in said

@@ -22,7 +22,9 @@ def padded(array, pad, fill):
     st.sampled_from(["reflect", "constant"]),
 )
 def test_any_box_around_the_volume_equals_the_padded_volume(start, shape, volume_shape, fill):
-    volume = BoundingBox((1, 2, -3), tuple(a + n for a, n in zip((1, 2, -3), volume_shape, strict=True)))
+    volume = BoundingBox(
+        (1, 2, -3), tuple(a + n for a, n in zip((1, 2, -3), volume_shape, strict=True))
+    )
     array = np.random.default_rng(0).integers(0, 256, volume.shape, dtype=np.uint8)
     box = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     frame = volume.grow((40, 40, 40))
@@ -47,4 +49,6 @@ def test_reflection_on_an_axis_of_one_voxel_repeats_it():
 def test_inside_the_volume_nothing_is_copied():
     box = BoundingBox((3, -2, 5), (5, 0, 6))
     array = np.zeros((1, *box.shape))
-    assert fill_outside(array, source_box(box, VOLUME, "reflect"), box, VOLUME, "reflect", 0) is array
+    assert (
+        fill_outside(array, source_box(box, VOLUME, "reflect"), box, VOLUME, "reflect", 0) is array
+    )

@@ -19,7 +19,8 @@ def lattice_axes(longest=40):
 
 def brute_force_starts(axis):
     """Starts one by one, as the definition says: stride after stride, the last one moved back."""
-    starts, start = [], axis.start
+    starts = []
+    start = axis.start
     while start + axis.patch < axis.stop:
         starts.append(start)
         start += axis.stride
@@ -45,15 +46,22 @@ def test_touching_patches(axis, data):
     ]
 
 
-@given(st.tuples(*[st.integers(-9, 9)] * 3), st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(1, 5)] * 3))
+@given(
+    st.tuples(*[st.integers(-9, 9)] * 3),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.integers(1, 5)] * 3),
+)
 def test_chunks_tile_the_roi_exactly_once(start, shape, chunk_shape):
     roi = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     grid = ChunkGrid(roi, chunk_shape)
     seen = {}
     for index in range(grid.count):
         box = grid.core_box(index)
-        (z0, y0, x0), (z1, y1, x1) = box.start, box.stop
-        for voxel in ((z, y, x) for z in range(z0, z1) for y in range(y0, y1) for x in range(x0, x1)):
+        z0, y0, x0 = box.start
+        z1, y1, x1 = box.stop
+        for voxel in (
+            (z, y, x) for z in range(z0, z1) for y in range(y0, y1) for x in range(x0, x1)
+        ):
             assert voxel not in seen
             seen[voxel] = index
     assert len(seen) == roi.size
@@ -81,7 +89,9 @@ def test_a_patch_that_does_not_fit_the_domain_is_refused():
 
 
 def test_a_lattice_of_a_petavoxel_answers_at_once():
-    lattice = PatchLattice(BoundingBox((0, 0, 0), (100_000, 100_000, 100_000)), (20, 256, 256), (4, 64, 64))
+    lattice = PatchLattice(
+        BoundingBox((0, 0, 0), (100_000, 100_000, 100_000)), (20, 256, 256), (4, 64, 64)
+    )
     far = BoundingBox((99_985, 50_000, 3), (100_000, 50_001, 99_000))
     z, y, x = lattice.touching(far)
     assert len(z) == 2
@@ -90,7 +100,9 @@ def test_a_lattice_of_a_petavoxel_answers_at_once():
     assert lattice.patch_box((z[-1], y[0], x[0])).stop[0] == 100_000
 
 
-@pytest.mark.parametrize(("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)])
+@pytest.mark.parametrize(
+    ("n", "b"), [(1, 1), (1, 8), (2, 8), (8, 8), (9, 8), (10, 8), (64, 8), (65, 8)]
+)
 def test_blocks_touched_is_the_most_over_all_places(n, b):
     most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
     assert blocks_touched((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)

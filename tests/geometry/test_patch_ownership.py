@@ -29,7 +29,10 @@ def cover(axis, k):
 def test_against_counting(axis):
     patches = [k for k in range(axis.lattice.count) if cover(axis, k)]
     owner = {
-        k: (min(max(axis.lattice.patch_start(k), axis.start), axis.stop - 1) - axis.start) // axis.chunk
+        k: (
+            (min(max(axis.lattice.patch_start(k), axis.start), axis.stop - 1) - axis.start)
+            // axis.chunk
+        )
         for k in patches
     }
     assert list(axis.patches) == patches

@@ -21,7 +21,9 @@ def cube(start, stop):
 def plans(draw):
     shape = draw(st.tuples(*[st.integers(1, 14)] * 3))
     volume = BoundingBox((5, -4, 0), tuple(a + n for a, n in zip((5, -4, 0), shape, strict=True)))
-    start = tuple(draw(st.integers(a, b - 1)) for a, b in zip(volume.start, volume.stop, strict=True))
+    start = tuple(
+        draw(st.integers(a, b - 1)) for a, b in zip(volume.start, volume.stop, strict=True)
+    )
     stop = tuple(draw(st.integers(a + 1, b)) for a, b in zip(start, volume.stop, strict=True))
     patch = draw(st.tuples(*[st.integers(1, 6)] * 3))
     overlap = tuple(draw(st.integers(0, p - 1)) for p in patch)
@@ -42,10 +44,13 @@ def plans(draw):
 
 def check_input_blocks(plan, works, axis):
     """Extents of storage blocks that are read: one too many at most, and only where chunks stand otherwise to them."""
-    block, origin = plan.input_block_shape[axis], plan.volume.start[axis]
+    block = plan.input_block_shape[axis]
+    origin = plan.volume.start[axis]
     read = [work.input_box.intersection(plan.volume) for work in works]
     intervals = [(box.start[axis] - origin, box.stop[axis] - origin) for box in read]
-    most = max(len({voxel // block for voxel in range(*interval)}) * block for interval in intervals)
+    most = max(
+        len({voxel // block for voxel in range(*interval)}) * block for interval in intervals
+    )
     found = plan.extremes.input_blocks[axis]
     assert found == most or (most < found <= most + block and plan.chunks.chunk_shape[axis] % block)
 
@@ -55,10 +60,15 @@ def test_totals_equal_the_sum_over_chunks(plan):
     if plan.seams == "exchange":
         works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
         pairs = [(c, r) for c in range(plan.chunks.count) for r in plan.receivers(c)]
-        assert plan.seam_voxels == sum(box.size for pair in pairs for box in seam_boxes(plan, *pair))
-        assert plan.shared_voxels == sum(box.size for c in range(plan.chunks.count) for box in plan.shared_boxes(c))
+        assert plan.seam_voxels == sum(
+            box.size for pair in pairs for box in seam_boxes(plan, *pair)
+        )
+        assert plan.shared_voxels == sum(
+            box.size for c in range(plan.chunks.count) for box in plan.shared_boxes(c)
+        )
     else:
-        works, pairs = [plan.work(index) for index in range(plan.chunks.count)], []
+        works = [plan.work(index) for index in range(plan.chunks.count)]
+        pairs = []
         assert plan.seam_voxels == plan.shared_voxels == 0
     assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
     assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
@@ -67,9 +77,15 @@ def test_totals_equal_the_sum_over_chunks(plan):
         assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
         check_input_blocks(plan, works, axis)
         assert plan.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
-        boxes = [plan.private_box(work.index) if plan.seams == "exchange" else work.core_box for work in works]
-        assert plan.extremes.private[axis] >= max((box.shape[axis] for box in boxes if box is not None), default=0)
-    together, shared = plan.extremes.touched, plan.extremes.shared
+        boxes = [
+            plan.private_box(work.index) if plan.seams == "exchange" else work.core_box
+            for work in works
+        ]
+        assert plan.extremes.private[axis] >= max(
+            (box.shape[axis] for box in boxes if box is not None), default=0
+        )
+    together = plan.extremes.touched
+    shared = plan.extremes.shared
     alone = [n - more for n, more in zip(together, shared, strict=True)]
     received = Counter({None: 0})
     for contributor, receiver in pairs:
@@ -83,7 +99,8 @@ def test_totals_equal_the_sum_over_chunks(plan):
 @given(st.data())
 def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks(data):
     patch = data.draw(st.integers(1, 9))
-    length, start = data.draw(st.integers(200, 900)), data.draw(st.integers(-5, 30))
+    length = data.draw(st.integers(200, 900))
+    start = data.draw(st.integers(-5, 30))
     volume = BoundingBox((0, 0, -20), (1, 1, length))
     plan = plan_of(
         BoundingBox((0, 0, start), (1, 1, length - data.draw(st.integers(0, 25)))),
@@ -107,10 +124,15 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
     assert plan.extremes.input[2] == max(work.input_box.shape[2] for work in works)
     check_input_blocks(plan, works, axis=2)
     if plan.seams == "exchange":
-        axis, positions = plan.ownership[2], range(plan.chunks.count)
-        alone = [axis.interval(position)[1] - axis.private_start(position) for position in positions]
+        axis = plan.ownership[2]
+        positions = range(plan.chunks.count)
+        alone = [
+            axis.interval(position)[1] - axis.private_start(position) for position in positions
+        ]
         assert plan.extremes.touched[2] == max(map(axis.touched, positions))
-        assert plan.extremes.shared[2] == max(axis.touched(p) - n for p, n in zip(positions, alone, strict=True))
+        assert plan.extremes.shared[2] == max(
+            axis.touched(p) - n for p, n in zip(positions, alone, strict=True)
+        )
 
 
 @given(plans())
@@ -127,12 +149,16 @@ def test_every_patch_of_a_chunk_fits_its_input_and_its_core_is_covered(plan):
 
 
 def test_the_domain_is_the_roi_with_its_context_clipped_to_the_volume():
-    plan = plan_of(cube(2, 40), (8,) * 3, (4,) * 3, (16,) * 3, volume=cube(0, 50), context=(5, 5, 5))
+    plan = plan_of(
+        cube(2, 40), (8,) * 3, (4,) * 3, (16,) * 3, volume=cube(0, 50), context=(5, 5, 5)
+    )
     assert plan.lattice.domain == cube(0, 45)
 
 
 def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
-    plan = plan_of(cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4))
+    plan = plan_of(
+        cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4)
+    )
     middle = plan.work(21)
     assert middle.core_box.start == (16, 16, 16)
     assert middle.lattice.domain == cube(12, 36)
@@ -141,11 +167,15 @@ def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
 
 def test_redundancy_is_as_the_formulas_say():
     """Per axis: recompute (n + ⌈p/s⌉ - 1)/n · p/s, for patches on the chunk grid and away from the volume's ends."""
-    patch, overlap, strides_per_chunk = 8, 4, 4
+    patch = 8
+    overlap = 4
+    strides_per_chunk = 4
     stride = patch - overlap
     roi = cube(0, 4000)
     plan = plan_of(roi, (patch,) * 3, (overlap,) * 3, (stride * strides_per_chunk,) * 3)
-    per_axis = (strides_per_chunk + math.ceil(patch / stride) - 1) / strides_per_chunk * patch / stride
+    per_axis = (
+        (strides_per_chunk + math.ceil(patch / stride) - 1) / strides_per_chunk * patch / stride
+    )
     assert plan.patch_voxels_per_voxel == pytest.approx(per_axis**3, rel=5e-3)
 
 
@@ -167,7 +197,9 @@ def test_a_billion_chunks_on_one_axis_are_planned_too():
     roi = BoundingBox((0, 0, 0), (20, 256, 10**11))
     plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (20, 256, 100))
     assert plan.chunks.count == 10**9
-    assert plan.patch_voxels_per_voxel == pytest.approx(256 / 192 * (100 + 256) / 100 * 192 / 256 * 256 / 192, rel=0.2)
+    assert plan.patch_voxels_per_voxel == pytest.approx(
+        256 / 192 * (100 + 256) / 100 * 192 / 256 * 256 / 192, rel=0.2
+    )
 
 
 def test_a_billion_chunks_are_planned_in_seconds_and_little_memory():
@@ -183,7 +215,9 @@ plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 2
 print(plan.chunks.count, plan.patch_count, plan.input_voxels, plan.extremes.input)
 print(time.monotonic() - start, next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line))
 """
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert int(output[0]) == 10**9
     assert float(output[-2]) < 10
     assert int(output[-1]) * 1024 < 500e6

@@ -11,7 +11,9 @@ from beam_inference.geometry.sampling import counted_and_sampled, sampled
 
 
 def grid(shape, start=(0, 0, 0), chunk=(4, 8, 16)):
-    return ChunkGrid(BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True))), chunk)
+    return ChunkGrid(
+        BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True))), chunk
+    )
 
 
 def test_of_about_the_size_that_is_asked_for_and_evenly_spread():
@@ -25,17 +27,19 @@ def test_of_about_the_size_that_is_asked_for_and_evenly_spread():
 
 def test_a_larger_share_holds_a_smaller_one_and_another_seed_is_another_sample():
     chunks = grid((80, 160, 320))
-    small, large = set(sampled(chunks, 0.05, 0)), set(sampled(chunks, 0.2, 0))
+    small = set(sampled(chunks, 0.05, 0))
+    large = set(sampled(chunks, 0.2, 0))
     assert small < large
     assert small != set(sampled(chunks, 0.05, 1))
 
 
 def test_it_stays_in_the_same_places_when_the_volume_grows():
-    old, new = grid((80, 160, 320)), grid((120, 160, 480))
+    old = grid((80, 160, 320))
+    new = grid((120, 160, 480))
     places = [{chunks.core_box(i).start for i in sampled(chunks, 0.1, 7)} for chunks in (old, new)]
-    assert places[0] == {start for start in places[1] if old.roi.contains(BoundingBox(start, start))} & {
-        old.core_box(i).start for i in range(old.count)
-    }
+    assert places[0] == {
+        start for start in places[1] if old.roi.contains(BoundingBox(start, start))
+    } & {old.core_box(i).start for i in range(old.count)}
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
@@ -66,7 +70,13 @@ def test_a_sample_of_nothing_and_shares_that_are_none_are_refused(job, capsys):
     assert "holds none of the 18 chunks" in capsys.readouterr().err
     assert main(["run", job(), "--sample", "0.5", "--chunks", "x"]) == 2
     assert "give one of them" in capsys.readouterr().err
-    for words in (["--sample=2"], ["--sample=0"], ["--sample=-1"], ["--sample=many"], ["--sample=0.3", "--seed=-1"]):
+    for words in (
+        ["--sample=2"],
+        ["--sample=0"],
+        ["--sample=-1"],
+        ["--sample=many"],
+        ["--sample=0.3", "--seed=-1"],
+    ):
         with pytest.raises(SystemExit) as exit:
             main(["run", job(), *words])
         assert exit.value.code == 2

@@ -22,7 +22,9 @@ UINT8 = np.dtype("uint8")
 
 
 def sums_of(array, plan, work, network, batch_size=1):
-    return infer_chunk(cutout(array, plan, work.input_box), work, network, unchanged, 2, batch_size).core
+    return infer_chunk(
+        cutout(array, plan, work.input_box), work, network, unchanged, 2, batch_size
+    ).core
 
 
 def exchanged(array, plan, network, batch_size=1, order=None):
@@ -32,7 +34,9 @@ def exchanged(array, plan, network, batch_size=1, order=None):
     parts = {}
 
     def write(box, values):
-        assert np.isnan(result[(slice(None), *box.slices_in(roi))]).all(), "every voxel is written once"
+        assert np.isnan(result[(slice(None), *box.slices_in(roi))]).all(), (
+            "every voxel is written once"
+        )
         result[(slice(None), *box.slices_in(roi))] = values
 
     for index in order or range(plan.chunks.count):
@@ -94,7 +98,9 @@ def test_the_values_of_recompute_and_of_the_oracle_from_every_patch_once(plan, b
     result = exchanged(array, plan, network, batch_size, order)
     roi = plan.chunks.roi
     expected, _ = oracle(
-        plan.lattice, lambda box: _cropped(plan, position_dependent(_input(array, plan, box)[None])[0]), 2
+        plan.lattice,
+        lambda box: _cropped(plan, position_dependent(_input(array, plan, box)[None])[0]),
+        2,
     )
     expected = expected[(slice(None), *roi.slices_in(plan.lattice.domain))]
     assert np.abs(result - expected).max() <= 1e-5 * max(1e-6, np.ptp(expected))
@@ -108,7 +114,9 @@ def test_the_values_of_recompute_and_of_the_oracle_from_every_patch_once(plan, b
         np.testing.assert_array_equal(alone, result[(slice(None), *box.slices_in(roi))])
     assert plan.patch_count == np.prod([len(r) for r in plan.lattice.touching(roi)])
     if batch_size == 1:
-        assert len(network.batches) == plan.patch_count, "every patch of the lattice that touches the ROI, once"
+        assert len(network.batches) == plan.patch_count, (
+            "every patch of the lattice that touches the ROI, once"
+        )
 
 
 def _input(array, plan, box):
@@ -116,7 +124,9 @@ def _input(array, plan, box):
 
 
 def _cropped(plan, prediction):
-    z, y, x = (slice(m, m + p) for m, p in zip(plan.crop_margin, plan.lattice.patch_shape, strict=True))
+    z, y, x = (
+        slice(m, m + p) for m, p in zip(plan.crop_margin, plan.lattice.patch_shape, strict=True)
+    )
     return prediction[:, z, y, x]
 
 
@@ -126,7 +136,9 @@ def test_chunks_that_own_no_patch_are_made_of_their_neighbours():
     assert 0 < len(owners) < plan.chunks.count / 8
     array = random_volume(plan.volume.shape)
     result = exchanged(array, plan, NumpyNetwork(position_dependent))
-    np.testing.assert_allclose(result, infer_all(array, plan, NumpyNetwork(position_dependent), 2), rtol=0, atol=2e-5)
+    np.testing.assert_allclose(
+        result, infer_all(array, plan, NumpyNetwork(position_dependent), 2), rtol=0, atol=2e-5
+    )
 
 
 def test_integer_levels_differ_on_fewer_than_one_voxel_in_ten_thousand():
@@ -139,8 +151,13 @@ def test_integer_levels_differ_on_fewer_than_one_voxel_in_ten_thousand():
         block_shape=(4, 4, 4),
     )
     array = random_volume(plan.volume.shape)
-    low, high = -1.0, 6.0
-    mine = quantize(exchanged(array, plan, NumpyNetwork(position_dependent)), UINT8, (low, high)).astype(int)
-    theirs = quantize(infer_all(array, plan, NumpyNetwork(position_dependent), 2), UINT8, (low, high)).astype(int)
+    low = -1.0
+    high = 6.0
+    mine = quantize(
+        exchanged(array, plan, NumpyNetwork(position_dependent)), UINT8, (low, high)
+    ).astype(int)
+    theirs = quantize(
+        infer_all(array, plan, NumpyNetwork(position_dependent), 2), UINT8, (low, high)
+    ).astype(int)
     assert np.abs(mine - theirs).max() <= 1
     assert (mine != theirs).mean() < 1e-4

@@ -10,8 +10,12 @@ from cloudvolume import CloudVolume
 from igneous.task_creation import create_downsampling_tasks
 from taskqueue import LocalTaskQueue
 
-folder, factor, count = sys.argv[1], tuple(map(int, sys.argv[2].split(","))), int(sys.argv[3])
-tasks = create_downsampling_tasks(f"file://{folder}", num_mips=count, factor=factor, fill_missing=True, compress=False)
+folder = sys.argv[1]
+factor = tuple(map(int, sys.argv[2].split(",")))
+count = int(sys.argv[3])
+tasks = create_downsampling_tasks(
+    f"file://{folder}", num_mips=count, factor=factor, fill_missing=True, compress=False
+)
 queue = LocalTaskQueue(parallel=1, progress=False)
 queue.insert(tasks)
 queue.execute()

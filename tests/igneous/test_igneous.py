@@ -15,7 +15,9 @@ from beam_inference.volumes.kvstores import LOCAL
 PYTHON = os.environ.get("IGNEOUS_PYTHON")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(PYTHON is None, reason="IGNEOUS_PYTHON names no Python with igneous: make igneous-test"),
+    pytest.mark.skipif(
+        PYTHON is None, reason="IGNEOUS_PYTHON names no Python with igneous: make igneous-test"
+    ),
 ]
 
 
@@ -30,7 +32,8 @@ def real(shared_data):
     }
 
 
-# Of even numbers of rows and columns, where planes are halved alone: tinybrain 1.7 averages others wrongly.
+# Of even numbers of rows and columns, where planes are halved alone: tinybrain 1.7 averages others
+# wrongly.
 @pytest.mark.parametrize(
     ("name", "factor", "start", "shape"),
     [
@@ -66,10 +69,19 @@ def test_pyramids_are_igneouss(name, factor, start, shape, real, tmp_path):
         level = stage.level
         made = pyramid.volume.open_level(level)
         assert list(map(float, place[1:])) == [*level.bounds.start, *made.voxel_size_nm]
-        found, expected = made.read(level.bounds), np.load(tmp_path / "them" / f"{level.name}.npy")
+        found = made.read(level.bounds)
+        expected = np.load(tmp_path / "them" / f"{level.name}.npy")
         assert found.shape == expected.shape
         difference = np.abs(found.astype(float) - expected)
-        print(name, level.name, found.shape, "greatest difference", difference.max(), "of", np.mean(difference > 0))
+        print(
+            name,
+            level.name,
+            found.shape,
+            "greatest difference",
+            difference.max(),
+            "of",
+            np.mean(difference > 0),
+        )
         if name == "labels":
             np.testing.assert_array_equal(found, expected)
         else:

@@ -18,7 +18,9 @@ def job(request, volume_in, tmp_path):
 
     def make(**sections):
         sections["inference"] = {"seams": request.param} | sections.get("inference", {})
-        return str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections)))
+        return str(
+            write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections))
+        )
 
     return make
 
@@ -85,7 +87,9 @@ def test_chosen_chunks_are_not_called_a_complete_job(job, tmp_path, capsys):
     assert main(["verify", path]) == 1
 
 
-def test_a_destination_that_became_unwritable_is_found_before_the_first_chunk(job, tmp_path, capsys):
+def test_a_destination_that_became_unwritable_is_found_before_the_first_chunk(
+    job, tmp_path, capsys
+):
     path = job(job={"state_path": "state"})
     assert main(["run", path]) == 0
     shutil.rmtree(tmp_path / "state" / "launches")
@@ -94,7 +98,9 @@ def test_a_destination_that_became_unwritable_is_found_before_the_first_chunk(jo
     assert "the state folder cannot be used" in capsys.readouterr().err
 
 
-def test_verify_looks_where_the_job_file_says_and_only_at_the_job_that_was_run(job, tmp_path, capsys):
+def test_verify_looks_where_the_job_file_says_and_only_at_the_job_that_was_run(
+    job, tmp_path, capsys
+):
     path = job()
     assert main(["run", path]) == 0
     shutil.copytree(tmp_path / "out", tmp_path / "copy")
@@ -111,7 +117,10 @@ def test_verify_looks_where_the_job_file_says_and_only_at_the_job_that_was_run(j
 
 def test_a_state_elsewhere_is_no_way_round_the_state_beside_the_output(job, capsys):
     assert main(["run", job()]) == 0
-    assert main(["run", job(model={"normalize": {"scale": 2.0}}, job={"state_path": "elsewhere"})]) == 2
+    assert (
+        main(["run", job(model={"normalize": {"scale": 2.0}}, job={"state_path": "elsewhere"})])
+        == 2
+    )
     assert "was written by another job" in capsys.readouterr().err
 
 
@@ -119,7 +128,11 @@ def test_with_resume_false_the_printed_command_resumes(job, tmp_path, capsys):
     block = next((tmp_path / "in").rglob("2-34_*_3-35"))
     block.write_bytes(block.read_bytes()[:50])
     assert main(["run", job(job={"resume": False})]) == 3
-    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again: "))
+    line = next(
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith("to do them again: ")
+    )
     words = line.removeprefix("to do them again: beam-inference ").split()
     assert main(words) == 3
 
@@ -140,7 +153,9 @@ def test_receipts_of_an_output_that_is_gone_are_not_taken_for_completeness(job, 
     assert main(["run", path]) == 2
     assert "there is no output at" in capsys.readouterr().err
     assert main(["run", path, "--overwrite"]) == 0
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
 
 
 def test_another_job_on_the_same_output_is_refused_saying_what_differs(job, capsys, tmp_path):
@@ -170,7 +185,9 @@ def test_quarantine_within_and_above_the_bound(job, capsys, tmp_path):
     assert f"{len(quarantined)} of {len(quarantined)} chunks done" in capsys.readouterr().out
     assert main(["verify", path, "--deep"]) == 0
     assert not list((tmp_path / "out/_beam_inference").glob("quarantine.jsonl"))
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
 
 
 def test_verify_of_what_was_never_run(job, capsys):
@@ -185,7 +202,11 @@ def test_what_to_do_next_never_deletes_what_was_done(job, tmp_path, capsys):
     block = next((tmp_path / "in").glob("*/*_*-*_*"))
     with truncated(block):
         assert run_with_flags([f"--job={path}", "--overwrite=true", "--resume="]) == 3
-        (told,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("to do them again")]
+        (told,) = [
+            line
+            for line in capsys.readouterr().out.splitlines()
+            if line.startswith("to do them again")
+        ]
         assert "--overwrite" not in told
     assert main(["run", path]) == 0
     assert not (tmp_path / "out" / "_beam_inference" / "quarantine.jsonl").exists()
@@ -212,9 +233,12 @@ def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, cap
     assert main(["run", path, "--overwrite"]) == 0
 
 
-def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(job, tmp_path, capsys, monkeypatch):
+def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(
+    job, tmp_path, capsys, monkeypatch
+):
     """Its first launch settles for what fits. A later one on a smaller device goes on, and says so."""
-    some, asked = tmp_path / "some", {"batch_size": 8}
+    some = tmp_path / "some"
+    asked = {"batch_size": 8}
     some.write_text("0\n")
     monkeypatch.setenv("TOY_DEVICE_PATCHES", "3")
     assert main(["run", job(model=toy("cramped"), inference=asked), "--chunks", str(some)]) == 0
@@ -223,7 +247,12 @@ def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(job, tmp_
     assert main(["run", job(model=toy("cramped"), inference={"batch_size": 4})]) == 2
     assert "engine.batch_size: 4 here, 2 there" in capsys.readouterr().err
 
-    report = ["report", job(model=toy("cramped"), inference=asked), "--to", str(tmp_path / "report.html")]
+    report = [
+        "report",
+        job(model=toy("cramped"), inference=asked),
+        "--to",
+        str(tmp_path / "report.html"),
+    ]
     assert main(report) == 0
     assert "out of memory" not in (tmp_path / "report.html").read_text()
     monkeypatch.setenv("TOY_DEVICE_PATCHES", "1")
@@ -231,6 +260,10 @@ def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(job, tmp_
     assert json.loads((tmp_path / "out/_beam_inference/job.json").read_text()) == record
     assert main(["verify", job(model=toy("cramped"), inference=asked), "--deep"]) == 0
     assert main(["verify", job(model=toy("cramped"), inference={"batch_size": 2})]) == 0
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-5)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-5
+    )
     assert main(report) == 0
-    assert re.search(r"[1-9]\d* of the chunks .* fewer patches", (tmp_path / "report.html").read_text())
+    assert re.search(
+        r"[1-9]\d* of the chunks .* fewer patches", (tmp_path / "report.html").read_text()
+    )

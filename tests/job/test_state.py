@@ -8,7 +8,13 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
-from beam_inference.job.records import ChannelStatistics, LaunchSummary, Part, QuarantineRecord, Receipt
+from beam_inference.job.records import (
+    ChannelStatistics,
+    LaunchSummary,
+    Part,
+    QuarantineRecord,
+    Receipt,
+)
 from beam_inference.job.resolved_job import Box, ResolvedJob
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State
@@ -16,7 +22,9 @@ from beam_inference.job.state import State
 
 def resolved(chunk_shape=(16, 16, 16), **sections):
     config = parse_job(job_values("in", "out", **sections), Path("/data"))
-    config = config.model_copy(update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})})
+    config = config.model_copy(
+        update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})}
+    )
     box = Box(start=(0, 0, 0), stop=(64, 64, 64))
     return ResolvedJob(
         config=config,
@@ -87,7 +95,8 @@ def receipts_folder(tmp_path):
 
 def test_the_resolved_job_is_written_once(state):
     assert state.load_job() is None
-    first, second = resolved(), resolved(inference={"batch_size": 5})
+    first = resolved()
+    second = resolved(inference={"batch_size": 5})
     assert state.create_job(first) == first
     assert state.create_job(second) == first
     assert state.load_job().fingerprint == first.fingerprint
@@ -124,7 +133,9 @@ def test_a_damaged_receipt_is_named(state, tmp_path):
     state.write_receipt(receipt(1))
     path = receipts_folder(tmp_path) / "000000000001.json"
     path.write_text(path.read_text()[:40])
-    with pytest.raises(StateError, match="000000000001.json cannot be understood .* Delete this one file"):
+    with pytest.raises(
+        StateError, match="000000000001.json cannot be understood .* Delete this one file"
+    ):
         list(state.receipts(0, 10))
 
 
@@ -156,7 +167,9 @@ def test_clearing_deletes_only_what_the_state_has_written(state, tmp_path):
     state.write_receipt(receipt(1))
     state.write_quarantine_file([quarantine(2)])
     state.clear()
-    assert [p for p in (tmp_path / "state").rglob("*") if p.is_file()] == [tmp_path / "state" / "data.txt"]
+    assert [p for p in (tmp_path / "state").rglob("*") if p.is_file()] == [
+        tmp_path / "state" / "data.txt"
+    ]
 
 
 def test_receipts_of_another_job_in_the_same_folder_do_not_count(state):
@@ -182,7 +195,9 @@ class Flaky:
     """A key-value store of which the first two requests of each kind fail."""
 
     def __init__(self, store, message):
-        self._store, self._message, self._failed = store, message, {}
+        self._store = store
+        self._message = message
+        self._failed = {}
 
     def __getattr__(self, name):
         def request(*arguments, **options):
@@ -202,7 +217,9 @@ def test_passing_trouble_with_the_folder_is_tried_again(state, monkeypatch):
     assert state.read_receipt(1) == receipt(1)
 
 
-def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_read_is_none(state):
+def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_read_is_none(
+    state,
+):
     state._store = Flaky(state._store, "PERMISSION_DENIED: 403")
     with pytest.raises(WorkerFault, match="cannot write .* PERMISSION_DENIED"):
         state.write_receipt(receipt(1))
@@ -217,7 +234,15 @@ def test_the_quarantine_file_is_written_and_removed(state, tmp_path):
 
 
 SAME_BYTES = [
-    {"job": {"attempts": 9, "max_failed_chunks": 4, "resume": False, "run_length": 2, "state_path": "elsewhere"}},
+    {
+        "job": {
+            "attempts": 9,
+            "max_failed_chunks": 4,
+            "resume": False,
+            "run_length": 2,
+            "state_path": "elsewhere",
+        }
+    },
     {"output": {"path": "elsewhere"}},
 ]
 OTHER_BYTES = [
@@ -257,7 +282,11 @@ def test_the_fingerprint_holds_which_function_of_a_file_makes_the_network():
 
 def test_the_fingerprint_holds_model_engine_and_geometry():
     base = resolved()
-    for change in ({"model_sha256": "x"}, {"engine": {"engine": "torch"}}, {"input_dtype": "uint16"}):
+    for change in (
+        {"model_sha256": "x"},
+        {"engine": {"engine": "torch"}},
+        {"input_dtype": "uint16"},
+    ):
         other = ResolvedJob.model_validate(base.model_dump() | change)
         assert other.fingerprint != base.fingerprint
     assert resolved((32, 16, 16)).fingerprint != base.fingerprint
@@ -267,7 +296,10 @@ def test_the_resolved_job_survives_json_and_pickling():
     import pickle
 
     job = resolved(roi={"start": [0, 0, 0], "stop": [64, 64, 64], "context": [4, 4, 4]})
-    for copy in (ResolvedJob.model_validate_json(job.model_dump_json()), pickle.loads(pickle.dumps(job))):
+    for copy in (
+        ResolvedJob.model_validate_json(job.model_dump_json()),
+        pickle.loads(pickle.dumps(job)),
+    ):
         assert copy.fingerprint == job.fingerprint
         assert copy.plan == job.plan
 
@@ -282,7 +314,11 @@ def test_what_launches_have_left(tmp_path):
     state.request_stop("c")
     (tmp_path / "launches" / "d.started").write_text("")
     notes = state.launches()
-    assert [note.launch for note in notes] == ["b", "a", "c"], "in the order of their start, without a torn one"
+    assert [note.launch for note in notes] == [
+        "b",
+        "a",
+        "c",
+    ], "in the order of their start, without a torn one"
     assert [note.summary and note.summary.done for note in notes] == [3, None, None]
     assert [note.stopped for note in notes] == [False, False, True]
     assert all(note.node and note.started <= datetime.now(UTC) for note in notes)

@@ -25,7 +25,13 @@ def test_a_job_that_is_complete(job, tmp_path, capsys):
     path = job()
     assert main(["run", path]) == 0
     status = status_of(tmp_path)
-    assert (status.planned, status.done, status.missing, status.quarantined, status.workers) == (18, 18, 0, 0, 1)
+    assert (status.planned, status.done, status.missing, status.quarantined, status.workers) == (
+        18,
+        18,
+        0,
+        0,
+        1,
+    )
     assert datetime.now(UTC) - status.latest < timedelta(minutes=1)
     capsys.readouterr()
     assert main(["status", path, "--watch"]) == 0
@@ -76,10 +82,12 @@ def test_watching_a_job_from_beside_it(job, tmp_path, capsys, monkeypatch):
 
 
 def test_the_rate_is_that_of_late():
-    slow = [NOW - timedelta(hours=10) + timedelta(minutes=i) for i in range(200)]  # one a minute, long ago
+    # one a minute, long ago
+    slow = [NOW - timedelta(hours=10) + timedelta(minutes=i) for i in range(200)]
     fast = [NOW - timedelta(seconds=100 - i) for i in range(100)]  # one a second
     assert _rate(slow + fast, 300, NOW) == pytest.approx(1, rel=0.05)
-    assert _rate(slow + fast, 30_000, NOW) == pytest.approx(100, rel=0.05)  # a sample of a hundredth
+    # a sample of a hundredth
+    assert _rate(slow + fast, 30_000, NOW) == pytest.approx(100, rel=0.05)
     assert _rate(slow, 200, NOW) is None
     assert _rate(fast[:1], 1, NOW) is None
 
@@ -90,7 +98,9 @@ def test_structured_logs_name_job_launch_run_chunk_and_attempt(job, tmp_path, ca
     block.write_bytes(block.read_bytes()[:10])
     assert main(["run", path, "--log-format", "json"]) == 3
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    quarantined = [line for line in lines if line["level"] == "WARNING" and "quarantined" in line["message"]]
+    quarantined = [
+        line for line in lines if line["level"] == "WARNING" and "quarantined" in line["message"]
+    ]
     assert quarantined
     fingerprint = State(f"file://{tmp_path}/out/_beam_inference").load_job().fingerprint
     for line in quarantined:
@@ -109,7 +119,13 @@ def test_structured_logs_name_job_launch_run_chunk_and_attempt(job, tmp_path, ca
 
 def test_what_changes_between_runs_has_flags(job, tmp_path):
     path = job()
-    other = ["--output", str(tmp_path / "other"), "--roi=3x-5x2:19x27x34", "--resume=true", "--max_failed_chunks=0"]
+    other = [
+        "--output",
+        str(tmp_path / "other"),
+        "--roi=3x-5x2:19x27x34",
+        "--resume=true",
+        "--max_failed_chunks=0",
+    ]
     assert main(["run", path, *other, "--set", "inference.batch_size=1"]) == 0
     resolved = State(f"file://{tmp_path}/other/_beam_inference").load_job()
     assert resolved.config.roi.stop == (19, 27, 34)

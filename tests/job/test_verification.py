@@ -90,6 +90,15 @@ def test_foreign_receipts_and_boxes_are_found(done, tmp_path):
     ]
 
 
-@given(hnp.arrays(st.sampled_from([np.uint8, np.uint16, np.float32]), st.tuples(st.integers(1, 5), st.integers(1, 5))))
+@given(
+    hnp.arrays(
+        st.sampled_from([np.uint8, np.uint16, np.float32]),
+        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    )
+)
 def test_the_checksum_is_of_values_not_of_memory_layout(array):
-    assert crc32(array) == crc32(np.asfortranarray(array)) == crc32(array.astype(array.dtype.newbyteorder(">")))
+    assert (
+        crc32(array)
+        == crc32(np.asfortranarray(array))
+        == crc32(array.astype(array.dtype.newbyteorder(">")))
+    )

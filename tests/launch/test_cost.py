@@ -28,8 +28,12 @@ def test_a_chunk_takes_the_longer_of_computing_and_moving():
 
 def test_on_the_cpu_moving_takes_its_part_of_the_cores():
     moved = 3 + 2 * 6.0
-    assert chunk_seconds(Measured(0.1, 1e-6, 2e-6, cores=4), TOTALS) == pytest.approx(max(5 + moved / 4, moved))
-    assert chunk_seconds(Measured(0.4, 1e-6, 2e-6, cores=4), TOTALS) == pytest.approx(20 + moved / 4)
+    assert chunk_seconds(Measured(0.1, 1e-6, 2e-6, cores=4), TOTALS) == pytest.approx(
+        max(5 + moved / 4, moved)
+    )
+    assert chunk_seconds(Measured(0.4, 1e-6, 2e-6, cores=4), TOTALS) == pytest.approx(
+        20 + moved / 4
+    )
 
 
 def test_the_second_stage_of_an_exchange_comes_after_the_first():
@@ -41,7 +45,9 @@ def test_the_second_stage_of_an_exchange_comes_after_the_first():
 
 
 def test_money_by_hand():
-    prices = Prices(worker_hour=3.6, startup_seconds=0, million_writes=5, million_reads=0.5, gib_month=0.02)
+    prices = Prices(
+        worker_hour=3.6, startup_seconds=0, million_writes=5, million_reads=0.5, gib_month=0.02
+    )
     (expected,) = estimates(Measured(0.1, 0, 0), TOTALS, prices, workers=10, variation=0.0)
     assert expected.hours * 3600 == pytest.approx(500)
     assert expected.money == pytest.approx(5000 * 3.6 / 3600 + 5 + 1)
@@ -50,7 +56,12 @@ def test_money_by_hand():
 
 
 def test_interruptible_workers_are_slower_and_may_be_cheaper():
-    prices = Prices(worker_hour=1.0, interruptible_worker_hour=0.3, interruptions_per_hour=2.0, startup_seconds=100)
+    prices = Prices(
+        worker_hour=1.0,
+        interruptible_worker_hour=0.3,
+        interruptions_per_hour=2.0,
+        startup_seconds=100,
+    )
     steady, spot = estimates(Measured(0.1, 0, 0), TOTALS, prices, workers=10, variation=0.3)
     assert (steady.kind, spot.kind) == ("on demand", "interruptible")
     assert spot.hours > steady.hours

@@ -39,8 +39,11 @@ BASE = {
     "mask_piece_bytes": 500,
     "mask_bytes": 9000,
 }
-CUTOUT, VALUES, PATCH = 20 * 100 * 100, 3 * 16 * 96 * 96, 10 * 50 * 50 * 4
-SLAB, PATCHES = 3 * 10 * 96 * 96 * 4, (2 * (1 + 3) + 3 * 3 + 1) * PATCH
+CUTOUT = 20 * 100 * 100
+VALUES = 3 * 16 * 96 * 96
+PATCH = 10 * 50 * 50 * 4
+SLAB = 3 * 10 * 96 * 96 * 4
+PATCHES = (2 * (1 + 3) + 3 * 3 + 1) * PATCH
 KEPT = KEPT_BYTES + CACHED_CUTOUTS * 7000 + 2 * 500 + 9000
 
 
@@ -54,7 +57,10 @@ def test_the_sum_by_hand():
 def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
     floats = BASE | {"output_dtype": np.dtype("float32")}
     here = projected_memory(**floats)
-    assert here.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + 10**6
+    assert (
+        here.host_bytes
+        == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + PATCHES + 10**6
+    )
     there = projected_memory(**floats | {"device_is_host": False})
     assert there.device_bytes == 2 * CUTOUT + 2 * SLAB + PATCHES + 10**6
     pinned = PINNED * (SLAB + 2 * CUTOUT)
@@ -67,11 +73,17 @@ def test_a_cutout_that_is_filled_in_is_held_twice():
 
 
 def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
-    core, private, touched, shared = (30, 115, 115), (16, 96, 96), (32, 110, 110), (16, 50, 50)
-    large, mine, seams = 3 * 30 * 115 * 115, VALUES, 3 * (32 * 110 * 110 - 16 * 60 * 60)
+    core = (30, 115, 115)
+    private = (16, 96, 96)
+    touched = (32, 110, 110)
+    shared = (16, 50, 50)
+    large = 3 * 30 * 115 * 115
+    mine = VALUES
+    seams = 3 * (32 * 110 * 110 - 16 * 60 * 60)
     jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
     assert 4 * seams < WRITTEN_BYTES
-    rest, network = KEPT - 500, 2 * CUTOUT + PATCHES
+    rest = KEPT - 500
+    network = 2 * CUTOUT + PATCHES
     adding = seams * (2 * 4 + 4 + 1 + 1 + STORE_COPIES) + 2 * 4 * seams + 10 * PATCH
     computing = 2 * 4 * large + mine + SEAM_COPIES * 4 * seams + network
     assert SEAM_COPIES * 4 * seams > STORE_COPIES * mine
@@ -82,9 +94,13 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
         (1000, True, adding + 1000),
         (1000, False, adding),
     ):
-        found = projected_memory(**BASE | jobs | {"working_set_bytes": more, "keeps_working_set": keeps})
+        found = projected_memory(
+            **BASE | jobs | {"working_set_bytes": more, "keeps_working_set": keeps}
+        )
         assert found.host_bytes == rest + expected
-    alone = projected_memory(**BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}).host_bytes
+    alone = projected_memory(
+        **BASE | jobs | {"exchanged": Exchanged(core, core, (0, 0, 0))}
+    ).host_bytes
     assert alone == rest + network + 10**6 + (2 * 4 + 1 + STORE_COPIES) * large
 
 
@@ -103,7 +119,9 @@ def test_operators_hold_something_before_it_is_encoded(seams):
     voxels = 16 * 96 * 96
     both = {
         "threads": 1,
-        "exchanged": Exchanged((16, 96, 96), (16, 96, 96), (0, 0, 0)) if seams == "exchange" else None,
+        "exchanged": (
+            Exchanged((16, 96, 96), (16, 96, 96), (0, 0, 0)) if seams == "exchange" else None
+        ),
     }
     plain = projected_memory(**BASE | both)
     for held, most in ((24, 24), (1, 4 * 2 + 2)):  # at least what they give, and as it is written
@@ -129,7 +147,9 @@ def test_the_store_copies_what_is_handed_to_it_at_a_time():
     assert layers_at_once(WRITTEN_BYTES) == 1
     assert layers_at_once(WRITTEN_BYTES + 1) == 1
     assert layers_at_once(WRITTEN_BYTES // 3) == 3
-    np.testing.assert_array_equal(layers_at_once(np.array([2 * WRITTEN_BYTES, WRITTEN_BYTES // 2])), [1, 2])
+    np.testing.assert_array_equal(
+        layers_at_once(np.array([2 * WRITTEN_BYTES, WRITTEN_BYTES // 2])), [1, 2]
+    )
     deep = projected_memory(**BASE | {"core_shape": (1024, 200, 300), "threads": 1})
     deeper = projected_memory(**BASE | {"core_shape": (2048, 200, 300), "threads": 1})
     assert deeper.host_bytes - deep.host_bytes == 2 * 3 * 1024 * 200 * 300  # no more of copies
@@ -138,14 +158,19 @@ def test_the_store_copies_what_is_handed_to_it_at_a_time():
 def test_a_gpu_takes_the_batch_and_the_working_set_off_the_host():
     on_gpu = projected_memory(**BASE | {"device_is_host": False})
     assert on_gpu.host_bytes < projected_memory(**BASE).host_bytes
-    assert on_gpu.device_bytes == projected_memory(**BASE).device_bytes + CUTOUT + SLAB // 4  # what leaves, as bytes
+    # what leaves, as bytes
+    assert on_gpu.device_bytes == projected_memory(**BASE).device_bytes + CUTOUT + SLAB // 4
 
 
 def test_more_threads_share_one_accumulator():
-    four, two = projected_memory(**BASE | {"threads": 4}), projected_memory(**BASE)
+    four = projected_memory(**BASE | {"threads": 4})
+    two = projected_memory(**BASE)
     assert four.device_bytes == two.device_bytes
     blocks = 7000 * (4 - CACHED_CUTOUTS)
-    assert four.host_bytes - two.host_bytes == 2 * (2 * CUTOUT + (2 + STORE_COPIES) * VALUES + 500) + blocks
+    assert (
+        four.host_bytes - two.host_bytes
+        == 2 * (2 * CUTOUT + (2 + STORE_COPIES) * VALUES + 500) + blocks
+    )
 
 
 @pytest.mark.slow
@@ -153,7 +178,8 @@ def test_more_threads_share_one_accumulator():
 def test_the_projection_is_near_what_a_worker_is_measured_to_use():
     """A whole worker in a process of its own: the peak over what it held before the first chunk.
 
-    Most of it is the network's working set, itself measured on one batch, so two runs differ by a tenth.
+    Most of it is the network's working set, itself measured on one batch, so two runs differ by a
+    tenth.
     """
     from benchmarks.bench import memory_against_projection
 

@@ -15,28 +15,59 @@ def hidden_blocks(volume):
         block.rename(block.with_name(block.name + ".gz"))
 
 
-# What a user can get wrong: sections of the job, what to do to the volume before, more arguments, and the message.
+# What a user can get wrong: sections of the job, what to do to the volume before, more arguments,
+# and the message.
 MISTAKES = {
-    "unknown key": ({"inference": {"patch_shap": [1, 1, 1]}}, None, [], "did you mean 'patch_shape'"),
+    "unknown key": (
+        {"inference": {"patch_shap": [1, 1, 1]}},
+        None,
+        [],
+        "did you mean 'patch_shape'",
+    ),
     "missing section": ({"model": None}, None, [], "model: missing"),
     "wrong type": ({"inference": {"batch_size": "four"}}, None, [], "inference.batch_size"),
-    "overlap too large": ({"inference": {"patch_overlap": [8, 0, 0]}}, None, [], "must be smaller than patch_shape"),
+    "overlap too large": (
+        {"inference": {"patch_overlap": [8, 0, 0]}},
+        None,
+        [],
+        "must be smaller than patch_shape",
+    ),
     "input absent": ({"input": {"path": "nowhere"}}, None, [], "does not exist"),
     "input is no volume": ({}, lambda v: (v / "info").unlink(), [], "no volume at"),
     "input damaged": ({}, lambda v: (v / "info").write_text("{"), [], "not valid JSON"),
     "compressed blocks": ({}, hidden_blocks, [], "would read every voxel as zero"),
     "scale absent": ({"input": {"scale": 2}}, None, [], "has the scales 0 … 0"),
     "channel absent": ({"input": {"channel": 4}}, None, [], "has the channels 0 … 0"),
-    "channels differ": ({"model": {"input_channels": 2, "output_channels": 2}}, None, [], "has 1 channels"),
+    "channels differ": (
+        {"model": {"input_channels": 2, "output_channels": 2}},
+        None,
+        [],
+        "has 1 channels",
+    ),
     "fill value out of range": (
         {"input": {"fill": "constant", "fill_value": 300}},
         None,
         [],
         "not a value of the volume",
     ),
-    "roi outside": ({"roi": {"start": [0, 0, 0], "stop": [4, 4, 4]}}, None, [], "The part inside is"),
-    "roi empty": ({"roi": {"start": [4, 4, 4], "stop": [4, 5, 5]}}, None, [], "must lie beyond start"),
-    "chunk no multiple of block": ({"inference": {"chunk_shape": [20, 32, 32]}}, None, [], "Nearest on z: 16 or 32"),
+    "roi outside": (
+        {"roi": {"start": [0, 0, 0], "stop": [4, 4, 4]}},
+        None,
+        [],
+        "The part inside is",
+    ),
+    "roi empty": (
+        {"roi": {"start": [4, 4, 4], "stop": [4, 5, 5]}},
+        None,
+        [],
+        "must lie beyond start",
+    ),
+    "chunk no multiple of block": (
+        {"inference": {"chunk_shape": [20, 32, 32]}},
+        None,
+        [],
+        "Nearest on z: 16 or 32",
+    ),
     "roi cuts blocks": (
         {
             "roi": {"start": [5, -5, 2], "stop": [21, 27, 52]},
@@ -46,21 +77,56 @@ MISTAKES = {
         [],
         "Nearest starts on z: 3 or 19",
     ),
-    "zarr cannot start below zero": ({"output": {"format": "zarr3"}}, None, [], "such an array has no offset"),
+    "zarr cannot start below zero": (
+        {"output": {"format": "zarr3"}},
+        None,
+        [],
+        "such an array has no offset",
+    ),
     "output is the input": ({"output": {"path": "in"}}, None, [], "is the input"),
-    "output over http": ({"output": {"path": "http://localhost:1/v"}}, None, [], "can only be read from"),
+    "output over http": (
+        {"output": {"path": "http://localhost:1/v"}},
+        None,
+        [],
+        "can only be read from",
+    ),
     "output not writable": ({"output": {"path": "/proc/nowhere/out"}}, None, [], "cannot"),
-    "output scheme unknown": ({"output": {"path": "ftp://host/out"}}, None, [], "unsupported URL scheme"),
-    "voxel size": ({"model": {"voxel_size_nm": [40, 4, 4]}}, None, [], "No scale of the input fits"),
+    "output scheme unknown": (
+        {"output": {"path": "ftp://host/out"}},
+        None,
+        [],
+        "unsupported URL scheme",
+    ),
+    "voxel size": (
+        {"model": {"voxel_size_nm": [40, 4, 4]}},
+        None,
+        [],
+        "No scale of the input fits",
+    ),
     "unit of floats": ({"model": {"normalize": "unity"}}, None, [], "is not one of none, unit"),
     "model absent": ({"model": {"path": "nope.pt"}}, None, [], "there is no file"),
     "module absent": ({"model": {"path": "nope.nope:net"}}, None, [], "there is no Python module"),
     "factory fails": ({"model": toy("raises")}, None, [], "the factory is broken"),
-    "model hash": ({"model": toy("conv", output_channels=2, sha256="0" * 64)}, None, [], "changed or damaged"),
-    "output channels": ({"model": toy("conv", output_channels=5)}, None, [], "returns an array of shape"),
+    "model hash": (
+        {"model": toy("conv", output_channels=2, sha256="0" * 64)},
+        None,
+        [],
+        "changed or damaged",
+    ),
+    "output channels": (
+        {"model": toy("conv", output_channels=5)},
+        None,
+        [],
+        "returns an array of shape",
+    ),
     "network returns a tuple": ({"model": toy("pair")}, None, [], "returns a tuple"),
     "network returns nan": ({"model": toy("not_a_number")}, None, [], "NaN or infinite"),
-    "network fails": ({"model": toy("flat", output_channels=2)}, None, [], "fails on an input of shape"),
+    "network fails": (
+        {"model": toy("flat", output_channels=2)},
+        None,
+        [],
+        "fails on an input of shape",
+    ),
     "value range needed": ({"output": {"dtype": "uint8"}}, None, [], "value_range is needed"),
     "unknown flag": ({}, None, ["--direct_num_worker=2"], "did you mean --direct_num_workers"),
     "bad flag value": ({}, None, ["--direct_num_workers=two"], "invalid int value"),
@@ -70,7 +136,10 @@ MISTAKES = {
     "negative workers": ({}, None, ["--direct_num_workers=-1"], "must be 0"),
     "no endpoint": ({}, None, ["--runner=PortableRunner"], "needs --job_endpoint"),
     "batch norm that is not there": (
-        {"model": toy("conv", output_channels=2, batch_norm="batch"), "inference": {"batch_size": 1}},
+        {
+            "model": toy("conv", output_channels=2, batch_norm="batch"),
+            "inference": {"batch_size": 1},
+        },
         None,
         [],
         "no BatchNorm layer",
@@ -84,15 +153,27 @@ MISTAKES = {
         "is not known before the launch on a remote runner",
     ),
     "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers do not see"),
-    "dataflow without an image": ({}, None, ["--runner=DataflowRunner"], "needs --sdk_container_image"),
+    "dataflow without an image": (
+        {},
+        None,
+        ["--runner=DataflowRunner"],
+        "needs --sdk_container_image",
+    ),
     "unknown runner": ({}, None, ["--runner=NoSuchRunner"], "unknown runner"),
 }
 if not torch.cuda.is_available():
-    MISTAKES["cuda absent"] = ({"model": toy("same"), "inference": {"device": "cuda"}}, None, [], "sees no CUDA device")
+    MISTAKES["cuda absent"] = (
+        {"model": toy("same"), "inference": {"device": "cuda"}},
+        None,
+        [],
+        "sees no CUDA device",
+    )
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gives_one_clear_message_exit_code_2_and_touches_nothing(name, job, capfd, tmp_path, volume_in):
+def test_a_mistake_gives_one_clear_message_exit_code_2_and_touches_nothing(
+    name, job, capfd, tmp_path, volume_in
+):
     sections, damage, arguments, message = MISTAKES[name]
     if damage:
         damage(volume_in)
@@ -111,12 +192,17 @@ def test_there_are_at_least_25_such_cases():
 
 
 @pytest.mark.parametrize(
-    ("read", "written"), [("in", "in"), ("in/0", "in"), ("in", "in/0"), ("in", "in/"), ("in/0", "in/0")]
+    ("read", "written"),
+    [("in", "in"), ("in/0", "in"), ("in", "in/0"), ("in", "in/"), ("in/0", "in/0")],
 )
 def test_an_image_of_several_arrays_is_not_written_over(tmp_path, capsys, read, written):
     array = np.random.default_rng(0).integers(0, 256, (16, 32, 32), dtype=np.uint8)
     write_volume(tmp_path / "in", array, format="ome_zarr", block_shape=(16, 16, 16))
-    output = {"dtype": "uint8", "value_range": [0, 1], "format": "ome_zarr" if written.rstrip("/") == "in" else "zarr3"}
+    output = {
+        "dtype": "uint8",
+        "value_range": [0, 1],
+        "format": "ome_zarr" if written.rstrip("/") == "in" else "zarr3",
+    }
     values = job_values(tmp_path / read, f"{tmp_path}/{written}", output=output)
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
     assert "is the input" in capsys.readouterr().err

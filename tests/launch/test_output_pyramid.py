@@ -19,7 +19,13 @@ from beam_inference.beam.stage_runner import begin
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
-from beam_inference.launch.output_pyramid import begin_levels, check_levels, planned, pyramid_of, status_of
+from beam_inference.launch.output_pyramid import (
+    begin_levels,
+    check_levels,
+    planned,
+    pyramid_of,
+    status_of,
+)
 from beam_inference.launch.pipeline import build
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.survey import survey
@@ -91,11 +97,19 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     without_beam(path)
     there = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL))
     for a, b in zip(pyramid.stages, there.stages, strict=True):
-        assert (a.level, a.chunks, a.part_shape, a.method) == (b.level, b.chunks, b.part_shape, b.method)
+        assert (a.level, a.chunks, a.part_shape, a.method) == (
+            b.level,
+            b.chunks,
+            b.part_shape,
+            b.method,
+        )
     assert pyramid.description == there.description
     assert pyramid.blocks == there.blocks == (12, 2, 1)
     assert main(["plan", path]) == 0
-    assert "pyramid  3 levels by mean, the coarsest 6×10×7 voxels; once every chunk" in capsys.readouterr().out
+    assert (
+        "pyramid  3 levels by mean, the coarsest 6×10×7 voxels; once every chunk"
+        in capsys.readouterr().out
+    )
     values = {}
     for key in ("true", "false"):
         assert main(["plan", path, "--json", "--set", f"output.pyramid={key}"]) == 0
@@ -105,7 +119,19 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     assert values["true"]["objects"] == values["false"]["objects"] + 15 + 3
     voxels = 21 * 36 * 25 + 11 * 19 * 13 + 6 * 10 * 7
     assert values["true"]["stored_bytes"] == values["false"]["stored_bytes"] + 4 * voxels
-    assert main(["plan", path, "--set", "output.block_shape=80x80x80", "--set", "inference.chunk_shape=80x80x80"]) == 2
+    assert (
+        main(
+            [
+                "plan",
+                path,
+                "--set",
+                "output.block_shape=80x80x80",
+                "--set",
+                "inference.chunk_shape=80x80x80",
+            ]
+        )
+        == 2
+    )
     other = ["--output", str(tmp_path / "one"), "--set", "inference.chunk_shape=80x80x80"]
     assert main(["plan", path, *other, "--set", "output.block_shape=80x80x80"]) == 0
     assert "no level: one block holds the output" in capsys.readouterr().out
@@ -123,8 +149,14 @@ def test_the_key_is_not_in_the_fingerprint(job):
 @pytest.mark.parametrize(("operator", "method"), [("threshold", "mode"), ("smooth", "mean")])
 @pytest.mark.parametrize("format", ["precomputed", "ome_zarr"])
 def test_labels_are_not_averaged_and_the_command_agrees(tmp_path, operator, method, format):
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (20, 40, 40), dtype=np.uint8))
-    values = job_values(tmp_path / "in", tmp_path / "out", output={"format": format, "pyramid": True, "dtype": "uint8"})
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(0, 256, (20, 40, 40), dtype=np.uint8)
+    )
+    values = job_values(
+        tmp_path / "in",
+        tmp_path / "out",
+        output={"format": format, "pyramid": True, "dtype": "uint8"},
+    )
     values["postprocess"] = [
         {"operator": operator} | ({"at": 100} if operator == "threshold" else {"sigma": [1, 1, 1]})
     ]
@@ -140,11 +172,14 @@ def test_labels_are_not_averaged_and_the_command_agrees(tmp_path, operator, meth
 def test_levels_made_of_holes_are_made_anew(job, tmp_path, caplog):
     path = job(output={"pyramid": TWO})
     without_beam(path, chunks=range(9))
-    made(plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), count=3))  # a quick look, by the command
+    # a quick look, by the command
+    made(plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), count=3))
     assert status_of(pyramid_of(load_job(path))).complete
     _, pyramid = without_beam(path)
     assert "made before all chunks of this job are done: they are removed" in caplog.text
-    assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, "also the third, which the job does not ask for"
+    assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, (
+        "also the third, which the job does not ask for"
+    )
     assert status_of(pyramid).done == 0
     made(pyramid)
     caplog.clear()
@@ -167,29 +202,39 @@ def test_records_of_holes_do_not_outlive_a_run_without_the_key(job, tmp_path, ca
     without_beam(path)
     assert f"beam-inference pyramid {url} --overwrite" in caplog.text
     assert not status_of(plan_pyramid(multiscale_volume(url, LOCAL), count=1)).complete
-    with pytest.raises(ConfigError, match=r"Make them as this job says with: beam-inference pyramid .* --overwrite"):
+    with pytest.raises(
+        ConfigError,
+        match=r"Make them as this job says with: beam-inference pyramid .* --overwrite",
+    ):
         check_levels(load_job(path, ["output.pyramid=true"]), overwrite=False)
 
 
 def test_levels_made_in_another_way_are_refused_before_anything(job, tmp_path):
     path = job(output={"pyramid": {"levels": 2, "factor": [1, 2, 2]}})
     _, pyramid = without_beam(path)
-    begin_levels(without_beam(path, "output.pyramid=true")[0], overwrite=False)  # nothing was made: another may begin
+    # nothing was made: another may begin
+    begin_levels(without_beam(path, "output.pyramid=true")[0], overwrite=False)
     _, pyramid = without_beam(path)
     made(pyramid)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(ConfigError, match=r"--method=mean --levels=2 --overwrite; or remove the key"):
+    with pytest.raises(
+        ConfigError, match=r"--method=mean --levels=2 --overwrite; or remove the key"
+    ):
         without_beam(path, "output.pyramid={levels: 2}")
     assert sorted(tmp_path.rglob("*")) == before
     without_beam(path)
 
 
 def test_a_part_of_an_output_has_no_pyramid(job, tmp_path):
-    bounds, roi = {"start": [3, -5, 2], "stop": [43, 65, 52]}, {"start": [3, -5, 2], "stop": [19, 27, 52]}
+    bounds = {"start": [3, -5, 2], "stop": [43, 65, 52]}
+    roi = {"start": [3, -5, 2], "stop": [19, 27, 52]}
     path = job(roi=roi, output={"bounds": bounds})
     prepare(load_job(path))
     other = ["output.pyramid=true", "output.bounds=null"]
-    with pytest.raises(ConfigError, match=r"of which this job fills .* beam-inference pyramid once all of it is there"):
+    with pytest.raises(
+        ConfigError,
+        match=r"of which this job fills .* beam-inference pyramid once all of it is there",
+    ):
         prepare(load_job(path, other))
 
 
@@ -204,7 +249,10 @@ def test_with_a_quarantined_chunk_there_is_none_and_resuming_makes_it(job, tmp_p
     with truncated(block_of(tmp_path / "in")):
         assert main(["run", path]) == 3
         out = capsys.readouterr().out
-        assert "pyramid: not made yet, because not all chunks of the job are done; once they are, run makes it" in out
+        assert (
+            "pyramid: not made yet, because not all chunks of the job are done; once they are, run "
+            "makes it" in out
+        )
         assert main(["verify", path]) == 1
         assert main(["status", path, "--watch"]) == 0
         assert "pyramid: not made yet" in capsys.readouterr().out
@@ -221,18 +269,36 @@ def test_a_finished_job_that_is_given_one_makes_only_that(job, tmp_path, capsys)
     path = job()
     assert main(["run", path]) == 0
     assert "pyramid" not in capsys.readouterr().out
-    receipts = {each: each.read_bytes() for each in (tmp_path / "out/_beam_inference/receipts").rglob("*.json")}
+    receipts = {
+        each: each.read_bytes()
+        for each in (tmp_path / "out/_beam_inference/receipts").rglob("*.json")
+    }
     for launch in range(2):
         assert main(["run", path, "--set", "output.pyramid=true"]) == 0
         assert "(0 by this launch)\npyramid: complete, 3 levels by mean" in capsys.readouterr().out
         if launch == 0:
             stored = {each: each.stat().st_mtime_ns for each in (tmp_path / "out").glob("[0-9]*/*")}
     assert all(each.read_bytes() == text for each, text in receipts.items())
-    assert stored == {each: each.stat().st_mtime_ns for each in (tmp_path / "out").glob("[0-9]*/*")}, "done, then left"
-    assert main(["run", path, "--set", "output.pyramid={levels: 4}"]) == 0, "more go on where fewer have ended"
+    assert stored == {
+        each: each.stat().st_mtime_ns for each in (tmp_path / "out").glob("[0-9]*/*")
+    }, "done, then left"
+    assert main(["run", path, "--set", "output.pyramid={levels: 4}"]) == 0, (
+        "more go on where fewer have ended"
+    )
     assert_levels_are_of_the_base(tmp_path / "out", 4)
     assert (
-        main(["run", path, "--overwrite", "--set", "output.pyramid={levels: 1}", "--set", "model.activation=none"]) == 0
+        main(
+            [
+                "run",
+                path,
+                "--overwrite",
+                "--set",
+                "output.pyramid={levels: 1}",
+                "--set",
+                "model.activation=none",
+            ]
+        )
+        == 0
     )
     assert_levels_are_of_the_base(tmp_path / "out", 1)
 
@@ -244,7 +310,9 @@ def test_a_sample_makes_none_and_the_rest_does(job, tmp_path, capsys):
     out = capsys.readouterr().out
     assert "pyramid: not made yet" in out
     assert "the chosen chunks are done" in out
-    assert main(["run", path, "--direct_running_mode=multi_processing", "--direct_num_workers=2"]) == 0
+    assert (
+        main(["run", path, "--direct_running_mode=multi_processing", "--direct_num_workers=2"]) == 0
+    )
     assert "pyramid: complete" in capsys.readouterr().out
     assert_levels_are_of_the_base(tmp_path / "out", 2)
 
@@ -265,7 +333,8 @@ def test_levels_made_by_the_command_while_chunks_go_on_are_made_anew(job, tmp_pa
 def test_a_level_that_cannot_be_made_fails_the_run_and_is_named(job, tmp_path, capsys):
     path = job(output={"pyramid": TWO})
     assert main(["run", path, "--set", "output.pyramid=false"]) == 0
-    damaged = sorted((tmp_path / "out" / "10_10_10").iterdir())[-1]  # not of the chunk that a launch reads back
+    # not of the chunk that a launch reads back
+    damaged = sorted((tmp_path / "out" / "10_10_10").iterdir())[-1]
     with truncated(damaged):
         assert main(["run", path]) == 1
         out = capsys.readouterr().out
@@ -280,9 +349,18 @@ def test_a_level_that_cannot_be_made_fails_the_run_and_is_named(job, tmp_path, c
 @pytest.mark.slow
 def test_labels_in_shards_of_ome_zarr_as_zarr_python_reads_them(tmp_path, capsys):
     zarr = pytest.importorskip("zarr")
-    write_volume(tmp_path / "in", np.random.default_rng(0).integers(0, 256, (40, 70, 50), dtype=np.uint8))
-    output = {"format": "ome_zarr", "shard_shape": [16, 32, 32], "dtype": "uint64", "pyramid": {"levels": 3}}
-    values = job_values(tmp_path / "in", tmp_path / "out", output=output, model=toy("conv", output_channels=2))
+    write_volume(
+        tmp_path / "in", np.random.default_rng(0).integers(0, 256, (40, 70, 50), dtype=np.uint8)
+    )
+    output = {
+        "format": "ome_zarr",
+        "shard_shape": [16, 32, 32],
+        "dtype": "uint64",
+        "pyramid": {"levels": 3},
+    }
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", output=output, model=toy("conv", output_channels=2)
+    )
     values["postprocess"] = [{"operator": "argmax"}]
     path = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", path]) == 0
@@ -294,7 +372,9 @@ def test_labels_in_shards_of_ome_zarr_as_zarr_python_reads_them(tmp_path, capsys
         level = level_above(level, (0, 0, 0), (2, 2, 2), "mode")
         np.testing.assert_array_equal(group[str(number)][:], level)
         assert group[str(number)].shards == (1, 16, 32, 32)
-    assert main(["pyramid", str(tmp_path / "out"), "--levels=3"]) == 0, "the group says that it holds labels"
+    assert main(["pyramid", str(tmp_path / "out"), "--levels=3"]) == 0, (
+        "the group says that it holds labels"
+    )
 
 
 @pytest.mark.slow
@@ -310,7 +390,10 @@ def test_bundles_that_are_tried_again_repeat_nothing(job, tmp_path):
 
 @pytest.mark.slow
 def test_the_graph_does_not_grow_with_the_chunks(job):
-    blocks = {"output": {"pyramid": TWO, "block_shape": [4, 4, 4]}, "inference": {"chunk_shape": [4, 4, 4]}}
+    blocks = {
+        "output": {"pyramid": TWO, "block_shape": [4, 4, 4]},
+        "inference": {"chunk_shape": [4, 4, 4]},
+    }
     sizes = []
     for number, stop in enumerate(([11, 3, 10], [43, 65, 52])):
         path = job(roi={"start": [3, -5, 2], "stop": stop}, **blocks)
@@ -338,12 +421,27 @@ def test_killed_and_interrupted_in_its_levels_then_finished(tmp_path):
     array = np.random.default_rng(0).integers(0, 256, (88, 88, 88), dtype=np.uint8)
     write_volume(tmp_path / "in", array, (1, 2, 3))
     output = {"pyramid": True, "block_shape": [8, 8, 8], "dtype": "uint8", "value_range": [0, 255]}
-    values = job_values(tmp_path / "in", tmp_path / "out", output=output, inference={"chunk_shape": [88, 88, 88]})
-    values["inference"] |= {"patch_shape": [88, 88, 88], "patch_overlap": [0, 0, 0], "batch_size": 1}
-    command = [sys.executable, "-c", IN_SMALL_CHUNKS, "run", str(write_job(tmp_path / "job.yaml", values))]
+    values = job_values(
+        tmp_path / "in", tmp_path / "out", output=output, inference={"chunk_shape": [88, 88, 88]}
+    )
+    values["inference"] |= {
+        "patch_shape": [88, 88, 88],
+        "patch_overlap": [0, 0, 0],
+        "batch_size": 1,
+    }
+    command = [
+        sys.executable,
+        "-c",
+        IN_SMALL_CHUNKS,
+        "run",
+        str(write_job(tmp_path / "job.yaml", values)),
+    ]
     records = tmp_path / "out" / "_beam_inference" / "pyramid"
-    for count, number in ((40, signal.SIGKILL), (100, signal.SIGTERM), (225, signal.SIGKILL)):  # of 216, 27, 8 …
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # of 216, 27, 8 …
+    for count, number in ((40, signal.SIGKILL), (100, signal.SIGTERM), (225, signal.SIGKILL)):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
             deadline = time.monotonic() + 100
             while len(list(records.rglob("done/*/*.json"))) < count:
                 assert time.monotonic() < deadline
@@ -356,12 +454,16 @@ def test_killed_and_interrupted_in_its_levels_then_finished(tmp_path):
             assert "1 of 1 chunks done" in out
             assert "to do what is missing of it: " in out
         if count == 40:
-            assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, "a level is listed once it is complete"
+            assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, (
+                "a level is listed once it is complete"
+            )
     before = {path: path.stat().st_mtime_ns for path in records.rglob("done/*/*.json")}
     finished = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert "(0 by this launch)" in finished
     assert "pyramid: complete" in finished
-    assert all(path.stat().st_mtime_ns == at for path, at in before.items()), "what was done is not done again"
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items()), (
+        "what was done is not done again"
+    )
     found = scales(tmp_path / "out")
     np.testing.assert_array_equal(found[0][1][0], array)
     assert_levels_are_of_the_base(tmp_path / "out", len(found) - 1)

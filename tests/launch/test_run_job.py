@@ -15,7 +15,12 @@ from beam_inference.worker.worker import Worker
 
 def test_a_job_from_python(volume_in, tmp_path):
     outcome = run_job(parse_job(job_values(volume_in, tmp_path / "out"), tmp_path))
-    assert (outcome.exit_code, outcome.done, outcome.missing, outcome.quarantined) == (0, 18, 0, [])
+    assert (outcome.exit_code, outcome.done, outcome.missing, outcome.quarantined) == (
+        0,
+        18,
+        0,
+        [],
+    )
     assert outcome.summary.done == 18
 
 
@@ -28,10 +33,15 @@ print(claimed_cuda_device(2), flush=True)
 sys.stdin.read()
 """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    processes, claimed = [], []
+    processes = []
+    claimed = []
     for _ in range(3):
         process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         processes.append(process)
         claimed.append(int(process.stdout.readline()))
@@ -43,16 +53,25 @@ sys.stdin.read()
 def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tmp_path):
     values = job_values(volume_in, tmp_path / "out", inference={"seams": "exchange"})
     launch = prepare(parse_job(values, tmp_path))
-    job, state, exchange = launch.resolved(), launch.state(), SeamExchange(Worker(launch))
+    job = launch.resolved()
+    state = launch.state()
+    exchange = SeamExchange(Worker(launch))
     first, second = _phases(state, job, None)
     assert (first.total, second.total) == (job.plan.owners, job.plan.chunks.count)
-    assert first.total * first.voxels_per_thing == second.total * second.voxels_per_thing == job.plan.chunks.roi.size
+    assert (
+        first.total * first.voxels_per_thing
+        == second.total * second.voxels_per_thing
+        == job.plan.chunks.roi.size
+    )
     summed = list(exchange.add_up(range(10)))
     assert 0 < first.count_done() == len(summed) < first.total
     done = list(exchange.merge(range(18)))  # as where the rest is quarantined
     assert (first.count_done(), second.count_done()) == (first.total, len(done))
     (chosen,) = _phases(state, job, [1, 2, 3])
-    assert (chosen.total, chosen.count_done()) == (3, len({record.chunk for record in done} & {1, 2, 3}))
+    assert (chosen.total, chosen.count_done()) == (
+        3,
+        len({record.chunk for record in done} & {1, 2, 3}),
+    )
     list(exchange.add_up(range(18)))
     list(exchange.merge(range(18)))
     assert [phase.things for phase in _phases(state, job, None)] == ["chunks"]

@@ -10,7 +10,14 @@ from beam_inference.launch.simulation import Workload, simulate, simulate_many
 
 def seconds(**keys):
     work = Workload(
-        **{"chunks": 100, "seconds_per_chunk": 10.0, "variation": 0.0, "workers": 4, "startup_seconds": 7.0} | keys
+        **{
+            "chunks": 100,
+            "seconds_per_chunk": 10.0,
+            "variation": 0.0,
+            "workers": 4,
+            "startup_seconds": 7.0,
+        }
+        | keys
     )
     return simulate(work, np.random.default_rng(0))
 
@@ -20,7 +27,9 @@ def test_without_chance_it_is_arithmetic():
     assert seconds(chunks=101).seconds == pytest.approx(7 + 26 * 10)
     assert seconds(workers=1).seconds == pytest.approx(7 + 1000)
     assert seconds(chunks=2).seconds == pytest.approx(17), "more workers than chunks"
-    assert seconds(chunks=2).worker_seconds == pytest.approx(34), "of which those without a chunk cost nothing"
+    assert seconds(chunks=2).worker_seconds == pytest.approx(34), (
+        "of which those without a chunk cost nothing"
+    )
 
 
 def test_stragglers_make_the_end_later_and_not_the_work_more():
@@ -41,12 +50,14 @@ def one_by_one(work, random):
             seconds += lost
         return seconds + work.startup_seconds
 
-    free, last = [start() for _ in range(work.workers)], 0.0
+    free = [start() for _ in range(work.workers)]
+    last = 0.0
     for _ in range(work.chunks):
         worker = int(np.argmin(free))
         while True:
             shape = 1 / work.variation**2
-            takes, lost = random.gamma(shape, work.seconds_per_chunk / shape), random.exponential(1 / rate)
+            takes = random.gamma(shape, work.seconds_per_chunk / shape)
+            lost = random.exponential(1 / rate)
             if takes <= lost:
                 break
             free[worker] += lost + start()

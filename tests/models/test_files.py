@@ -49,7 +49,9 @@ def test_identity():
 def test_a_factory_in_a_file_or_a_module(monkeypatch):
     monkeypatch.syspath_prepend(str(TOYS.parent))
     for path in (f"{TOYS}:conv", "toy_networks:conv"):
-        np.testing.assert_array_equal(predict({"path": path, "output_channels": 2}), expected(toy_networks.conv()))
+        np.testing.assert_array_equal(
+            predict({"path": path, "output_channels": 2}), expected(toy_networks.conv())
+        )
 
 
 @pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
@@ -65,7 +67,9 @@ def trained():
     return torch.nn.Conv3d(1, 2, 3, padding=1)
 
 
-@pytest.mark.parametrize("kind", ["state_dict", "nested", "data_parallel", "safetensors", "safetensors named .pth"])
+@pytest.mark.parametrize(
+    "kind", ["state_dict", "nested", "data_parallel", "safetensors", "safetensors named .pth"]
+)
 def test_weights_in_every_form(tmp_path, trained, kind):
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
     state = trained.state_dict()
@@ -113,7 +117,10 @@ def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_pat
     model = exported(toy_networks.conv().eval())
     buffer = io.BytesIO()
     torch.save(Bomb(tmp_path / "boom"), buffer)
-    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad:
+    with (
+        zipfile.ZipFile(model["path"]) as archive,
+        zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad,
+    ):
         samples = [name for name in archive.namelist() if "sample_inputs" in name]
         assert samples
         for name in archive.namelist():
@@ -121,7 +128,10 @@ def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_pat
     with pytest.raises(ModelContractError, match="cannot load|holds more than tensors"):
         predict(model | {"path": str(tmp_path / "bad.pt2")})
     assert not (tmp_path / "boom").exists()
-    with zipfile.ZipFile(model["path"]) as archive, zipfile.ZipFile(tmp_path / "custom.pt2", "w") as bad:
+    with (
+        zipfile.ZipFile(model["path"]) as archive,
+        zipfile.ZipFile(tmp_path / "custom.pt2", "w") as bad,
+    ):
         for name in archive.namelist():
             bad.writestr(name, archive.read(name))
         bad.writestr("archive/data/constants/custom_obj_0", b"")
@@ -131,7 +141,9 @@ def test_pickled_code_in_an_exported_network_is_never_run_unless_allowed(tmp_pat
 
 def test_weights_may_be_named_as_a_url(tmp_path, trained):
     torch.save(trained.state_dict(), tmp_path / "w.pt")
-    np.testing.assert_array_equal(predict(toy("conv", weights=f"file://{tmp_path}/w.pt")), expected(trained))
+    np.testing.assert_array_equal(
+        predict(toy("conv", weights=f"file://{tmp_path}/w.pt")), expected(trained)
+    )
 
 
 def test_a_pickled_network_is_loaded_if_allowed(tmp_path, trained):
@@ -174,13 +186,17 @@ def test_batch_norm_modes_of_a_scripted_network(tmp_path):
         model = {"path": str(tmp_path / "net.ts"), "output_channels": 2, "batch_norm": mode}
         found = predict(model, {"batch_size": 1}, BATCH[:1])
         np.testing.assert_allclose(
-            found, predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]), atol=1e-6
+            found,
+            predict(toy("batch_norm", batch_norm=mode), {"batch_size": 1}, BATCH[:1]),
+            atol=1e-6,
         )
 
 
 def test_a_traced_network_has_its_batch_norm_mode_fixed(tmp_path):
     quiet(
-        lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(str(tmp_path / "n.ts"))
+        lambda: torch.jit.trace(toy_networks.batch_norm().eval(), torch.from_numpy(BATCH)).save(
+            str(tmp_path / "n.ts")
+        )
     )
     model = {"path": str(tmp_path / "n.ts"), "output_channels": 2}
     np.testing.assert_allclose(predict(model), predict(toy("batch_norm")), atol=1e-6)
@@ -201,14 +217,21 @@ def exported(tmp_path):
 
 
 def test_an_exported_network(exported):
-    np.testing.assert_array_equal(predict(exported(toy_networks.conv().eval())), expected(toy_networks.conv()))
+    np.testing.assert_array_equal(
+        predict(exported(toy_networks.conv().eval())), expected(toy_networks.conv())
+    )
 
 
 def test_an_exported_network_has_its_batch_fixed_unless_dynamic(exported):
-    with pytest.raises(ModelContractError, match="takes batches of exactly 2; the job says inference.batch_size: 3"):
+    with pytest.raises(
+        ModelContractError,
+        match="takes batches of exactly 2; the job says inference.batch_size: 3",
+    ):
         predict(exported(toy_networks.conv().eval()), {"batch_size": 3})
     model = exported(toy_networks.conv().eval(), dynamic=True)
-    np.testing.assert_array_equal(predict(model, {"batch_size": 3}, BATCH[[0, 1, 0]]).shape, (3, 2, 4, 6, 8))
+    np.testing.assert_array_equal(
+        predict(model, {"batch_size": 3}, BATCH[[0, 1, 0]]).shape, (3, 2, 4, 6, 8)
+    )
 
 
 def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
@@ -218,13 +241,17 @@ def test_an_exported_network_has_its_batch_norm_mode_fixed(exported):
         predict(toy("batch_norm"), {"batch_size": 1}, BATCH[:1]),
         atol=1e-6,
     )
-    with pytest.raises(ModelContractError, match="using running statistics, which cannot be changed"):
+    with pytest.raises(
+        ModelContractError, match="using running statistics, which cannot be changed"
+    ):
         predict(model | {"batch_norm": "batch"}, {"batch_size": 1})
 
 
 def test_a_batch_norm_mode_that_cannot_be_had_is_refused(tmp_path, exported, monkeypatch):
     one = {"batch_size": 1}
-    with pytest.raises(ModelContractError, match="no BatchNorm layer whose statistics could be chosen"):
+    with pytest.raises(
+        ModelContractError, match="no BatchNorm layer whose statistics could be chosen"
+    ):
         predict(toy("conv", batch_norm="batch"), one)
     with pytest.raises(ModelContractError, match="has BatchNorm using no statistics"):
         predict(exported(toy_networks.conv().eval(), batch=1) | {"batch_norm": "batch"}, one)
@@ -233,12 +260,16 @@ def test_a_batch_norm_mode_that_cannot_be_had_is_refused(tmp_path, exported, mon
     frozen = quiet(lambda: torch.jit.freeze(torch.jit.script(toy_networks.batch_norm().eval())))
     quiet(lambda: frozen.save(str(tmp_path / "frozen.ts")))
     with pytest.raises(ModelContractError, match="BatchNorm"):
-        predict({"path": str(tmp_path / "frozen.ts"), "output_channels": 2, "batch_norm": "batch"}, one)
+        predict(
+            {"path": str(tmp_path / "frozen.ts"), "output_channels": 2, "batch_norm": "batch"}, one
+        )
 
 
 def test_two_dimensional_networks_see_no_z_axis():
     batch = BATCH[:, :, :1]
-    found = predict(toy("flat", dims=2), {"patch_shape": [1, 6, 8], "patch_overlap": [0, 0, 0]}, batch)
+    found = predict(
+        toy("flat", dims=2), {"patch_shape": [1, 6, 8], "patch_overlap": [0, 0, 0]}, batch
+    )
     np.testing.assert_array_equal(found[:, :, 0], expected(toy_networks.flat(), batch[:, :, 0]))
 
 
@@ -260,7 +291,10 @@ def test_low_precision_runs_the_network_in_it_and_returns_float32(precision):
         ({"path": f"{TOYS}:nope"}, "has no function nope"),
         ({"path": f"{TOYS}:raises"}, "the factory failed: RuntimeError: the factory is broken"),
         ({"path": f"{TOYS}:not_a_module"}, "returned a int, not a torch module"),
-        ({"path": f"{TOYS}:conv", "weights": "/nope/w.pt", "output_channels": 2}, "model.weights: there is no file"),
+        (
+            {"path": f"{TOYS}:conv", "weights": "/nope/w.pt", "output_channels": 2},
+            "model.weights: there is no file",
+        ),
         ({"path": str(TOYS)}, "expected identity, a TorchScript file"),
     ],
 )
@@ -270,7 +304,10 @@ def test_models_that_cannot_be_loaded(model, message):
 
 
 def test_files_that_are_not_what_their_name_says(tmp_path):
-    for name, message in (("a.pt", "not TorchScript"), ("a.pt2", "cannot load the torch.export file")):
+    for name, message in (
+        ("a.pt", "not TorchScript"),
+        ("a.pt2", "cannot load the torch.export file"),
+    ):
         (tmp_path / name).write_bytes(b"nothing of the kind")
         with pytest.raises(ModelContractError, match=message):
             predict({"path": str(tmp_path / name)})
@@ -300,7 +337,10 @@ def test_a_launcher_knows_what_a_worker_will_say(tmp_path, trained):
     torch.save(trained.state_dict(), tmp_path / "w.pt")
     for model in ({"path": "identity"}, toy("conv", weights=str(tmp_path / "w.pt"))):
         job = config(model)
-        assert describe_engine(job.model, job.inference) == load_predictor(job.model, job.inference).describe()
+        assert (
+            describe_engine(job.model, job.inference)
+            == load_predictor(job.model, job.inference).describe()
+        )
 
 
 def test_parameters_that_no_weights_file_states_describe_the_engine():
@@ -337,5 +377,6 @@ def test_torchs_device_errors_are_translated(error, translated):
 
 @pytest.mark.gpu
 def test_a_cuda_device_gives_the_cpus_values_in_float32():
-    on_cpu, on_gpu = predict(toy("conv")), predict(toy("conv"), {"device": "cuda"})
+    on_cpu = predict(toy("conv"))
+    on_gpu = predict(toy("conv"), {"device": "cuda"})
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-5)

@@ -57,7 +57,9 @@ def draw(
     order = rng.permutation(3)
     flips = tuple(axis for axis in range(3) if rng.random() < 0.5)
     patch = np.flip(image[box].transpose(order), flips)[1:, 1:, 1:]
-    target, mask = affinities(torch.from_numpy(np.ascontiguousarray(np.flip(labels[box].transpose(order), flips))))
+    target, mask = affinities(
+        torch.from_numpy(np.ascontiguousarray(np.flip(labels[box].transpose(order), flips)))
+    )
     grey = torch.from_numpy(patch.astype(np.float32) / 255)
     return grey[None, None], target[None], mask[None]
 

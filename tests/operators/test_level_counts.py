@@ -59,7 +59,8 @@ def test_sums_beyond_64_bits_are_exact(pairs):
 
 
 def test_quantiles_of_many_voxels_are_exact():
-    number = 10**15 - 1  # of which 0.999 are 0.001 more than a whole number, which float64 does not tell
+    # of which 0.999 are 0.001 more than a whole number, which float64 does not tell
+    number = 10**15 - 1
     for quantile in QUANTILES[1:-1]:
         rank = math.ceil(Fraction(str(quantile)) * number)
         for below, expected in ((rank, 0), (rank - 1, 1)):
@@ -69,7 +70,10 @@ def test_quantiles_of_many_voxels_are_exact():
 
 def test_of_more_voxels_than_there_are_every_value_is_counted():
     counts = np.full(65536, 2**46, np.int64)  # 2^62 in all
-    assert mean_and_std(counts, np.dtype(np.int16)) == (-0.5, math.sqrt((Fraction(65536) ** 2 - 1) / 12))
+    assert mean_and_std(counts, np.dtype(np.int16)) == (
+        -0.5,
+        math.sqrt((Fraction(65536) ** 2 - 1) / 12),
+    )
 
 
 def test_the_levels_are_the_same_however_a_volume_is_cut(tmp_path, monkeypatch):
@@ -88,13 +92,16 @@ def test_the_levels_are_the_same_however_a_volume_is_cut(tmp_path, monkeypatch):
 
 
 def test_the_levels_of_a_volume(tmp_path, monkeypatch):
-    url, to = write_volume(tmp_path / "in", INPUT, START, block_shape=(16, 16, 16)), tmp_path / "levels.json"
+    url = write_volume(tmp_path / "in", INPUT, START, block_shape=(16, 16, 16))
+    to = tmp_path / "levels.json"
     monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 20_000)  # several chunks on every axis
     assert main(["levels", url, "--to", str(to), "--direct_num_workers=2"]) == 0
     told = json.loads(to.read_text())
     assert (told["dtype"], told["start"], told["quantiles"]) == ("uint8", 3, list(QUANTILES))
     assert told["volume"] == np.quantile(INPUT, QUANTILES, method="inverted_cdf").tolist()
-    assert told["sections"] == [np.quantile(z, QUANTILES, method="inverted_cdf").tolist() for z in INPUT]
+    assert told["sections"] == [
+        np.quantile(z, QUANTILES, method="inverted_cdf").tolist() for z in INPUT
+    ]
     assert (told["mean"], told["std"]) == (pytest.approx(INPUT.mean()), pytest.approx(INPUT.std()))
     expected = np.stack([INPUT.mean(axis=(1, 2)), INPUT.std(axis=(1, 2))], axis=1)
     np.testing.assert_allclose(told["section_moments"], expected, rtol=1e-12)
@@ -113,13 +120,16 @@ def test_floats_cannot_be_counted(tmp_path, capsys):
 
 
 def test_what_is_gone_is_counted_again_and_so_is_what_was_changed(tmp_path, capsys):
-    url, to = write_volume(tmp_path / "in", INPUT[:3], block_shape=(16, 16, 16)), tmp_path / "levels.json"
+    url = write_volume(tmp_path / "in", INPUT[:3], block_shape=(16, 16, 16))
+    to = tmp_path / "levels.json"
     assert main(["levels", url, "--to", str(to)]) == 0
     first = to.read_text()
     to.unlink()
     assert main(["levels", url, "--to", str(to)]) == 0
     assert to.read_text() == first
-    open_output(spec_at(url)).write(BoundingBox((0, 0, 0), (3, 48, 50)), np.full((1, 3, 48, 50), 9, np.uint8))
+    open_output(spec_at(url)).write(
+        BoundingBox((0, 0, 0), (3, 48, 50)), np.full((1, 3, 48, 50), 9, np.uint8)
+    )
     assert main(["levels", url, "--to", str(to)]) == 2
     assert "holds records of another job (what differs: input_values)" in capsys.readouterr().err
     assert main(["levels", url, "--to", str(to), "--overwrite"]) == 0
@@ -135,14 +145,16 @@ def test_a_copy_of_a_volume_holds_the_same_and_a_changed_block_is_noticed(tmp_pa
     assert hash_of_some_blocks(open_volume(f"file://{tmp_path}/copy")) == before
     write_volume(tmp_path / "brighter", INPUT + (INPUT == 90), START, block_shape=(16, 16, 16))
     assert hash_of_some_blocks(open_volume(f"file://{tmp_path}/brighter")) != before
-    blocks, noticed = sorted((tmp_path / "copy/10_10_10").iterdir()), 0
+    blocks = sorted((tmp_path / "copy/10_10_10").iterdir())
+    noticed = 0
     for block in blocks:
         content = block.read_bytes()
         block.write_bytes(bytes([content[0] ^ 1]) + content[1:])
         noticed += hash_of_some_blocks(open_volume(f"file://{tmp_path}/copy")) != before
         block.write_bytes(content)
     assert noticed == level_counts.SOME_BLOCKS < len(blocks)
-    monkeypatch.setattr(level_counts, "SOME_VOXELS", 1)  # of blocks that are large, fewer are looked at
+    # of blocks that are large, fewer are looked at
+    monkeypatch.setattr(level_counts, "SOME_VOXELS", 1)
     assert hash_of_some_blocks(open_volume(url)) != before
     for block in blocks:
         block.write_bytes(block.read_bytes()[:9])
@@ -152,13 +164,28 @@ def test_a_copy_of_a_volume_holds_the_same_and_a_changed_block_is_noticed(tmp_pa
 
 
 def spec_at(url):
-    return OutputSpec(url, "precomputed", "uint8", 1, BoundingBox((0, 0, 0), (3, 48, 50)), (16, 16, 16), (10.0,) * 3)
+    return OutputSpec(
+        url,
+        "precomputed",
+        "uint8",
+        1,
+        BoundingBox((0, 0, 0), (3, 48, 50)),
+        (16, 16, 16),
+        (10.0,) * 3,
+    )
 
 
 def test_of_shards_blocks_are_counted(tmp_path):
     box = BoundingBox((0, 0, 0), (64, 64, 64))
     spec = OutputSpec(
-        f"file://{tmp_path}/v", "zarr3", "uint8", 1, box, (16, 16, 16), (10.0,) * 3, shard_shape=(64,) * 3
+        f"file://{tmp_path}/v",
+        "zarr3",
+        "uint8",
+        1,
+        box,
+        (16, 16, 16),
+        (10.0,) * 3,
+        shard_shape=(64,) * 3,
     )
     create_output(spec).write(box, np.ones((1, 64, 64, 64), np.uint8))
     assert chunks_to_count(open_volume(spec.url)).chunk_shape[0] == 16

@@ -35,19 +35,26 @@ def made(tmp_path_factory):
 def done(values, folder):
     """Do a job without Beam."""
     launch = prepare(parse_job(values, folder))
-    assert {record.outcome for record in Worker(launch).do(range(launch.resolved().plan.chunks.count))} == {"done"}
+    assert {
+        record.outcome for record in Worker(launch).do(range(launch.resolved().plan.chunks.count))
+    } == {"done"}
 
 
 def by_hand(array, normalize):
     """What a normalisation makes of a volume, by NumPy, in float64, on the whole of it."""
     axis = (1, 2) if normalize.get("by") == "section" else None
     if "to" in normalize:
-        zero, unit = array.mean(axis=axis, keepdims=True), array.std(axis=axis, keepdims=True)
-        unit, clip = np.where(unit, unit, 1), normalize.get("clip", (-np.inf, np.inf))
+        zero = array.mean(axis=axis, keepdims=True)
+        unit = array.std(axis=axis, keepdims=True)
+        unit = np.where(unit, unit, 1)
+        clip = normalize.get("clip", (-np.inf, np.inf))
     else:
         quantiles = (normalize["low"], normalize["high"])
-        zero, one = np.quantile(array, quantiles, axis=axis, method="inverted_cdf", keepdims=True).astype(int)
-        unit, clip = np.maximum(one - zero, 1), (0, 1)
+        zero, one = np.quantile(
+            array, quantiles, axis=axis, method="inverted_cdf", keepdims=True
+        ).astype(int)
+        unit = np.maximum(one - zero, 1)
+        clip = (0, 1)
     return np.clip((array.astype(float) - zero) / unit, *clip)
 
 
@@ -62,7 +69,9 @@ FORMS = [
 
 
 @pytest.mark.parametrize(
-    ("form", "fill"), [(form, "reflect") for form in FORMS] + [(FORMS[1], "constant"), (FORMS[5], "constant")], ids=str
+    ("form", "fill"),
+    [(form, "reflect") for form in FORMS] + [(FORMS[1], "constant"), (FORMS[5], "constant")],
+    ids=str,
 )
 def test_what_is_made_of_levels_is_the_same_for_all_chunk_shapes(made, tmp_path, form, fill):
     url, to = made
@@ -88,8 +97,13 @@ def test_16_bits_far_from_zero_are_standardised_to_a_hundredth_of_a_grey_value(t
     array = (60_000 + np.random.default_rng(1).normal(0, 300, (20, 30, 30))).astype(np.uint16)
     url = write_volume(tmp_path / "in", array)
     write_levels(url, tmp_path)
-    done(job_values(url, tmp_path / "out", model={"normalize": {"levels": "levels.json", **form}}), tmp_path)
-    np.testing.assert_allclose(read_volume(tmp_path / "out")[0], by_hand(array, form), atol=0.01 / 300)
+    done(
+        job_values(url, tmp_path / "out", model={"normalize": {"levels": "levels.json", **form}}),
+        tmp_path,
+    )
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out")[0], by_hand(array, form), atol=0.01 / 300
+    )
 
 
 def test_a_section_of_one_value_is_zero_also_outside_the_volume():
@@ -98,7 +112,10 @@ def test_a_section_of_one_value_is_zero_also_outside_the_volume():
     found = by_section(array, np.array([5, 6]), sections)
     assert found.tolist() == [[[[0, 0, 0]], [[0, 1, 3]]]]
     assert not np.signbit(found).any()
-    assert by_section(array, np.array([6, 6]), sections.model_copy(update={"clip": None})).max() == 122.5
+    assert (
+        by_section(array, np.array([6, 6]), sections.model_copy(update={"clip": None})).max()
+        == 122.5
+    )
 
 
 def brighter(text):
@@ -112,8 +129,11 @@ def brighter(text):
 
 
 @pytest.mark.parametrize("form", FORMS[:3] + FORMS[4:5], ids=str)
-def test_other_levels_are_another_job_but_without_them_it_goes_on(made, tmp_path, capsys, caplog, form):
-    url, to = made[0], tmp_path / "levels.json"
+def test_other_levels_are_another_job_but_without_them_it_goes_on(
+    made, tmp_path, capsys, caplog, form
+):
+    url = made[0]
+    to = tmp_path / "levels.json"
     original = made[1].read_text()
     to.write_text(original)
     values = job_values(url, tmp_path / "out", model={"normalize": {"levels": str(to), **form}})
@@ -124,7 +144,11 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(made, tmp_path
     to.write_text(brighter(original))
     assert main(["run", path]) == 2
     told = capsys.readouterr().err
-    assert ("  model.normalize.levels[" if form.get("by") == "section" else "  model.normalize: {'scale'") in told
+    assert (
+        "  model.normalize.levels["
+        if form.get("by") == "section"
+        else "  model.normalize: {'scale'"
+    ) in told
     assert " here, " in told
     assert "levels.json was made anew, of other values, since the job began" in told
     to.unlink()
@@ -141,11 +165,14 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(made, tmp_path
 
 
 def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
-    url, to = made[0], tmp_path / "levels.json"
+    url = made[0]
+    to = tmp_path / "levels.json"
     to.write_text(made[1].read_text())
 
     def job(**form):
-        values = job_values(url, tmp_path / "out", model={"normalize": {"levels": "levels.json", **form}})
+        values = job_values(
+            url, tmp_path / "out", model={"normalize": {"levels": "levels.json", **form}}
+        )
         return str(write_job(tmp_path / "job.yaml", values))
 
     prepare(load_job(job(low=0.02)))
@@ -157,7 +184,9 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
     to.unlink()
     assert main(["run", job(low=0.05)]) == 2
     assert "levels.json does not exist" in capsys.readouterr().err
-    assert main(["run", job(low=0.02), "--overwrite"]) == 2, "a job that begins has nothing to go on with"
+    assert main(["run", job(low=0.02), "--overwrite"]) == 2, (
+        "a job that begins has nothing to go on with"
+    )
     prepare(load_job(job(low=0.02)))
 
 
@@ -168,16 +197,46 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
         ({"levels": "job.yaml"}, "is no file of beam-inference levels"),
         ({"levels": "levels.json", "low": 0.03}, "must be two of the quantiles"),
         ({"levels": "levels.json", "low": 0.99, "high": 0.01}, "low < high"),
-        ({"levels": "levels.json", "lows": 0.01}, "model.normalize.lows: unknown key; did you mean 'low'"),
-        ({"levels": "levels.json", "to": "standard", "low": 0.01}, "model.normalize.low: unknown key; known keys: lev"),
-        ({"levels": "levels.json", "clip": [-3, 3]}, "model.normalize.clip: unknown key; known keys: levels, by, low"),
-        ({"levels": "levels.json", "to": "contrast"}, "model.normalize.to: input should be 'standard'"),
-        ({"levels": "levels.json", "to": "standard", "clip": [3, -3]}, "model.normalize.clip: clip [3.0, -3.0] must"),
-        ({"scale": 1, "clip": [1, 1]}, "model.normalize.clip: clip [1.0, 1.0] must be [low, high] with low < high"),
-        ({"levels": "old.json", "to": "standard", "by": "section"}, "Make it anew: beam-inference levels INPUT --to"),
-        ({"levels": "short.json"}, "is no file of beam-inference levels: Value error, it does not hold mean and std"),
-        ({"levels": "shorter.json"}, "is no file of beam-inference levels: Value error, it does not hold a value for"),
-        ({"start": 0, "levels": [[0, 1]]}, "has levels for the sections 0 … 0; the input has 3 … 42"),
+        (
+            {"levels": "levels.json", "lows": 0.01},
+            "model.normalize.lows: unknown key; did you mean 'low'",
+        ),
+        (
+            {"levels": "levels.json", "to": "standard", "low": 0.01},
+            "model.normalize.low: unknown key; known keys: lev",
+        ),
+        (
+            {"levels": "levels.json", "clip": [-3, 3]},
+            "model.normalize.clip: unknown key; known keys: levels, by, low",
+        ),
+        (
+            {"levels": "levels.json", "to": "contrast"},
+            "model.normalize.to: input should be 'standard'",
+        ),
+        (
+            {"levels": "levels.json", "to": "standard", "clip": [3, -3]},
+            "model.normalize.clip: clip [3.0, -3.0] must",
+        ),
+        (
+            {"scale": 1, "clip": [1, 1]},
+            "model.normalize.clip: clip [1.0, 1.0] must be [low, high] with low < high",
+        ),
+        (
+            {"levels": "old.json", "to": "standard", "by": "section"},
+            "Make it anew: beam-inference levels INPUT --to",
+        ),
+        (
+            {"levels": "short.json"},
+            "is no file of beam-inference levels: Value error, it does not hold mean and std",
+        ),
+        (
+            {"levels": "shorter.json"},
+            "is no file of beam-inference levels: Value error, it does not hold a value for",
+        ),
+        (
+            {"start": 0, "levels": [[0, 1]]},
+            "has levels for the sections 0 … 0; the input has 3 … 42",
+        ),
     ],
 )
 def test_what_cannot_be_used_is_refused(made, tmp_path, capsys, normalize, message):
@@ -198,7 +257,9 @@ def test_what_cannot_be_used_is_refused(made, tmp_path, capsys, normalize, messa
 
 def test_levels_of_another_volume_are_refused(made, tmp_path, capsys):
     write_volume(tmp_path / "other", INPUT.astype(np.uint16), START)
-    values = job_values(tmp_path / "other", tmp_path / "out", model={"normalize": {"levels": str(made[1])}})
+    values = job_values(
+        tmp_path / "other", tmp_path / "out", model={"normalize": {"levels": str(made[1])}}
+    )
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
     assert "uint8 with the sections 3 … 42; the input is uint16" in capsys.readouterr().err
 
@@ -209,16 +270,24 @@ def test_a_flat_volume_has_no_contrast_but_flat_sections_are_zero(tmp_path):
 
     def found(**form):
         values = job_values(url, "out", model={"normalize": {"levels": "levels.json", **form}})
-        return levels.decided(parse_job(values, tmp_path).model.normalize, open_volume(url), Storage())
+        return levels.decided(
+            parse_job(values, tmp_path).model.normalize, open_volume(url), Storage()
+        )
 
     with pytest.raises(ConfigError, match="one value at both quantiles, 7"):
         found()
     with pytest.raises(ConfigError, match="has one value throughout, 7"):
         found(to="standard")
     assert found(by="section") == Sections(start=0, levels=[(7.0, 8.0)] * 4)
-    assert found(by="section", to="standard") == Sections(start=0, levels=[(7.0, 7.0)] * 4, clip=None)
+    assert found(by="section", to="standard") == Sections(
+        start=0, levels=[(7.0, 7.0)] * 4, clip=None
+    )
     done(
-        job_values(url, "out", model={"normalize": {"levels": "levels.json", "by": "section", "to": "standard"}}),
+        job_values(
+            url,
+            "out",
+            model={"normalize": {"levels": "levels.json", "by": "section", "to": "standard"}},
+        ),
         tmp_path,
     )
     assert not read_volume(tmp_path / "out").any()

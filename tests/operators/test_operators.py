@@ -47,12 +47,24 @@ def test_quantising_clips_and_rounds_to_nearest_and_never_wraps(values, dtype, v
     assert found.min() >= info.min
     assert found.max() <= info.max
     # Half a level, and what float32 arithmetic may add before the rounding.
-    assert np.abs(found - np.clip(exact, info.min, info.max)).max() <= 0.5 + 2e-7 * (info.max - info.min) * 2
+    assert (
+        np.abs(found - np.clip(exact, info.min, info.max)).max()
+        <= 0.5 + 2e-7 * (info.max - info.min) * 2
+    )
 
 
 def test_quantised_ends_of_the_range_are_the_dtypes_ends():
-    assert quantize(np.array([-1, 1, 9, -9], np.float32), np.dtype("int8"), (-1, 1)).tolist() == [-128, 127, 127, -128]
-    assert quantize(np.array([0, 1, 0.5], np.float32), np.dtype("uint8"), (0, 1)).tolist() == [0, 255, 128]
+    assert quantize(np.array([-1, 1, 9, -9], np.float32), np.dtype("int8"), (-1, 1)).tolist() == [
+        -128,
+        127,
+        127,
+        -128,
+    ]
+    assert quantize(np.array([0, 1, 0.5], np.float32), np.dtype("uint8"), (0, 1)).tolist() == [
+        0,
+        255,
+        128,
+    ]
 
 
 def test_float32_is_written_as_it_is():

@@ -26,7 +26,8 @@ MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
 
 def parsed(operators, tmp_path, dtype="float32"):
     config = parse_job(
-        job_values("in", "out", model=MODEL, output={"dtype": dtype}) | {"postprocess": operators}, tmp_path
+        job_values("in", "out", model=MODEL, output={"dtype": dtype}) | {"postprocess": operators},
+        tmp_path,
     )
     return config.postprocess
 
@@ -55,7 +56,9 @@ def smoothed(array, sigma):
         radius = int(np.ceil(4 * s))
         if radius:
             weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / s) ** 2)
-            padded = np.pad(array, [(radius, radius) if a == axis else (0, 0) for a in range(4)], mode="edge")
+            padded = np.pad(
+                array, [(radius, radius) if a == axis else (0, 0) for a in range(4)], mode="edge"
+            )
             pieces = [
                 w * np.take(padded, range(k, k + array.shape[axis]), axis)
                 for k, w in enumerate(weights / weights.sum())
@@ -70,15 +73,23 @@ def test_smoothing_against_a_gaussian_written_out_and_without_seams(tmp_path):
     whole = result(tmp_path, "whole", (48, 64, 64), postprocess=operators)
     np.testing.assert_allclose(whole, smoothed(INPUT, sigma), atol=1e-3)
     for number, chunk_shape in enumerate([(16, 16, 16), (32, 16, 48)]):
-        np.testing.assert_array_equal(result(tmp_path, f"o{number}", chunk_shape, postprocess=operators), whole)
+        np.testing.assert_array_equal(
+            result(tmp_path, f"o{number}", chunk_shape, postprocess=operators), whole
+        )
 
 
 def test_a_roi_is_smoothed_with_what_lies_around_it_in_the_domain(tmp_path):
     roi = {"start": [0, 16, 16], "stop": [16, 32, 32], "context": [0, 12, 12]}
     values = result(
-        tmp_path, "out", (16, 16, 16), roi=roi, postprocess=[{"operator": "smooth", "sigma": [0, 1.5, 1.5]}]
+        tmp_path,
+        "out",
+        (16, 16, 16),
+        roi=roi,
+        postprocess=[{"operator": "smooth", "sigma": [0, 1.5, 1.5]}],
     )
-    np.testing.assert_allclose(values, smoothed(INPUT, (0, 1.5, 1.5))[:, :16, 16:32, 16:32], atol=1e-3)
+    np.testing.assert_allclose(
+        values, smoothed(INPUT, (0, 1.5, 1.5))[:, :16, 16:32, 16:32], atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
@@ -103,12 +114,24 @@ def test_classes_and_channels(tmp_path, seams):
             INPUT.argmax(0)[None],
             {"dtype": "uint32", "encoding": "compressed_segmentation"},
         ),
-        ("select", [{"operator": "select", "channels": [1]}], INPUT[[1]], {"dtype": "uint8", "value_range": [0, 255]}),
+        (
+            "select",
+            [{"operator": "select", "channels": [1]}],
+            INPUT[[1]],
+            {"dtype": "uint8", "value_range": [0, 255]},
+        ),
     ]:
         # Without an overlap the blend weights are 1, and the identity is exact.
         inference = {"seams": seams, "patch_overlap": [0, 0, 0]}
         for chunk_shape in ((16, 16, 32), (32, 48, 64)):
-            found = result(tmp_path, f"{name}{chunk_shape[0]}", chunk_shape, output, inference, postprocess=operators)
+            found = result(
+                tmp_path,
+                f"{name}{chunk_shape[0]}",
+                chunk_shape,
+                output,
+                inference,
+                postprocess=operators,
+            )
             np.testing.assert_array_equal(found, expected)
 
 
@@ -123,7 +146,11 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
     found = result(tmp_path, "out", inference={"patch_overlap": [0, 0, 0]}, postprocess=[own])
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     wrong, absent = (
-        opened(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1]) if name == "wrong" else name
+        (
+            opened(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1])
+            if name == "wrong"
+            else name
+        )
         for name in ("wrong", "absent")
     )
     with pytest.raises(ModelContractError, match=r"returned an array of shape \[40, 48, 50\]"):
@@ -133,11 +160,14 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
 
 
 def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_background(tmp_path):
-    values = np.array([[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32).reshape(2, 1, 1, 5)
+    values = np.array(
+        [[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32
+    ).reshape(2, 1, 1, 5)
     vote = {"operator": "argmax", "background": 0.5}
     (operator,) = opened(parsed([vote], tmp_path, "uint8"))
     assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
-    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]  # one channel has a choice, too
+    # one channel has a choice, too
+    assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]
     values = job_values("in", "out", output={"dtype": "uint8"})
     assert parse_job(values | {"postprocess": [vote]}, tmp_path).output_channels == 1
 
@@ -145,9 +175,18 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"postprocess": [{"operator": "select", "channels": [3]}]}, "select .3., but there are the channels 0 … 2"),
-        ({"postprocess": [{"operator": "argmax"}]}, "gives whole numbers, .* write an integer output.dtype"),
-        ({"postprocess": [{"operator": "blur"}]}, "'smooth', 'select', 'threshold', 'argmax', 'own'"),
+        (
+            {"postprocess": [{"operator": "select", "channels": [3]}]},
+            "select .3., but there are the channels 0 … 2",
+        ),
+        (
+            {"postprocess": [{"operator": "argmax"}]},
+            "gives whole numbers, .* write an integer output.dtype",
+        ),
+        (
+            {"postprocess": [{"operator": "blur"}]},
+            "'smooth', 'select', 'threshold', 'argmax', 'own'",
+        ),
         (
             {
                 "postprocess": [{"operator": "select", "channels": [0]}, {"operator": "argmax"}],
@@ -155,7 +194,10 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
             },
             "argmax of one channel",
         ),
-        ({"output": {"path": "out", "dtype": "uint32"}}, "is for labels, which argmax or threshold make"),
+        (
+            {"output": {"path": "out", "dtype": "uint32"}},
+            "is for labels, which argmax or threshold make",
+        ),
         (
             {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},
             "not of the form package.module:function",
@@ -203,7 +245,9 @@ def test_channels_of_the_result_are_those_of_the_last_operator(tmp_path):
         ]
     ),
 )
-def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context, start, seams, then):
+def test_the_chunk_shape_changes_no_bit(
+    tmp_path_factory, blocks, sigma, context, start, seams, then
+):
     """Of what operators make of any values: chunks of a few blocks against the whole domain at once."""
     operators = parsed(
         [{"operator": "smooth", "sigma": list(sigma)}, *then],
@@ -228,7 +272,8 @@ def test_the_chunk_shape_changes_no_bit(tmp_path_factory, blocks, sigma, context
     values = np.random.default_rng(sum(start) + 99).random((2, *domain.shape), np.float32)
     whole = applied(opened(operators), values)[(slice(None), *roi.slices_in(domain))]
     for index in range(plan.chunks.count):
-        core, box = plan.chunks.core_box(index), plan.work(index).core_box
+        core = plan.chunks.core_box(index)
+        box = plan.work(index).core_box
         part = applied(opened(operators), values[(slice(None), *box.slices_in(domain))])
         found = part[(slice(None), *core.slices_in(box))]
         np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
@@ -243,18 +288,25 @@ def test_smoothing_is_that_of_scipy(tmp_path):
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
 @pytest.mark.parametrize(
-    ("body", "cause"), [("1 / 0", "ZeroDivisionError"), ("values * float('nan')", "NaN or infinite")]
+    ("body", "cause"),
+    [("1 / 0", "ZeroDivisionError"), ("values * float('nan')", "NaN or infinite")],
 )
-def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatch, capsys, seams, body, cause):
+def test_an_operator_that_fails_quarantines_its_chunk_alone(
+    tmp_path, monkeypatch, capsys, seams, body, cause
+):
     name = f"failing_{seams}_{len(body)}"
-    (tmp_path / f"{name}.py").write_text(f"def some(values):\n    return {body} if values.mean() > 200 else values\n")
+    (tmp_path / f"{name}.py").write_text(
+        f"def some(values):\n    return {body} if values.mean() > 200 else values\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     array = np.random.default_rng(0).integers(0, 100, (16, 32, 64), dtype=np.uint8)
     array[:, :16, :16] = 250
     write_volume(tmp_path / "in", array)
     inference = {"seams": seams, "chunk_shape": [16, 16, 16], "patch_overlap": [0, 0, 0]}
     own = {"operator": "own", "function": f"{name}:some", "output_channels": 1}
-    values = job_values(tmp_path / "in", tmp_path / "out", inference=inference) | {"postprocess": [own]}
+    values = job_values(tmp_path / "in", tmp_path / "out", inference=inference) | {
+        "postprocess": [own]
+    }
     job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", job]) == 3
     said = capsys.readouterr().out
@@ -266,7 +318,8 @@ def test_an_operator_that_fails_quarantines_its_chunk_alone(tmp_path, monkeypatc
 
 
 def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
-    model, output = {"input_channels": 256, "output_channels": 256}, {"dtype": "uint8"}
+    model = {"input_channels": 256, "output_channels": 256}
+    output = {"dtype": "uint8"}
     values = job_values("in", "out", model=model, output=output)
     parse_job(values | {"postprocess": [{"operator": "argmax"}]}, tmp_path)
     with pytest.raises(ConfigError, match="labels up to 256, which uint8 does not hold"):

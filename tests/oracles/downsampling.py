@@ -7,7 +7,9 @@ import numpy as np
 
 def cells(array, start, factor):
     """Every cell as its place in the result and the voxels it holds, x fastest; no arithmetic of boxes."""
-    places = [[(a + i) // f for i in range(n)] for a, n, f in zip(start, array.shape, factor, strict=True)]
+    places = [
+        [(a + i) // f for i in range(n)] for a, n, f in zip(start, array.shape, factor, strict=True)
+    ]
     axes = [sorted(set(axis)) for axis in places]
     for index in product(*(range(len(axis)) for axis in axes)):
         at = [[i for i, p in enumerate(places[k]) if p == axes[k][index[k]]] for k in range(3)]
@@ -18,7 +20,8 @@ def exact_mean(values):
     """In whole numbers of Python's, halves to even; floats summed in order in float64."""
     if isinstance(values[0], np.floating):
         return values[0].dtype.type(sum(map(float, values)) / len(values))
-    total, n = sum(map(int, values)), len(values)
+    total = sum(map(int, values))
+    n = len(values)
     down, left = divmod(total, n)
     return down + (2 * left > n or (2 * left == n and down % 2 == 1))
 
@@ -32,7 +35,10 @@ def exact_mode(values, factor):
 
 def level_above(array, start, factor, method):
     """The level above an array (channels, z, y, x) whose first voxel is ``start``."""
-    above = [sorted({(a + i) // f for i in range(n)}) for a, n, f in zip(start, array.shape[1:], factor, strict=True)]
+    above = [
+        sorted({(a + i) // f for i in range(n)})
+        for a, n, f in zip(start, array.shape[1:], factor, strict=True)
+    ]
     result = np.empty((len(array), *map(len, above)), array.dtype)
     for channel, values in enumerate(array):
         for index, voxels in cells(values, start, factor):

@@ -41,7 +41,9 @@ def with_layout(asked):
     """What a job is asked for, with the keys of its layout in one value, on this machine."""
     keys = {field.name for field in fields(Layout)}
     layout = Layout(**{key: value for key, value in asked.items() if key in keys})
-    return {"storage": LOCAL, "layout": layout} | {key: value for key, value in asked.items() if key not in keys}
+    return {"storage": LOCAL, "layout": layout} | {
+        key: value for key, value in asked.items() if key not in keys
+    }
 
 
 def made(work, stages):

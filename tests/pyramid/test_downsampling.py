@@ -26,7 +26,9 @@ def arrays(draw, dtypes):
     return (random.integers(0, span + 1, shape).astype(object) + low).astype(dtype)
 
 
-factors = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)) | st.sampled_from([(1, 2, 2), (2, 2, 2)])
+factors = st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)) | st.sampled_from(
+    [(1, 2, 2), (2, 2, 2)]
+)
 starts = st.tuples(*[st.integers(-9, 9)] * 3)
 
 
@@ -55,7 +57,9 @@ def test_a_part_by_itself_gives_the_same_bits(method, array, start, factor, data
     """Whatever a chunk reads: so results cannot depend on chunks."""
     box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape, strict=True)))
     above = covering(box, factor)
-    low = tuple(data.draw(st.integers(a, b - 1)) for a, b in zip(above.start, above.stop, strict=True))
+    low = tuple(
+        data.draw(st.integers(a, b - 1)) for a, b in zip(above.start, above.stop, strict=True)
+    )
     high = tuple(data.draw(st.integers(a + 1, b)) for a, b in zip(low, above.stop, strict=True))
     some = BoundingBox(low, high)
     read = covered(some, factor, box)

@@ -7,7 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.pyramid.levels import covered, covering, grown, isotropic_factor, levels_above, parts
+from beam_inference.pyramid.levels import (
+    covered,
+    covering,
+    grown,
+    isotropic_factor,
+    levels_above,
+    parts,
+)
 
 boxes = st.tuples(st.tuples(*[st.integers(-20, 20)] * 3), st.tuples(*[st.integers(1, 9)] * 3)).map(
     lambda pair: BoundingBox(pair[0], tuple(a + n for a, n in zip(*pair, strict=True)))
@@ -25,19 +32,31 @@ def test_voxels_become_isotropic_first():
     assert isotropic_factor((30, 16, 16), (9, 9, 9)) == (1, 2, 2)
     assert isotropic_factor((30, 24, 24), (9, 9, 9)) == (2, 2, 2)
     assert isotropic_factor((4, 40, 40), (9, 9, 9)) == (2, 1, 1)
-    assert isotropic_factor((1.0, 4.0, 4.0), (1, 9, 9)) == (1, 2, 2), "a plane has no depth to halve"
+    assert isotropic_factor((1.0, 4.0, 4.0), (1, 9, 9)) == (
+        1,
+        2,
+        2,
+    ), "a plane has no depth to halve"
     assert isotropic_factor((1.0, 1.0, 1.0), (1, 1, 1)) == (1, 1, 1)
 
 
 def test_levels_end_where_one_block_holds_the_volume_or_as_told():
     bounds = BoundingBox((3, -5, 2), (43, 65, 52))
     assert levels_above(bounds, (1, 1, 1), (64, 128, 64)) == []
-    assert [level.number for level in levels_above(bounds, (1, 1, 1), (64, 128, 64), count=2)] == [1, 2]
-    assert [level.total for level in levels_above(bounds, (1, 1, 1), (64, 16, 16), (1, 3, 2))] == [(1, 3, 2), (1, 9, 4)]
+    assert [level.number for level in levels_above(bounds, (1, 1, 1), (64, 128, 64), count=2)] == [
+        1,
+        2,
+    ]
+    assert [level.total for level in levels_above(bounds, (1, 1, 1), (64, 16, 16), (1, 3, 2))] == [
+        (1, 3, 2),
+        (1, 9, 4),
+    ]
     assert levels_above(bounds, (1, 1, 1), (16, 16, 16), (1, 1, 1)) == []
     many = levels_above(bounds, (1, 1, 1), (16, 16, 16), count=99)
     assert len(many) < 10
-    assert math.prod(many[-1].bounds.shape) <= 8, "an interval around a multiple may stay two voxels long"
+    assert math.prod(many[-1].bounds.shape) <= 8, (
+        "an interval around a multiple may stay two voxels long"
+    )
 
 
 @given(boxes, factors)

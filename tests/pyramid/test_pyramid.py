@@ -55,20 +55,28 @@ def scales(url):
         ("ome_zarr_0.4", "uint64", "mode", (1, 17, 34, 19), (0, 0, 0), (10.0, 10.0, 10.0)),
     ],
 )
-def test_every_level_is_what_brute_force_makes_of_the_one_below(tmp_path, format, dtype, method, shape, start, size):
+def test_every_level_is_what_brute_force_makes_of_the_one_below(
+    tmp_path, format, dtype, method, shape, start, size
+):
     array = random(shape, dtype)
-    url = write_volume(tmp_path / "v", array, start, block_shape=(8, 8, 8), voxel_size_nm=size, format=format)
+    url = write_volume(
+        tmp_path / "v", array, start, block_shape=(8, 8, 8), voxel_size_nm=size, format=format
+    )
     pyramid = made(url, method=method, chunk_bytes=2**14)
     found = scales(url)
     assert len(found) == len(pyramid.levels) + 1 >= 3
     assert max(found[-1][1].shape[1:]) <= 8 < max(found[-2][1].shape[1:])
     np.testing.assert_array_equal(found[0][1], array)
-    for (below_start, below), (above_start, above), level in zip(found, found[1:], pyramid.levels, strict=False):
+    for (below_start, below), (above_start, above), level in zip(
+        found, found[1:], pyramid.levels, strict=False
+    ):
         assert above_start == tuple(a // f for a, f in zip(below_start, level.factor, strict=True))
         np.testing.assert_array_equal(above, level_above(below, below_start, level.factor, method))
     voxel_sizes = [each.voxel_size_nm for each in volume_at(url).scales]
     assert voxel_sizes[1] == ((40, 16, 16) if size[0] == 40 else (20, 20, 20))
-    assert voxel_sizes[-1] == tuple(a * b for a, b in zip(size, pyramid.levels[-1].total, strict=True))
+    assert voxel_sizes[-1] == tuple(
+        a * b for a, b in zip(size, pyramid.levels[-1].total, strict=True)
+    )
 
 
 @pytest.mark.parametrize("format", ["precomputed", "ome_zarr"])
@@ -78,7 +86,9 @@ def test_the_shape_of_chunks_changes_no_bit(tmp_path, format, dtype, method):
     start = (3, -5, 2) if format == "precomputed" else (0, 0, 0)
     results = []
     for number, chunk_bytes in enumerate((1, 2**13 * array.itemsize, 2**30)):
-        url = write_volume(tmp_path / f"{number}", array, start, block_shape=(8, 8, 8), format=format)
+        url = write_volume(
+            tmp_path / f"{number}", array, start, block_shape=(8, 8, 8), format=format
+        )
         pyramid = made(url, method=method, chunk_bytes=chunk_bytes)
         results.append((pyramid.stages[0].count, [voxels for _, voxels in scales(url)]))
     many, some, one = (count for count, _ in results)
@@ -100,13 +110,22 @@ def labels(tmp_path, **scale):
     import tensorstore as ts
 
     array = random((60, 64, 70), "uint64")
-    entry = {"size": [70, 64, 60], "resolution": [8, 8, 8], "chunk_size": [8, 8, 8], "key": "full", **scale}
+    entry = {
+        "size": [70, 64, 60],
+        "resolution": [8, 8, 8],
+        "chunk_size": [8, 8, 8],
+        "key": "full",
+        **scale,
+    }
     spec = {
         "driver": "neuroglancer_precomputed",
         "kvstore": f"file://{tmp_path}/seg",
         "multiscale_metadata": {"type": "segmentation", "data_type": "uint64", "num_channels": 1},
         "scale_metadata": {
-            **{"encoding": "compressed_segmentation", "compressed_segmentation_block_size": [8, 8, 8]},
+            **{
+                "encoding": "compressed_segmentation",
+                "compressed_segmentation_block_size": [8, 8, 8],
+            },
             **{"sharding": SHARDING, "voxel_offset": [0, 0, 0]},
             **entry,
         },
@@ -125,33 +144,44 @@ def test_blocks_encoding_and_shards_are_the_bases_and_shards_are_made_in_parts(t
     base, *others = json.loads((tmp_path / "seg" / "info").read_text())["scales"]
     for key in ("encoding", "sharding", "chunk_sizes", "compressed_segmentation_block_size"):
         assert all(each[key] == base[key] for each in others)
-    assert [each["key"] for each in others] == ["16_16_16", "32_32_32", "64_64_64", "128_128_128"][: len(others)]
+    assert [each["key"] for each in others] == ["16_16_16", "32_32_32", "64_64_64", "128_128_128"][
+        : len(others)
+    ]
     files = {path.name for path in (tmp_path / "seg" / "16_16_16").iterdir()}
     assert files == {f"{k:x}.shard" for k in range(pyramid.blocks[0])}
-    np.testing.assert_array_equal(scales(url)[1][1], level_above(array[None], (0, 0, 0), (2, 2, 2), "mode"))
+    np.testing.assert_array_equal(
+        scales(url)[1][1], level_above(array[None], (0, 0, 0), (2, 2, 2), "mode")
+    )
 
 
 @pytest.mark.parametrize(
-    ("dtype", "method"), [pytest.param("uint16", "mean", marks=pytest.mark.slow), ("uint64", "mode")]
+    ("dtype", "method"),
+    [pytest.param("uint16", "mean", marks=pytest.mark.slow), ("uint64", "mode")],
 )
 def test_shards_of_ome_zarr_are_the_bases_and_each_is_written_once(tmp_path, dtype, method):
     zarr = pytest.importorskip("zarr")
     array = random((2, 50, 70, 45), dtype)
-    url = write_volume(tmp_path / "v", array, block_shape=(8, 8, 8), format="ome_zarr", shard_shape=(16, 32, 16))
+    url = write_volume(
+        tmp_path / "v", array, block_shape=(8, 8, 8), format="ome_zarr", shard_shape=(16, 32, 16)
+    )
     pyramid = made(url, method=method, chunk_bytes=2**17, count=3)
     first = pyramid.stages[0]
-    assert all(n % shard == 0 for n, shard in zip(first.chunks.chunk_shape, (16, 32, 16), strict=True)), "whole shards"
+    assert all(
+        n % shard == 0 for n, shard in zip(first.chunks.chunk_shape, (16, 32, 16), strict=True)
+    ), "whole shards"
     assert first.count > 1
     assert np.prod(first.part_shape) < 16 * 32 * 16, "made in parts"
-    group, start, level = zarr.open_group(str(tmp_path / "v"), mode="r"), (0, 0, 0), array
+    group = zarr.open_group(str(tmp_path / "v"), mode="r")
+    start = (0, 0, 0)
+    level = array
     for number, blocks in enumerate(
         [(4, 3, 3), *(ChunkGrid(each.bounds, (16, 32, 16)).shape for each in pyramid.levels)]
     ):
         stored = group[str(number)]
         assert (stored.shards, stored.chunks) == ((2, 16, 32, 16), (2, 8, 8, 8))
-        assert len([path for path in (tmp_path / "v" / str(number) / "c").rglob("*") if path.is_file()]) == np.prod(
-            blocks
-        )
+        assert len(
+            [path for path in (tmp_path / "v" / str(number) / "c").rglob("*") if path.is_file()]
+        ) == np.prod(blocks)
         np.testing.assert_array_equal(stored[:], level)
         level = level_above(level, start, (2, 2, 2), method)
 
@@ -169,17 +199,22 @@ def test_a_level_is_listed_once_it_is_complete_and_never_before(tmp_path):
         assert "level-1, chunk 0" in outcome.failures[0]
         assert (tmp_path / "v" / "info").read_text() == before
     assert not block.exists()
-    second.volume.open_level(first.level)  # what is under way can be opened by who makes it, and by nobody else
+    # what is under way can be opened by who makes it, and by nobody else
+    second.volume.open_level(first.level)
     assert len(volume_at(url).scales) == 1
     outcome = make_pyramid(planned(url, chunk_bytes=1))
     assert outcome.exit_code == 0
-    np.testing.assert_array_equal(scales(url)[1][1], level_above(array, (0, 0, 0), (2, 2, 2), "mean"))
+    np.testing.assert_array_equal(
+        scales(url)[1][1], level_above(array, (0, 0, 0), (2, 2, 2), "mean")
+    )
     assert len(volume_at(url).scales) == len(pyramid.levels) + 1
 
 
 @pytest.mark.parametrize("format", ["precomputed", "ome_zarr", "ome_zarr_0.4"])
 def test_levels_that_are_listed_at_the_same_time_are_all_kept_and_in_order(tmp_path, format):
-    url = write_volume(tmp_path / "v", random((64, 64, 64), "uint8"), block_shape=(8, 8, 8), format=format)
+    url = write_volume(
+        tmp_path / "v", random((64, 64, 64), "uint8"), block_shape=(8, 8, 8), format=format
+    )
     pyramid = planned(url, count=6)
     threads = [
         threading.Thread(target=multiscale_volume(url, LOCAL).list_levels, args=([level],))
@@ -208,7 +243,9 @@ def test_other_peoples_levels_are_refused_and_replaced_if_told_so(tmp_path):
     assert make_pyramid(planned(url, count=2), overwrite=True).exit_code == 0
     means = level_above(array, (0, 0, 0), (2, 2, 2), "mean")
     np.testing.assert_array_equal(scales(url)[1][1], means)
-    assert main(["pyramid", str(tmp_path / "v"), "--levels=3"]) == 0, "more levels go on where fewer have ended"
+    assert main(["pyramid", str(tmp_path / "v"), "--levels=3"]) == 0, (
+        "more levels go on where fewer have ended"
+    )
     assert len(volume_at(url).scales) == 4
     with pytest.raises(VolumeError, match="already"):
         make_pyramid(planned(url, count=2, method="mode"))
@@ -220,7 +257,8 @@ def test_other_peoples_levels_are_refused_and_replaced_if_told_so(tmp_path):
 def test_a_folder_that_is_another_scales_is_not_written_to(tmp_path):
     url = write_volume(tmp_path / "v", random((32, 32, 32), "uint8"), block_shape=(8, 8, 8))
     info = tmp_path / "v" / "info"
-    info.write_text(info.read_text().replace('"10_10_10"', '"20_20_20"'))  # its voxel size was put right, say
+    # its voxel size was put right, say
+    info.write_text(info.read_text().replace('"10_10_10"', '"20_20_20"'))
     (tmp_path / "v" / "10_10_10").rename(tmp_path / "v" / "20_20_20")
     for overwrite in (False, True):
         with pytest.raises(VolumeError, match="is that of a scale of another voxel size"):
@@ -240,7 +278,9 @@ def test_what_cannot_be_guessed_is_asked(tmp_path):
     assert len(planned(url, count=1).levels) == 1
     with pytest.raises(VolumeError, match="the scales 0 … 0"):
         planned(url, scale=1)
-    url = write_volume(tmp_path / "zarr", random((8, 8, 8), "uint8"), block_shape=(8, 8, 8), format="zarr3")
+    url = write_volume(
+        tmp_path / "zarr", random((8, 8, 8), "uint8"), block_shape=(8, 8, 8), format="zarr3"
+    )
     with pytest.raises(VolumeError, match="no place for levels"):
         planned(url)
     with pytest.raises(VolumeError, match="no volume at"):
@@ -251,17 +291,56 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys):
     for format in ("precomputed", "ome_zarr"):
         array = random((20, 64, 64), "uint8")
         size = (40.0, 10.0, 10.0)
-        write_volume(tmp_path / format, array, block_shape=(16, 16, 16), voxel_size_nm=size, format=format)
+        write_volume(
+            tmp_path / format, array, block_shape=(16, 16, 16), voxel_size_nm=size, format=format
+        )
         before = sorted(tmp_path.rglob("*"))
         assert main(["pyramid", str(tmp_path / format), "--dry-run"]) == 0
         told = [line.split() for line in capsys.readouterr().out.split("\n")]
-        assert ["level-1", "20×32×32", "40", "×", "20", "×", "20", "1×2×2", "1", "8", "20", "KiB"] in told
-        assert ["level-2", "20×16×16", "40", "×", "40", "×", "40", "1×2×2", "1", "2", "5", "KiB"] in told
+        assert [
+            "level-1",
+            "20×32×32",
+            "40",
+            "×",
+            "20",
+            "×",
+            "20",
+            "1×2×2",
+            "1",
+            "8",
+            "20",
+            "KiB",
+        ] in told
+        assert [
+            "level-2",
+            "20×16×16",
+            "40",
+            "×",
+            "40",
+            "×",
+            "40",
+            "1×2×2",
+            "1",
+            "2",
+            "5",
+            "KiB",
+        ] in told
         assert main(["pyramid", str(tmp_path / format), "--dry-run", "--json"]) == 0
         values = json.loads(capsys.readouterr().out)
-        level = {"name": "level-2", "shape": [20, 16, 16], "voxel_size_nm": [40, 40, 40], "factor": [1, 2, 2]}
+        level = {
+            "name": "level-2",
+            "shape": [20, 16, 16],
+            "voxel_size_nm": [40, 40, 40],
+            "factor": [1, 2, 2],
+        }
         assert values["levels"][1] == level | {"chunks": 1, "blocks": 2, "bytes": 5 * 2**10}
-        base = {"shape": [20, 64, 64], "dtype": "uint8", "channels": 1, "method": "mean", "bytes": 41 * 640}
+        base = {
+            "shape": [20, 64, 64],
+            "dtype": "uint8",
+            "channels": 1,
+            "method": "mean",
+            "bytes": 41 * 640,
+        }
         assert values | base == values
         assert [len(values["levels"]), values["volume"]] == [3, f"file://{tmp_path}/{format}"]
         assert sorted(tmp_path.rglob("*")) == before

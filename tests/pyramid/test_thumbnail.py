@@ -19,7 +19,9 @@ def draw(tmp_path):
         if labels:
             info = tmp_path / "v" / "info"
             info.write_text(info.read_text().replace('"image"', '"segmentation"'))
-        assert main(["thumbnail", str(tmp_path / "v"), "--to", str(tmp_path / "t.png"), *words]) == 0
+        assert (
+            main(["thumbnail", str(tmp_path / "v"), "--to", str(tmp_path / "t.png"), *words]) == 0
+        )
         return drawn(tmp_path / "t.png")
 
     return made

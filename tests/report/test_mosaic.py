@@ -14,12 +14,19 @@ def test_chunks_are_spread_through_their_order():
     assert spread([4, 7], 1) == [4]
 
 
-@pytest.mark.parametrize("channels", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3])
+@pytest.mark.parametrize(
+    "channels", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2)), 3]
+)
 def test_the_finished_chunks_of_a_job_are_drawn(volume_in, tmp_path, capsys, channels):
     from matplotlib.image import imread
 
-    model = toy("three" if channels == 3 else "position" if channels == 2 else "same", output_channels=channels)
-    job = str(write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", model=model)))
+    model = toy(
+        "three" if channels == 3 else "position" if channels == 2 else "same",
+        output_channels=channels,
+    )
+    job = str(
+        write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", model=model))
+    )
     assert main(["mosaic", job, "--to", str(tmp_path / "m.png")]) == 2
     assert "holds no job" in capsys.readouterr().err
     assert main(["run", job]) == 0

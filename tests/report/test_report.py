@@ -30,7 +30,10 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.words, self.tags, self.references, self.ids = [], [], [], []
+        self.words = []
+        self.tags = []
+        self.references = []
+        self.ids = []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -55,11 +58,15 @@ def checked(path):
     assert len(text) < 3_000_000
     page = Page(text)
     assert not {"script", "link", "iframe", "object", "base"} & {*page.tags}
-    assert all(reference.startswith(("data:image/png;base64,", "#")) for reference in page.references)
+    assert all(
+        reference.startswith(("data:image/png;base64,", "#")) for reference in page.references
+    )
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", text))
     assert "@import" not in text
     assert len(page.ids) == len({*page.ids}), "ids are unique"
-    assert {r[1:] for r in page.references if r[0] == "#"} <= {*page.ids}, "what is referred to is there"
+    assert {r[1:] for r in page.references if r[0] == "#"} <= {*page.ids}, (
+        "what is referred to is there"
+    )
     return page
 
 
@@ -88,7 +95,8 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 3
     assert main(["report", job, "--to", str(tmp_path / "r.html"), "--worker-price", "3600000"]) == 0
     assert "of 18 chunks done" in capsys.readouterr().out
-    page, report = checked(tmp_path / "r.html"), report_of(tmp_path)
+    page = checked(tmp_path / "r.html")
+    report = report_of(tmp_path)
     facts = report.facts
     done = {r.chunk for r in facts.receipts}
     assert (facts.done, facts.missing, facts.sampled) == (len(done), 4, False)
@@ -99,10 +107,13 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     assert "not finished (" in page.text
     for record in facts.records:
         assert " ".join(record.cause.split()) in page.text, "as text, tags and all"
-    money = float(re.search(r"([\d.,e-]+) so far, at 3,600,000 an hour", page.text)[1].replace(",", ""))
+    money = float(
+        re.search(r"([\d.,e-]+) so far, at 3,600,000 an hour", page.text)[1].replace(",", "")
+    )
     assert money == pytest.approx(3_600_000 * report.worker_hours, abs=0.006)
 
-    grid, output = report.job.plan.chunks, read_volume(tmp_path / "out")
+    grid = report.job.plan.chunks
+    output = read_volume(tmp_path / "out")
     finished = np.zeros(array.shape, bool)
     for chunk in done:
         finished[grid.core_box(chunk).slices_in(grid.roi)] = True
@@ -114,7 +125,9 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
         expected = np.squeeze(output[(slice(None), *where)], plane.axis + 1)
         np.testing.assert_array_equal(plane.output[:, there], expected[:, there])
         seen = ~np.isnan(plane.source)
-        np.testing.assert_array_equal(plane.source[seen], np.squeeze(array[where], plane.axis)[seen])
+        np.testing.assert_array_equal(
+            plane.source[seen], np.squeeze(array[where], plane.axis)[seen]
+        )
     assert np.isnan(report.planes[0].source).any(), "the corrupt block"
     for channel, found in zip(output, report.statistics, strict=True):
         values = channel[finished]
@@ -172,20 +185,32 @@ def test_a_job_of_which_nothing_is_done(job, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["one chunk", "one slice", "many channels", "classes", "exchange", "integers"])
+@pytest.mark.parametrize(
+    "which", ["one chunk", "one slice", "many channels", "classes", "exchange", "integers"]
+)
 def test_jobs_of_all_shapes(tmp_path, which):
-    shape, sections = (16, 32, 32), {}
+    shape = (16, 32, 32)
+    sections = {}
     if which == "one slice":
         shape = (1, 120, 900)
         sections = {
-            "inference": {"patch_shape": [1, 32, 32], "patch_overlap": [0, 8, 8], "chunk_shape": [1, 64, 64]},
+            "inference": {
+                "patch_shape": [1, 32, 32],
+                "patch_overlap": [0, 8, 8],
+                "chunk_shape": [1, 64, 64],
+            },
             "output": {"block_shape": [1, 32, 32]},
         }
     elif which == "many channels":
         (tmp_path / "network.py").write_text(
-            "import torch\n\ndef many():\n    torch.manual_seed(0)\n    return torch.nn.Conv3d(1, 40, 1)\n"
+            "import torch\n\ndef many():\n    torch.manual_seed(0)\n    return torch.nn.Conv3d(1, "
+            "40, 1)\n"
         )
-        network = {"path": f"{tmp_path}/network.py:many", "output_channels": 40, "activation": "softmax"}
+        network = {
+            "path": f"{tmp_path}/network.py:many",
+            "output_channels": 40,
+            "activation": "softmax",
+        }
         sections = {"model": network | {"normalize": "unit"}}
         shape = (20, 40, 40)
     elif which == "classes":
@@ -194,9 +219,13 @@ def test_jobs_of_all_shapes(tmp_path, which):
             "output": {"dtype": "uint8"},
         }
     elif which == "exchange":
-        shape, sections = (40, 70, 50), {"inference": {"seams": "exchange"}}
+        shape = (40, 70, 50)
+        sections = {"inference": {"seams": "exchange"}}
     elif which == "integers":
-        sections = {"output": {"dtype": "uint8", "value_range": [0, 1]}, "model": {"normalize": "unit"}}
+        sections = {
+            "output": {"dtype": "uint8", "value_range": [0, 1]},
+            "model": {"normalize": "unit"},
+        }
     array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     write_volume(tmp_path / "in", array, START)
     operators = [{"operator": "argmax"}] if which == "classes" else []
@@ -204,19 +233,26 @@ def test_jobs_of_all_shapes(tmp_path, which):
     job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", job]) == 0
     assert main(["report", job, "--to", str(tmp_path / "r.html")]) == 0
-    page, report = checked(tmp_path / "r.html"), report_of(tmp_path)
+    page = checked(tmp_path / "r.html")
+    report = report_of(tmp_path)
     assert "every chunk has a receipt" in page.text
     output = read_volume(tmp_path / "out")
     for plane in report.planes:
         assert len(plane.output) == min(12, len(output))
-        (rows, columns), steps = plane.axes, plane.steps
+        rows, columns = plane.axes
+        steps = plane.steps
         assert max(plane.output.shape[1:]) <= PIXELS
         strides = [slice(None)] * 4
-        strides[rows + 1], strides[columns + 1] = slice(None, None, steps[0]), slice(None, None, steps[1])
+        strides[rows + 1] = slice(None, None, steps[0])
+        strides[columns + 1] = slice(None, None, steps[1])
         where = plane.box.slices_in(report.job.plan.chunks.roi)
-        expected = np.squeeze(output[(slice(None), *where)][tuple(strides)], plane.axis + 1)[: len(plane.output)]
+        expected = np.squeeze(output[(slice(None), *where)][tuple(strides)], plane.axis + 1)[
+            : len(plane.output)
+        ]
         np.testing.assert_array_equal(plane.output, expected)
-        np.testing.assert_array_equal(plane.source, np.squeeze(array[where][tuple(strides[1:])], plane.axis))
+        np.testing.assert_array_equal(
+            plane.source, np.squeeze(array[where][tuple(strides[1:])], plane.axis)
+        )
     assert max(max(plane.steps) for plane in report.planes) == (3 if which == "one slice" else 1)
     if which == "one chunk":
         assert "Seams" not in page.text
@@ -231,15 +267,22 @@ def test_jobs_of_all_shapes(tmp_path, which):
 
 def test_a_place_with_contents():
     grid = ChunkGrid(BoundingBox((0, 0, 0), (30, 30, 30)), (10, 10, 10))
-    plain, contents = np.zeros((1, 10, 10, 10), np.uint8), np.arange(1000, dtype=np.uint16).reshape(1, 10, 10, 10)
-    middle, corner, near = grid.index((1, 1, 1)), grid.index((0, 0, 0)), grid.index((1, 1, 2))
+    plain = np.zeros((1, 10, 10, 10), np.uint8)
+    contents = np.arange(1000, dtype=np.uint16).reshape(1, 10, 10, 10)
+    middle = grid.index((1, 1, 1))
+    corner = grid.index((0, 0, 0))
+    near = grid.index((1, 1, 2))
 
     def of(chunk, array):
         return receipt(chunk, array, grid=grid)
 
     assert place_to_show(grid, []) == (15, 15, 15)
     assert place_to_show(grid, [of(middle, contents), of(corner, contents)]) == (15, 15, 15)
-    assert place_to_show(grid, [of(middle, plain), of(corner, contents), of(near, contents)]) == (15, 15, 25)
+    assert place_to_show(grid, [of(middle, plain), of(corner, contents), of(near, contents)]) == (
+        15,
+        15,
+        25,
+    )
     assert place_to_show(grid, [of(corner, plain)]) == (5, 5, 5)
 
 
@@ -276,11 +319,14 @@ def test_what_is_wrong_with_the_words_is_said(job, tmp_path, capsys, monkeypatch
 
 @pytest.mark.slow
 def test_planes_of_noise_leave_room_on_the_page():
-    random, planes = np.random.default_rng(0), []
+    random = np.random.default_rng(0)
+    planes = []
     for axis in range(3):
         shape = [PIXELS] * 3
         shape[axis] = 1
         arrays = random.random((4, PIXELS, PIXELS)).astype(np.float32)
-        planes.append(Plane(axis, BoundingBox((0, 0, 0), tuple(shape)), (1, 1), arrays[0], arrays[1:]))
+        planes.append(
+            Plane(axis, BoundingBox((0, 0, 0), tuple(shape)), (1, 1), arrays[0], arrays[1:])
+        )
     grid = ChunkGrid(BoundingBox((0, 0, 0), (PIXELS,) * 3), (64, 64, 64))
     assert len(draw_planes(planes, grid, [0, 1, 2], [(0, 1)] * 3, (8.0, 8.0, 8.0))) < 2_600_000

@@ -14,15 +14,39 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.job.records import Part, Receipt
 from beam_inference.report import chunk_map as maps
 from beam_inference.report.chunk_map import ChunkMap
-from beam_inference.report.measures import begun, channel_statistics, retries, stage_times, timeline, worker_hours
-from beam_inference.report.overlay import OPACITY, PALETTE, brightness_range, coloured_channels, grey, overlaid
+from beam_inference.report.measures import (
+    begun,
+    channel_statistics,
+    retries,
+    stage_times,
+    timeline,
+    worker_hours,
+)
+from beam_inference.report.overlay import (
+    OPACITY,
+    PALETTE,
+    brightness_range,
+    coloured_channels,
+    grey,
+    overlaid,
+)
 from beam_inference.report.slices import Plane, histograms, missing_share
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GRID = ChunkGrid(BoundingBox((3, -5, 2), (43, 65, 52)), (16, 32, 32))
 
 
-def receipt(chunk, array=None, *, at=0.0, seconds=None, attempts=None, worker="a:1", launch="one", grid=GRID):
+def receipt(
+    chunk,
+    array=None,
+    *,
+    at=0.0,
+    seconds=None,
+    attempts=None,
+    worker="a:1",
+    launch="one",
+    grid=GRID,
+):
     box = grid.core_box(chunk)
     return Receipt(
         chunk=chunk,
@@ -39,7 +63,9 @@ def receipt(chunk, array=None, *, at=0.0, seconds=None, attempts=None, worker="a
 
 
 grids = st.builds(
-    lambda shape, chunk: ChunkGrid(BoundingBox((1, -2, 3), (1 + shape[0], shape[1] - 2, 3 + shape[2])), chunk),
+    lambda shape, chunk: ChunkGrid(
+        BoundingBox((1, -2, 3), (1 + shape[0], shape[1] - 2, 3 + shape[2])), chunk
+    ),
     st.tuples(*[st.integers(1, 30)] * 3),
     st.tuples(*[st.integers(1, 7)] * 3),
 )
@@ -58,14 +84,18 @@ def test_cells_of_the_map(grid, data, cells_at_most):
         every = np.zeros(chunk_map.shape, int)
         for chunk in range(grid.count):
             position = [grid.position(chunk)[axis] for axis in chunk_map.plane]
-            cell = tuple(place // n for place, n in zip(position, chunk_map.chunks_per_cell, strict=True))
+            cell = tuple(
+                place // n for place, n in zip(position, chunk_map.chunks_per_cell, strict=True)
+            )
             every[cell] += 1
             if chunk in chosen:
                 seen.setdefault(cell, []).append(values[chosen.index(chunk)])
         np.testing.assert_array_equal(chunk_map.totals(), every)
         counts, means, most = (np.full(chunk_map.shape, empty) for empty in (0, np.nan, np.nan))
         for cell, there in seen.items():
-            counts[cell], means[cell], most[cell] = len(there), np.mean(there), max(there)
+            counts[cell] = len(there)
+            means[cell] = np.mean(there)
+            most[cell] = max(there)
         np.testing.assert_array_equal(chunk_map.counts(chosen), counts)
         np.testing.assert_allclose(chunk_map.means(chosen, values), means)
         np.testing.assert_array_equal(chunk_map.maxima(chosen, values), most)
@@ -75,7 +105,8 @@ def test_cells_of_the_map(grid, data, cells_at_most):
 def test_statistics_of_channels():
     array = np.random.default_rng(0).integers(-2, 5, (2, *GRID.roi.shape)).astype(np.float32)
     whole = [
-        receipt(chunk, array[(slice(None), *GRID.core_box(chunk).slices_in(GRID.roi))]) for chunk in range(GRID.count)
+        receipt(chunk, array[(slice(None), *GRID.core_box(chunk).slices_in(GRID.roi))])
+        for chunk in range(GRID.count)
     ]
     for channel, found in zip(array, channel_statistics(whole), strict=True):
         assert (found.min, found.max) == (channel.min(), channel.max())
@@ -88,7 +119,10 @@ def test_stages_and_retries():
     random = np.random.default_rng(1)
     seconds = [{"read": random.random(), "write": random.random()} for _ in range(50)]
     seconds[7]["merge"] = 3.0
-    some = [receipt(0, seconds=each, attempts={"read": 1 + n % 3, "write": 1}) for n, each in enumerate(seconds)]
+    some = [
+        receipt(0, seconds=each, attempts={"read": 1 + n % 3, "write": 1})
+        for n, each in enumerate(seconds)
+    ]
     read, merge, write = stage_times(some)
     assert [read.stage, merge.stage, write.stage] == ["read", "merge", "write"]
     values = sorted(each["read"] for each in seconds)
@@ -98,7 +132,9 @@ def test_stages_and_retries():
     assert values[45] < read.high < values[48]
     assert (read.most, merge.total, merge.most) == (values[-1], 3.0, 3.0)
     assert sum(map(retries, some)) == sum(n % 3 for n in range(50))
-    assert begun(some[7]) == some[7].finished_at - timedelta(seconds=3), "its own patches were computed long before"
+    assert begun(some[7]) == some[7].finished_at - timedelta(seconds=3), (
+        "its own patches were computed long before"
+    )
 
 
 def test_worker_hours_are_from_first_begin_to_last_end():
@@ -123,7 +159,8 @@ def test_worker_hours_of_a_sample_are_those_of_all():
     assert whole == pytest.approx(20, rel=0.02)
     guesses = []
     for _ in range(10):
-        chosen = random.choice(len(everything), 200, replace=False)  # ten of each worker: a fifth of the span is missed
+        # ten of each worker: a fifth of the span is missed
+        chosen = random.choice(len(everything), 200, replace=False)
         guesses.append(worker_hours([everything[k] for k in chosen], len(everything)))
     assert np.mean(guesses) == pytest.approx(whole, rel=0.03)
 
@@ -140,7 +177,9 @@ def test_speed_over_time_leaves_pauses_out_and_no_voxel():
     widths = np.diff(found.edges)
     assert (found.rates["finished"] * widths).sum() == pytest.approx(GRID.roi.size)
     ends = [4.0 + 2 * k for k in range(9)] + [20 + 4.0 + k for k in range(9)]
-    for left, right, rate in zip(found.edges[:-1], found.edges[1:], found.rates["finished"], strict=True):
+    for left, right, rate in zip(
+        found.edges[:-1], found.edges[1:], found.rates["finished"], strict=True
+    ):
         last = right == found.edges[-1]
         there = [k for k, end in enumerate(ends) if left <= end < right or (last and end == right)]
         assert rate == pytest.approx(sum(GRID.core_box(k).size for k in there) / (right - left))
@@ -149,7 +188,8 @@ def test_speed_over_time_leaves_pauses_out_and_no_voxel():
 
 def test_speed_of_a_sample_is_scaled_and_its_gaps_are_no_pauses():
     chunks = ChunkGrid(BoundingBox((0, 0, 0), (100, 100, 100)), (1, 10, 10))
-    some = [receipt(k, at=4.0 * k, grid=chunks) for k in range(0, 10_000, 500)]  # one in 500, by a single worker
+    # one in 500, by a single worker
+    some = [receipt(k, at=4.0 * k, grid=chunks) for k in range(0, 10_000, 500)]
     found = timeline({"finished": (some, 10_000)}, chunks)
     assert found.pauses == []
     assert (found.rates["finished"] * np.diff(found.edges)).sum() == pytest.approx(10_000 * 100)
@@ -170,7 +210,9 @@ def test_histograms(kind):
         "one value": np.full((2, 30, 40), 7.5),
     }[kind].astype(np.float32)
     values[:, :5] = np.nan
-    for channel, (edges, shares) in zip(values, histograms([plane(values[0], values)]), strict=True):
+    for channel, (edges, shares) in zip(
+        values, histograms([plane(values[0], values)]), strict=True
+    ):
         there = channel[5:].reshape(-1).astype(float)
         expected = [((there >= a) & (there < b)).sum() for a, b in itertools.pairwise(edges)]
         expected[-1] += (there == edges[-1]).sum()
@@ -188,14 +230,20 @@ def test_histograms(kind):
 def test_overlay():
     source = np.array([[0.0, 10.0, 5.0, np.nan, 10.0]])
     output = np.array([[[0.0, 0.0, 1.0, 1.0, np.nan]], [[0.0, 0.0, 0.0, 1.0, np.nan]]])
-    picture = overlaid(source.astype(np.float32), output.astype(np.float32), (0, 10), [(0, 1), (0, 1)])
+    picture = overlaid(
+        source.astype(np.float32), output.astype(np.float32), (0, 10), [(0, 1), (0, 1)]
+    )
     one, two = (np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) for colour in PALETTE[:2])
     np.testing.assert_array_equal(picture[0, 0], [0, 0, 0, 255])
     np.testing.assert_array_equal(picture[0, 1], [217, 217, 217, 255])
-    np.testing.assert_allclose(picture[0, 2, :3], 0.85 * 127.5 * (1 - OPACITY) + OPACITY * one, atol=1)
+    np.testing.assert_allclose(
+        picture[0, 2, :3], 0.85 * 127.5 * (1 - OPACITY) + OPACITY * one, atol=1
+    )
     np.testing.assert_allclose(picture[0, 3, :3], OPACITY * (one + two) / 2, atol=1)
     assert picture[0, 4, 3] == 0, "missing"
-    np.testing.assert_array_equal(grey(source.astype(np.float32), 0, 10)[0, :, 3], [255, 255, 255, 0, 255])
+    np.testing.assert_array_equal(
+        grey(source.astype(np.float32), 0, 10)[0, :, 3], [255, 255, 255, 0, 255]
+    )
     assert brightness_range([np.full((2, 2), np.nan, np.float32)]) == (0.0, 1.0)
     assert brightness_range([np.full((2, 2), 3, np.float32)]) == (3.0, 4.0)
 

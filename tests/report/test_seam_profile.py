@@ -27,17 +27,24 @@ def brute_force(array, grid, axis):
         nearest = sorted((abs(place - cut), cut) for cut in [0, *borders, length])
         distance, cut = nearest[0]
         if cut in borders and (nearest[1][0] > distance) and distance < REACH:
-            found.setdefault(distance, []).extend(np.abs(values[place] - values[place - 1]).reshape(-1))
+            found.setdefault(distance, []).extend(
+                np.abs(values[place] - values[place - 1]).reshape(-1)
+            )
     return found
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.integers(2, 60), st.integers(1, 25), st.sampled_from([0, 1, 2]))
 def test_cut_outs_hold_each_pair_that_is_nearest_to_a_border_once(length, chunk, axis):
-    shape, chunk_shape = [2, 2, 2], [2, 2, 2]
-    shape[axis], chunk_shape[axis] = length, chunk
+    shape = [2, 2, 2]
+    chunk_shape = [2, 2, 2]
+    shape[axis] = length
+    chunk_shape[axis] = chunk
     start = (5, -3, 1)
-    grid = ChunkGrid(BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True))), tuple(chunk_shape))
+    grid = ChunkGrid(
+        BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True))),
+        tuple(chunk_shape),
+    )
     array = np.random.default_rng(0).random((1, *shape))
     found = {}
     for index in range(grid.shape[axis] - 1):
@@ -62,15 +69,22 @@ def profiles_of(folder):
     job = state.load_job()
     state = state.of(job)
     receipts = list(state.receipts(0, job.plan.chunks.count))
-    return job.plan.chunks, seam_profiles(job.plan.chunks, receipts, state, open_output(output_spec(job)))
+    return job.plan.chunks, seam_profiles(
+        job.plan.chunks, receipts, state, open_output(output_spec(job))
+    )
 
 
-@pytest.mark.parametrize("seams", ["crop", "recompute", pytest.param("exchange", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seams", ["crop", "recompute", pytest.param("exchange", marks=pytest.mark.slow)]
+)
 def test_a_job_with_seams_shows_them_and_others_show_none(volume_in, tmp_path, seams):
     inference = {"seams": seams, "patch_overlap": [4, 8, 8]}
-    if seams == "crop":  # a convolution sees zeros beyond its patch: nothing is cropped, so chunks do not fit together
+    # a convolution sees zeros beyond its patch: nothing is cropped, so chunks do not fit together
+    if seams == "crop":
         inference["chunk_crop_margin"] = [0, 0, 0]
-    values = job_values(volume_in, tmp_path / "out", model=toy("conv", output_channels=2), inference=inference)
+    values = job_values(
+        volume_in, tmp_path / "out", model=toy("conv", output_channels=2), inference=inference
+    )
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
     grid, profiles = profiles_of(tmp_path / "out")
     array = read_volume(tmp_path / "out")
@@ -78,10 +92,14 @@ def test_a_job_with_seams_shows_them_and_others_show_none(volume_in, tmp_path, s
     for profile in profiles:
         expected = brute_force(array, grid, profile.axis)
         assert len(profile.differences) == len(expected)
-        for distance, (mean, pairs) in enumerate(zip(profile.differences, profile.pairs, strict=True)):
+        for distance, (mean, pairs) in enumerate(
+            zip(profile.differences, profile.pairs, strict=True)
+        ):
             assert pairs == len(expected[distance])
             assert mean == pytest.approx(np.mean(expected[distance]))
-        elsewhere = list(itertools.chain(*(expected[distance] for distance in expected if distance)))
+        elsewhere = list(
+            itertools.chain(*(expected[distance] for distance in expected if distance))
+        )
         assert profile.at_border == pytest.approx(np.mean(expected[0]))
         assert profile.elsewhere == pytest.approx(np.mean(elsewhere))
         assert profile.stands_out == (seams == "crop")
@@ -98,6 +116,7 @@ def test_borders_of_chunks_that_are_not_finished_are_left_out(job, tmp_path):
     assert (profile.axis, profile.cutouts) == (2, 1), "of 0, 1 and 17 only 0 and 1 meet, on x"
     one, two = (grid.core_box(chunk) for chunk in (0, 1))
     array = read_volume(tmp_path / "out").astype(float)
-    (z, y, _), border = one.slices_in(grid.roi), two.start[2] - grid.roi.start[2]
+    z, y, _ = one.slices_in(grid.roi)
+    border = two.start[2] - grid.roi.start[2]
     across = np.abs(array[:, z, y, border] - array[:, z, y, border - 1])
     assert profile.at_border == pytest.approx(across.mean())

@@ -5,7 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_inference.segmentation.agglomeration import RegionGraph, agglomerate, combined, contracted, summed
+from beam_inference.segmentation.agglomeration import (
+    RegionGraph,
+    agglomerate,
+    combined,
+    contracted,
+    summed,
+)
 from beam_inference.segmentation.records import no_records
 
 
@@ -13,7 +19,8 @@ def random_graph(random, regions, edges, most):
     names = np.sort(random.choice(1000, regions, replace=False))
     pairs = random.integers(0, regions, (edges, 2))
     pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    sums, counts = random.integers(0, most, len(pairs)), random.integers(1, 3, len(pairs))
+    sums = random.integers(0, most, len(pairs))
+    counts = random.integers(1, 3, len(pairs))
     records = no_records(regions)
     records["voxels"] = random.integers(1, 9, regions)
     return RegionGraph(names, records, *summed(names, pairs, sums, counts))
@@ -29,7 +36,9 @@ def by_brute_force(graph, threshold):
             if pair[0] != pair[1]:
                 before = edges.get(pair, (0, 0))
                 edges[pair] = (before[0] + int(total), before[1] + int(count))
-        best = max(((total / count, *pair) for pair, (total, count) in edges.items()), default=(-1.0,))
+        best = max(
+            ((total / count, *pair) for pair, (total, count) in edges.items()), default=(-1.0,)
+        )
         if best[0] < threshold:
             return part
         part[part == best[2]] = best[1]
@@ -57,7 +66,9 @@ def test_all_at_once_and_what_is_known_first_give_the_same(regions, edges, most,
 
     known = random.random(regions) < 0.6
     joined, waits = agglomerate(graph, known, threshold)
-    assert (joined[~known] == np.flatnonzero(~known)).all(), "of what is not known, nothing is joined"
+    assert (joined[~known] == np.flatnonzero(~known)).all(), (
+        "of what is not known, nothing is joined"
+    )
     final = ~waits[joined]
     np.testing.assert_array_equal(joined[final], expected[final])
     rest = contracted(graph, joined, waits)
@@ -80,7 +91,11 @@ def test_a_graph_is_the_sum_of_its_parts(regions, edges, most, share, seed):
         some = (graph.sums >= low) & (graph.sums < high)
         records = graph.records.copy()
         records["voxels"] = (records["voxels"] + rounded_up) // 2
-        parts.append(RegionGraph(graph.names, records, graph.pairs[some], graph.sums[some], graph.counts[some]))
+        parts.append(
+            RegionGraph(
+                graph.names, records, graph.pairs[some], graph.sums[some], graph.counts[some]
+            )
+        )
     whole = combined(parts)
     for name in ("names", "pairs", "sums", "counts"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(graph, name))
@@ -93,7 +108,8 @@ def test_a_body_that_takes_in_thousands_one_by_one():
     count = 20_000
     names = np.arange(1, count + 2)
     pairs = np.stack([np.arange(count), np.full(count, count)], axis=1)
-    for sums in (np.arange(count) + count, np.full(count, count)):  # in equal means it must not sink each time
+    # in equal means it must not sink each time
+    for sums in (np.arange(count) + count, np.full(count, count)):
         graph = RegionGraph(names, no_records(count + 1), pairs, sums, np.ones(count, np.int64))
         joined, waits = agglomerate(graph, np.ones(count + 1, bool), 1.0)
         assert not joined.any()

@@ -26,7 +26,9 @@ _numbers = count()
 def make(url, **asked):
     """Run all stages, without Beam: the planned work, and the output's voxels."""
     return made(
-        planned_components(url, f"memory://out{next(_numbers)}", **with_layout({"threshold": 1} | asked)),
+        planned_components(
+            url, f"memory://out{next(_numbers)}", **with_layout({"threshold": 1} | asked)
+        ),
         component_stages,
     )
 
@@ -42,7 +44,9 @@ def without_small(labels, min_size):
 @settings(deadline=None, max_examples=8)
 @given(
     shape=st.tuples(st.integers(1, 20), st.integers(1, 20), st.integers(1, 20)),
-    chunk_shapes=st.lists(st.tuples(*[st.sampled_from([4, 8, 12, 24])] * 3), min_size=2, max_size=2),
+    chunk_shapes=st.lists(
+        st.tuples(*[st.sampled_from([4, 8, 12, 24])] * 3), min_size=2, max_size=2
+    ),
     connectivity=st.sampled_from([6, 18, 26]),
     min_size=st.sampled_from([1, 2, 5, 40]),
     density=st.sampled_from([0.1, 0.25, 0.5]),
@@ -56,7 +60,9 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     values = (random.integers(1, 4, shape) * (random.random(shape) < density)).astype(np.uint16)
     url = write(values)
     expected = without_small(
-        cc3d.connected_components(values if multilabel else (values >= 2).astype(np.uint8), connectivity=connectivity),
+        cc3d.connected_components(
+            values if multilabel else (values >= 2).astype(np.uint8), connectivity=connectivity
+        ),
         min_size,
     )
     tables = []
@@ -89,7 +95,9 @@ def test_a_long_table_comes_in_parts(monkeypatch):
     for chunk_shape in ((8, 8, 8), (24, 8, 24)):
         work, _ = make(url, chunk_shape=chunk_shape)
         parts = read_table(work, -(-len(lines) // 100))
-        assert parts == [header + "".join(lines[start : start + 100]) for start in range(0, len(lines), 100)]
+        assert parts == [
+            header + "".join(lines[start : start + 100]) for start in range(0, len(lines), 100)
+        ]
 
 
 def test_a_volume_of_nothing_has_an_empty_table():
@@ -102,7 +110,9 @@ def test_a_volume_of_nothing_has_an_empty_table():
 @pytest.mark.parametrize("format", ["zarr2", "zarr3", "n5", "ome_zarr"])
 def test_other_formats_of_the_output(format):
     values = (np.random.default_rng(2).random((11, 20, 18)) < 0.2).astype(np.float32)
-    work, output = make(write(values, (8, 0, 16)), format=format, chunk_shape=(8, 16, 8), block_shape=(8, 8, 8))
+    work, output = make(
+        write(values, (8, 0, 16)), format=format, chunk_shape=(8, 16, 8), block_shape=(8, 8, 8)
+    )
     expected = cc3d.connected_components(values > 0, connectivity=6)
     np.testing.assert_array_equal(output[8:, :, 16:], expected)
     assert not output[:8].any()
@@ -112,7 +122,9 @@ def test_other_formats_of_the_output(format):
 def test_shards():
     values = (np.random.default_rng(2).random((20, 20, 40)) < 0.2).astype(np.uint8)
     url = write(values)
-    work, output = make(url, shard_shape=(16, 16, 16), block_shape=(8, 8, 8), chunk_shape=(16, 16, 32))
+    work, output = make(
+        url, shard_shape=(16, 16, 16), block_shape=(8, 8, 8), chunk_shape=(16, 16, 32)
+    )
     np.testing.assert_array_equal(output, cc3d.connected_components(values, connectivity=6))
     assert work.output.write_shape == (16, 16, 16)
     with pytest.raises(AlignmentError, match="Nearest above: 32x16x16"):
@@ -121,7 +133,9 @@ def test_shards():
 
 def test_channels_thresholds_and_nan():
     values = np.zeros((2, 8, 8, 8), np.float32)
-    values[1, :2], values[1, 4:6], values[1, 7] = 0.7, 0.3, np.nan
+    values[1, :2] = 0.7
+    values[1, 4:6] = 0.3
+    values[1, 7] = np.nan
     url = write(values)
     with pytest.raises(ConfigError, match="say which with --channel"):
         make(url)
@@ -132,7 +146,9 @@ def test_channels_thresholds_and_nan():
     assert make(write(integers), threshold=2.0**53 + 2)[1].max() == 0
     assert make(write(integers), threshold=0.5)[1].max() == 1
     signed = np.array([[[-2, -2, 0, -3, 3]]], np.int32)
-    assert make(write(signed, format="zarr3", start=(0, 0, 0)), threshold=None)[1].tolist() == [[[1, 1, 0, 2, 3]]]
+    assert make(write(signed, format="zarr3", start=(0, 0, 0)), threshold=None)[1].tolist() == [
+        [[1, 1, 0, 2, 3]]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +159,11 @@ def test_channels_thresholds_and_nan():
         ({"chunk_shape": (12, 8, 8)}, AlignmentError, "Nearest above: 16x8x8"),
         ({"chunk_shape": (2**11, 2**10, 2**10)}, ConfigError, "fewer than 2\\^31"),
         ({"format": "zarr3"}, ConfigError, "starts at 0"),
-        ({"format": "n5", "shard_shape": (16, 16, 16)}, ConfigError, "n5 holds a file for each block"),
+        (
+            {"format": "n5", "shard_shape": (16, 16, 16)},
+            ConfigError,
+            "n5 holds a file for each block",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(asked, error, message):
@@ -168,7 +188,8 @@ def test_more_that_is_refused():
 
 
 def test_scratch_files_that_are_gone_or_damaged_are_told_of():
-    url, target = write((np.random.default_rng(0).random((9, 9, 9)) < 0.3).astype(np.uint8)), "memory://damaged"
+    url = write((np.random.default_rng(0).random((9, 9, 9)) < 0.3).astype(np.uint8))
+    target = "memory://damaged"
     work = replace(
         planned_components(url, target, **with_layout({"threshold": 1, "chunk_shape": (8, 8, 8)})),
         scratch_url=f"{target}/s",
@@ -193,7 +214,9 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
-        components_described(planned_components(url, "memory://other", **with_layout({"threshold": 1} | asked)))
+        components_described(
+            planned_components(url, "memory://other", **with_layout({"threshold": 1} | asked))
+        )
         for asked in (
             {},
             {"threshold": 2},
@@ -207,4 +230,8 @@ def test_the_description_holds_all_that_the_caller_decides():
         )
     ]
     assert len({str(each) for each in descriptions}) == len(descriptions)
-    assert 0 < memory_gib(planned_components(url, "memory://other", **with_layout({"threshold": 1}))) < 1e-4
+    assert (
+        0
+        < memory_gib(planned_components(url, "memory://other", **with_layout({"threshold": 1})))
+        < 1e-4
+    )

@@ -20,7 +20,9 @@ def by_chunks(values, chunk_shape, connectivity):
     grid = ChunkGrid(BoundingBox((0, 0, 0), values.shape), chunk_shape)
     boxes = [grid.core_box(index) for index in range(grid.count)]
     labelled = [
-        label_chunk(values[box.slices_in(grid.roi)].copy(), box, grid, index, connectivity, min_size=1)
+        label_chunk(
+            values[box.slices_in(grid.roi)].copy(), box, grid, index, connectivity, min_size=1
+        )
         for index, box in enumerate(boxes)
     ]
     chunks, faces = zip(*labelled, strict=True)
@@ -28,14 +30,22 @@ def by_chunks(values, chunk_shape, connectivity):
     parent = np.arange(begins[-1])
     for index, box in enumerate(boxes):
         position = np.array(grid.position(index))
-        there = {step: position + step for step in POSITIONS if (position + step < grid.shape).all()}
-        pairs = equivalences({step: faces[grid.index(at)] for step, at in there.items()}, box.shape, connectivity)
-        numbers = np.array([begins[grid.index(there[step])] if step in there else -1 for step in POSITIONS])
+        there = {
+            step: position + step for step in POSITIONS if (position + step < grid.shape).all()
+        }
+        pairs = equivalences(
+            {step: faces[grid.index(at)] for step, at in there.items()}, box.shape, connectivity
+        )
+        numbers = np.array(
+            [begins[grid.index(there[step])] if step in there else -1 for step in POSITIONS]
+        )
         unite(parent, *(numbers[code >> CODE_BITS] + (code & 0xFFFFFFFF) - 1 for code in pairs.T))
     number_components(parent)
     whole = np.zeros(values.shape, np.int64)
     for chunk, box, begin in zip(chunks, boxes, begins, strict=False):
-        whole[box.slices_in(grid.roi)] = np.append(0, parent[begin : begin + len(chunk.records)] + 1)[chunk.labels]
+        whole[box.slices_in(grid.roi)] = np.append(
+            0, parent[begin : begin + len(chunk.records)] + 1
+        )[chunk.labels]
     return whole, chunks, boxes
 
 
@@ -51,7 +61,8 @@ def in_raster_order(labels):
 def oracle(values, connectivity):
     """Of each value by itself, with scipy."""
     structure = ndimage.generate_binary_structure(3, CONNECTIVITIES[connectivity])
-    labels, count = np.zeros(values.shape, int), 0
+    labels = np.zeros(values.shape, int)
+    count = 0
     for value in np.unique(values[values != 0]):
         found, n = ndimage.label(values == value, structure)
         labels[found > 0] = found[found > 0] + count
@@ -71,7 +82,9 @@ shapes = st.tuples(*[st.integers(1, 9)] * 3)
     density=st.sampled_from([0.05, 0.2, 0.4, 0.7, 1.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_chunks_give_what_the_whole_volume_gives(shape, chunk_shape, connectivity, kinds, density, seed):
+def test_chunks_give_what_the_whole_volume_gives(
+    shape, chunk_shape, connectivity, kinds, density, seed
+):
     random = np.random.default_rng(seed)
     values = random.integers(1, kinds + 1, shape) * (random.random(shape) < density)
     values = values > 0 if kinds == 1 else values.astype(np.uint16)
@@ -79,7 +92,10 @@ def test_chunks_give_what_the_whole_volume_gives(shape, chunk_shape, connectivit
     expected = oracle(values, connectivity)
     np.testing.assert_array_equal(in_raster_order(whole), expected)
     np.testing.assert_array_equal(
-        expected, in_raster_order(cc3d.connected_components(values.astype(np.uint16), connectivity=connectivity))
+        expected,
+        in_raster_order(
+            cc3d.connected_components(values.astype(np.uint16), connectivity=connectivity)
+        ),
     )
 
 
@@ -101,7 +117,11 @@ def serpentine(shape):
             line[z, y, -1 if turn % 2 == 0 else 0] = True
     ends = [(0, 0), (shape[1] - 1, -1 if (shape[1] - 1) // 2 % 2 else 0)]
     for layer, z in enumerate(range(1, shape[0] - 1, 2)):
-        y, x = (shape[1] - 1, -1 if ((shape[1] - 1) // 2) % 2 == 0 else 0) if layer % 2 == 0 else ends[0]
+        y, x = (
+            (shape[1] - 1, -1 if ((shape[1] - 1) // 2) % 2 == 0 else 0)
+            if layer % 2 == 0
+            else ends[0]
+        )
         line[z, y, x] = True
     return line
 
@@ -112,7 +132,9 @@ def test_a_line_that_winds_through_all_chunks_is_one(chunk_shape):
     assert ndimage.label(line)[1] == 1
     assert by_chunks(line, chunk_shape, 6)[0].max() == 1
     line[4, 4, 4] = False  # in the middle of its length
-    np.testing.assert_array_equal(in_raster_order(by_chunks(line, chunk_shape, 6)[0]), oracle(line, 6))
+    np.testing.assert_array_equal(
+        in_raster_order(by_chunks(line, chunk_shape, 6)[0]), oracle(line, 6)
+    )
     assert ndimage.label(line)[1] == 2
 
 
@@ -143,10 +165,13 @@ def test_voxels_that_touch_across_chunks_at_corners_edges_and_faces(one, other, 
 
 def test_touching_labels_of_other_values_stay_apart():
     values = np.zeros((4, 4, 8), np.uint8)
-    values[:, :, :4], values[:, :, 4:] = 3, 5
+    values[:, :, :4] = 3
+    values[:, :, 4:] = 5
     assert by_chunks(values, (4, 4, 4), 26)[0].max() == 2
     values[2:, :, 4:] = 3
-    np.testing.assert_array_equal(in_raster_order(by_chunks(values, (4, 4, 4), 26)[0]), oracle(values, 26))
+    np.testing.assert_array_equal(
+        in_raster_order(by_chunks(values, (4, 4, 4), 26)[0]), oracle(values, 26)
+    )
 
 
 def test_the_records_of_a_chunk_say_what_its_labels_are():
@@ -173,4 +198,8 @@ def test_small_components_stay_where_a_neighbour_may_have_more_of_them():
     grid = ChunkGrid(BoundingBox((0, 0, 0), (2, 2, 8)), (2, 2, 4))
     box = grid.core_box(0)
     chunk, _ = label_chunk(values[:, :, :4], box, grid, 0, 6, min_size=2)
-    assert (chunk.touching, len(chunk.records), chunk.labels[0, 0].tolist()) == (1, 1, [0, 0, 0, 1])
+    assert (chunk.touching, len(chunk.records), chunk.labels[0, 0].tolist()) == (
+        1,
+        1,
+        [0, 0, 0, 1],
+    )

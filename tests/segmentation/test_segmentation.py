@@ -46,11 +46,13 @@ def join(parent, one, other):
 def fragments_by_brute_force(affinities, low, high, to_next):
     """The least voxel of each voxel's fragment; -1 for background."""
     size = affinities[0].size
-    best, parent = {}, list(range(size))
+    best = {}
+    parent = list(range(size))
     edges = [edge for edge in edges_of(affinities, to_next) if edge[0] >= low]
     for edge in edges:
         for voxel in edge[2:]:
-            best[voxel] = max(best.get(voxel, edge), edge)  # of equal ones: the axis, then the place
+            # of equal ones: the axis, then the place
+            best[voxel] = max(best.get(voxel, edge), edge)
     for edge in [*best.values(), *(edge for edge in edges if edge[0] >= high)]:
         join(parent, *edge[2:])
     return np.array([root(parent, voxel) if voxel in best else -1 for voxel in range(size)])
@@ -59,7 +61,9 @@ def fragments_by_brute_force(affinities, low, high, to_next):
 def segments_by_brute_force(affinities, fragments, threshold, to_next):
     """The least voxel of each voxel's segment, by joining the best pair of all, and counting everything anew."""
     part = fragments.copy()
-    edges = [edge for edge in edges_of(affinities, to_next) if min(part[edge[2]], part[edge[3]]) >= 0]
+    edges = [
+        edge for edge in edges_of(affinities, to_next) if min(part[edge[2]], part[edge[3]]) >= 0
+    ]
     while True:
         pairs = {}
         for value, _, one, other in edges:
@@ -76,13 +80,18 @@ def as_ids(segments, fragments, shape, min_size):
     """Ids as the stages give them: the rank of a segment's first fragment among all fragments."""
     ranks = {name: rank for rank, name in enumerate(np.unique(fragments[fragments >= 0]), 1)}
     names, counts = np.unique(segments, return_counts=True)
-    kept = {name for name, count in zip(names, counts, strict=True) if count >= min_size and name >= 0}
+    kept = {
+        name for name, count in zip(names, counts, strict=True) if count >= min_size and name >= 0
+    }
     return np.array([ranks[name] if name in kept else 0 for name in segments]).reshape(shape)
 
 
 def make(url, **asked):
     """Run all stages, without Beam: the planned work, and the output's voxels."""
-    return made(planned_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)), segment_stages)
+    return made(
+        planned_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)),
+        segment_stages,
+    )
 
 
 @settings(deadline=None, max_examples=12, phases=[Phase.generate])
@@ -104,8 +113,14 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     random = np.random.default_rng(seed)
     affinities = random.integers(0, values, (3, *shape)) / (values - 1)  # few values: many ties
     scale = 255 if dtype == "uint8" else 1
-    affinities = np.rint(affinities * 255) if dtype == "uint8" else np.ldexp(np.rint(np.ldexp(affinities, 10)), -10)
-    low, high, threshold = low * scale, high * scale, threshold * scale
+    affinities = (
+        np.rint(affinities * 255)
+        if dtype == "uint8"
+        else np.ldexp(np.rint(np.ldexp(affinities, 10)), -10)
+    )
+    low = low * scale
+    high = high * scale
+    threshold = threshold * scale
     if dtype == "float32":
         affinities[random.random(affinities.shape) < 0.05] = np.nan
     fragments = fragments_by_brute_force(affinities, low, high, to_next)
@@ -137,13 +152,21 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
 def test_channels_shards_formats_and_background():
     random = np.random.default_rng(1)
     affinities = random.integers(0, 256, (4, 11, 12, 13)).astype(np.uint8)
-    asked = {"threshold": 150, "low": 60, "high": 250, "chunk_shape": (8, 8, 8), "block_shape": (4, 4, 4)}
+    asked = {
+        "threshold": 150,
+        "low": 60,
+        "high": 250,
+        "chunk_shape": (8, 8, 8),
+        "block_shape": (4, 4, 4),
+    }
     _, expected = make(write(affinities[[2, 3, 0]]), **asked)
     url = write(affinities, start=(0, 0, 0))
     _, output = make(url, channels=(2, 3, 0), **asked, format="zarr3", shard_shape=(8, 8, 8))
     np.testing.assert_array_equal(output, expected)
     assert make(url, **asked | {"low": 256, "high": 300})[1].max() == 0
-    assert make(url, **asked | {"low": 0, "high": 0, "threshold": 300})[1].max() == 1, "all of it is one fragment"
+    assert make(url, **asked | {"low": 0, "high": 0, "threshold": 300})[1].max() == 1, (
+        "all of it is one fragment"
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,26 +177,38 @@ def test_channels_shards_formats_and_background():
         ({"threshold": float("nan")}, "--threshold nan is no number"),
         ({"high": float("inf")}, "--high inf is no number"),
         ({"low": 3}, "--low 3 is more than --high 2"),
-        ({"threshold": 2000, "dtype": np.float32}, "--threshold 2000: affinities that are no integers"),
+        (
+            {"threshold": 2000, "dtype": np.float32},
+            "--threshold 2000: affinities that are no integers",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(asked, message):
     url = write(np.zeros((3, 4, 4, 4), asked.get("dtype", np.uint8)))
-    limits = {"threshold": 1, "low": 1, "high": 2} | {name: asked[name] for name in asked if name != "dtype"}
+    limits = {"threshold": 1, "low": 1, "high": 2} | {
+        name: asked[name] for name in asked if name != "dtype"
+    }
     with pytest.raises(ConfigError, match=message):
         make(url, **limits)
 
 
 def test_integers_that_are_no_affinities_are_refused():
     with pytest.raises(ConfigError, match="holds int16: affinities are uint8"):
-        make(write(np.zeros((3, 4, 4, 4), np.int16), format="zarr3", start=(0, 0, 0)), threshold=1, low=1, high=2)
+        make(
+            write(np.zeros((3, 4, 4, 4), np.int16), format="zarr3", start=(0, 0, 0)),
+            threshold=1,
+            low=1,
+            high=2,
+        )
 
 
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((4, 20, 9, 9), np.uint16))
     basis = {"threshold": 3, "low": 1, "high": 5}
     descriptions = [
-        segmentation_described(planned_segmentation(url, "memory://other", **with_layout(basis | asked)))
+        segmentation_described(
+            planned_segmentation(url, "memory://other", **with_layout(basis | asked))
+        )
         for asked in (
             {},
             {"threshold": 2},

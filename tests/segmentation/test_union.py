@@ -19,7 +19,12 @@ def united(count, pairs, batch):
 
 
 @settings(deadline=None)
-@given(count=st.integers(1, 60), pairs=st.integers(0, 80), batch=st.integers(1, 50), seed=st.integers(0, 10**6))
+@given(
+    count=st.integers(1, 60),
+    pairs=st.integers(0, 80),
+    batch=st.integers(1, 50),
+    seed=st.integers(0, 10**6),
+)
 def test_components_are_those_of_the_graph(count, pairs, batch, seed):
     edges = np.random.default_rng(seed).integers(0, count, (pairs, 2))
     found, numbers = united(count, edges, batch)
@@ -34,8 +39,14 @@ def test_components_are_those_of_the_graph(count, pairs, batch, seed):
 def test_long_chains_and_blocks(monkeypatch, order):
     monkeypatch.setattr(union, "_BLOCK", 1000)
     count = 20_000
-    pairs = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)[np.arange(count - 1) % 5000 != 4999]
-    pairs = {"forward": pairs, "backward": pairs[::-1], "shuffled": np.random.default_rng(0).permutation(pairs)}[order]
+    pairs = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)[
+        np.arange(count - 1) % 5000 != 4999
+    ]
+    pairs = {
+        "forward": pairs,
+        "backward": pairs[::-1],
+        "shuffled": np.random.default_rng(0).permutation(pairs),
+    }[order]
     for batch in (500, count):
         found, numbers = united(count, pairs, batch)
         assert found == 4

@@ -14,7 +14,10 @@ from beam_inference.volumes.opening import open_volume
 def line(*values):
     """Links of voxels in a line along x: one more than there are voxels."""
     shape = (1, 1, len(values) - 1)
-    links = [np.full((*shape[:axis], shape[axis] + 1, *shape[axis + 1 :]), -1, np.int32) for axis in range(2)]
+    links = [
+        np.full((*shape[:axis], shape[axis] + 1, *shape[axis + 1 :]), -1, np.int32)
+        for axis in range(2)
+    ]
     return *links, np.array(values, np.int32).reshape(1, 1, -1)
 
 
@@ -39,7 +42,11 @@ def test_lines(links, labels):
 
 
 def test_sides_that_want_to_be_joined():
-    own = {"last0": np.zeros(0), "last1": np.zeros(0), "last2": np.array([[[1], [2]], [[3], [4]]], np.uint32)}
+    own = {
+        "last0": np.zeros(0),
+        "last1": np.zeros(0),
+        "last2": np.array([[[1], [2]], [[3], [4]]], np.uint32),
+    }
     own["joined_last2"] = np.array([[[True], [False]], [[False], [False]]])
     other = {"first2": np.array([[[5], [6]], [[7], [6]]], np.uint32)}
     other["joined_first2"] = np.array([[[True], [True]], [[False], [True]]])
@@ -63,7 +70,9 @@ def test_links_of_a_chunk_are_those_of_the_volume(to_next, dtype):
     for axis, links in enumerate(read_links(volume, box, to_next=to_next)):
         grown = tuple(
             slice(a - first, b - first + (number == axis))
-            for number, (a, b, first) in enumerate(zip(box.start, box.stop, volume.bounds.start, strict=True))
+            for number, (a, b, first) in enumerate(
+                zip(box.start, box.stop, volume.bounds.start, strict=True)
+            )
         )
         np.testing.assert_array_equal(links, whole[axis][grown])
 

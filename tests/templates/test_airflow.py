@@ -22,7 +22,8 @@ from beam_inference.cli.flex_template import metadata
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 FILES = sorted((TEMPLATES / "airflow").glob("*.py"))
-NOT_IN_THE_FORMS = {"sample", "seed", "overwrite", "allow_pickle", "log_format"}  # with overwrite a retry would delete
+# with overwrite a retry would delete
+NOT_IN_THE_FORMS = {"sample", "seed", "overwrite", "allow_pickle", "log_format"}
 
 
 class Shell:
@@ -94,7 +95,8 @@ def test_the_dataflow_form_is_that_of_the_template(dags):
     fields = {name: param.keywords for name, param in dags.dataflow._form().items()}
     assert set(dags.dataflow.ENVIRONMENT_FIELDS) < fields.keys()
     for name in dags.dataflow.TEMPLATE_FIELDS:
-        required = "isOptional" not in template[name] or name == "resume"  # empty would be the job file's
+        # empty would be the job file's
+        required = "isOptional" not in template[name] or name == "resume"
         assert ("null" not in fields[name]["type"]) == required, name
         if "regexes" in template[name] and name != "max_failed_chunks" and name != "gpu_count":
             assert fields[name]["pattern"] == template[name]["regexes"][0], name
@@ -104,7 +106,13 @@ def test_the_dataflow_form_is_that_of_the_template(dags):
 
 
 def test_what_dataflow_is_asked_for(dags):
-    fields = {"job": "gs://b/{{ ds }}/job.yaml", "resume": False, "max_failed_chunks": 0, "gpu": "l4", "max_workers": 8}
+    fields = {
+        "job": "gs://b/{{ ds }}/job.yaml",
+        "resume": False,
+        "max_failed_chunks": 0,
+        "gpu": "l4",
+        "max_workers": 8,
+    }
     fields |= {"template": "gs://b/t.json", "input": "gs://b/{{ds}}"}
     request = dags.dataflow.launch_request(context(dags, fields))
     launch = request["launchParameter"]
@@ -122,7 +130,9 @@ def test_what_dataflow_is_asked_for(dags):
 
 def test_a_name_is_the_same_for_a_run_and_another_for_another(dags):
     run = context(dags, {})
-    assert dags.dataflow.job_name(run) == dags.dataflow.job_name(context(dags, {"job": "gs://b/other.yaml"}))
+    assert dags.dataflow.job_name(run) == dags.dataflow.job_name(
+        context(dags, {"job": "gs://b/other.yaml"})
+    )
     assert dags.dataflow.job_name(run) != dags.dataflow.job_name({**run, "run_id": "manual__2"})
 
 
@@ -143,7 +153,12 @@ def test_what_is_waited_for(dags, fields, expected):
 
 
 def test_the_flags_of_a_local_run(dags):
-    fields = {"job": "/data/job.yaml", "roi": "0x0x0:1x2x3", "beam_flags": {"direct_num_workers": 2}, "chunks": "/c"}
+    fields = {
+        "job": "/data/job.yaml",
+        "roi": "0x0x0:1x2x3",
+        "beam_flags": {"direct_num_workers": 2},
+        "chunks": "/c",
+    }
     assert dags.local.flags(context(dags, fields)) == {
         "direct_num_workers": 2,
         "job": "/data/job.yaml",
@@ -154,8 +169,15 @@ def test_the_flags_of_a_local_run(dags):
 
 
 def test_the_verification_is_of_the_same_job_and_cannot_be_taken_for_shell_commands(dags):
-    fields = {"job": "/data/job.yaml; rm x", "output": "gs://b/$(out)", "deep": True, "chunks": "/c"}
-    words = shlex.split(dags.common.verification().keywords["bash_command"](context=context(dags, fields)))
+    fields = {
+        "job": "/data/job.yaml; rm x",
+        "output": "gs://b/$(out)",
+        "deep": True,
+        "chunks": "/c",
+    }
+    words = shlex.split(
+        dags.common.verification().keywords["bash_command"](context=context(dags, fields))
+    )
     assert words == [
         *("/opt/py thon", "-m", "beam_inference", "verify", "/data/job.yaml; rm x"),
         *("--output=gs://b/$(out)", "--resume=true", "--deep"),

@@ -45,14 +45,18 @@ def test_the_boxes_of_a_job_of_a_billion_chunks_are_few_and_in_the_middle():
     plan = plan_of(roi, (8, 16, 16), (2, 8, 8), (64, 64, 64))
     for boxes in (chunk_boxes(plan, 1000), patch_boxes(plan, 1000)):
         assert len(boxes.boxes) == 1000
-        assert any(box.contains(BoundingBox((32_000,) * 3, (32_001,) * 3)) for _, box in boxes.boxes)
+        assert any(
+            box.contains(BoundingBox((32_000,) * 3, (32_001,) * 3)) for _, box in boxes.boxes
+        )
     assert chunk_boxes(plan, 1000).name == "chunks (1,000 of 1,000,000,000)"
 
 
 def test_all_boxes_are_there_where_they_are_few():
     plan = plan_of(BoundingBox((3, -5, 2), (43, 65, 52)), (8, 16, 16), (2, 8, 8), (16, 32, 32))
     chunks = chunk_boxes(plan, 1000)
-    assert dict(chunks.boxes) == {f"chunk {i}": plan.chunks.core_box(i) for i in range(plan.chunks.count)}
+    assert dict(chunks.boxes) == {
+        f"chunk {i}": plan.chunks.core_box(i) for i in range(plan.chunks.count)
+    }
     assert chunks.name == "chunks"
     assert len(patch_boxes(plan, 10_000).boxes) == plan.lattice.count
 
@@ -70,7 +74,9 @@ def layers_of(state):
 @pytest.fixture
 def job_with_a_hole(volume_in, tmp_path):
     """A job that was run, of which one chunk is quarantined: its file, and what was printed."""
-    model = toy("conv", weights=str(tmp_path / "weights.pt"), output_channels=2, activation="sigmoid")
+    model = toy(
+        "conv", weights=str(tmp_path / "weights.pt"), output_channels=2, activation="sigmoid"
+    )
     import torch
     import toy_networks
 
@@ -81,7 +87,9 @@ def job_with_a_hole(volume_in, tmp_path):
     return str(job)
 
 
-def test_a_job_shows_its_input_its_output_its_grids_and_what_is_quarantined(job_with_a_hole, tmp_path, capsys):
+def test_a_job_shows_its_input_its_output_its_grids_and_what_is_quarantined(
+    job_with_a_hole, tmp_path, capsys
+):
     capsys.readouterr()
     state = state_of(job_with_a_hole, "--patches", capsys=capsys)
     layers = layers_of(state)
@@ -97,12 +105,15 @@ def test_a_job_shows_its_input_its_output_its_grids_and_what_is_quarantined(job_
     for box in red["annotations"]:
         assert box["description"].startswith("chunk ")
         assert "cannot read" in box["description"]
-        assert all(b - a <= n for a, b, n in zip(box["pointA"], box["pointB"], (32, 32, 16), strict=True))
+        assert all(
+            b - a <= n for a, b, n in zip(box["pointA"], box["pointB"], (32, 32, 16), strict=True)
+        )
 
     view = view_of(load_job(job_with_a_hole), [], patches=False)
     assert "quarantined" in layers_of(view.state("http://h/data", 10))
     assert main(["run", job_with_a_hole]) == 0
-    assert "quarantined" not in layers_of(view.state("http://h/data", 10))  # as the page is when opened again
+    # as the page is when opened again
+    assert "quarantined" not in layers_of(view.state("http://h/data", 10))
 
 
 def test_before_its_first_run_a_job_shows_its_input_and_its_chunks(job, capsys):
@@ -127,7 +138,10 @@ def test_a_run_says_how_to_look_at_it(job, capsys):
     assert shlex.split(words)[0] == "view"
     assert main([*shlex.split(words), "--link"]) == 0
     state = json.loads(capsys.readouterr().out)
-    assert [len(layers_of(state)["chunks"]["annotations"]), state["position"]] == [1, [18.5, 11.5, 11.5]]
+    assert [len(layers_of(state)["chunks"]["annotations"]), state["position"]] == [
+        1,
+        [18.5, 11.5, 11.5],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -136,7 +150,10 @@ def test_a_run_says_how_to_look_at_it(job, capsys):
         ({"output_channels": 1, "activation": "sigmoid"}, "invlerp probability"),
         ({"output_channels": 1}, "emitGrayscale"),
         ({"output_channels": 3, "activation": "sigmoid"}, "emitRGB(vec3("),
-        ({"output_channels": 4, "channels": [{"affinity": [-n, 0, 0]} for n in (1, 2, 3, 4)]}, "emitRGB(vec3("),
+        (
+            {"output_channels": 4, "channels": [{"affinity": [-n, 0, 0]} for n in (1, 2, 3, 4)]},
+            "emitRGB(vec3(",
+        ),
         ({"output_channels": 3, "activation": "softmax"}, "color2"),
         ({"output_channels": 9, "activation": "softmax"}, "color8"),
         ({"output_channels": 2, "activation": "sigmoid"}, "color0"),
@@ -151,7 +168,8 @@ def test_the_shader_fits_what_the_channels_say(job, model, words, capsys):
     found = survey(load_job(job(model={"path": path, **model})))
     shader = output_shader(create_output(found.output), found.job.config.model, found.job.roi.box())
     assert words in shader
-    assert ("color0" in shader) == (words == "color0")  # the first of classes that exclude each other is background
+    # the first of classes that exclude each other is background
+    assert ("color0" in shader) == (words == "color0")
 
 
 def test_volumes_are_images_or_labels_and_have_names_of_their_own(tmp_path, capsys):
@@ -160,7 +178,10 @@ def test_volumes_are_images_or_labels_and_have_names_of_their_own(tmp_path, caps
     write_volume(tmp_path / "b" / "em", array.astype(np.uint32), format="zarr3")
     state = state_of(tmp_path / "a" / "em", tmp_path / "b" / "em", capsys=capsys)
     layers = layers_of(state)
-    assert {name: layer["type"] for name, layer in layers.items()} == {"em": "image", "em 2": "segmentation"}
+    assert {name: layer["type"] for name, layer in layers.items()} == {
+        "em": "image",
+        "em 2": "segmentation",
+    }
     low, high = json.loads(layers["em"]["shader"].partition("range=")[2].partition(")")[0])
     assert 100 <= low < 200  # by what is there, not by what uint16 could hold
     assert 2900 < high <= 3000
@@ -169,11 +190,14 @@ def test_volumes_are_images_or_labels_and_have_names_of_their_own(tmp_path, caps
 
 @pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
 def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, capsys):
-    write_volume(tmp_path / "em", np.zeros((20, 30, 40), np.uint8), format=format, voxel_size_nm=(40, 8, 4))
+    write_volume(
+        tmp_path / "em", np.zeros((20, 30, 40), np.uint8), format=format, voxel_size_nm=(40, 8, 4)
+    )
     state = state_of(tmp_path / "em", capsys=capsys)
     source = state["layers"][0]["source"]
     assert source["url"] == f"{'zarr3' if format == 'ome_zarr' else 'zarr2'}://file://{tmp_path}/em"
-    # Neuroglancer has voxel 0's centre at 0, of channels, too; all that is to be done is to move that by half a voxel.
+    # Neuroglancer has voxel 0's centre at 0, of channels, too; all that is to be done is to move
+    # that by half a voxel.
     matrix = np.array(source["transform"]["matrix"])
     np.testing.assert_allclose(matrix, np.hstack([np.eye(4), np.full((4, 1), 0.5)]), rtol=1e-12)
 
@@ -183,7 +207,8 @@ def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, 
         file.write_text(text.replace(before, after))
         assert file.read_text() != text
         (layer,) = state_of(tmp_path / "em", capsys=capsys)["layers"]
-        assert layer["source"]["url"].endswith("/em/0")  # what Neuroglancer refuses is shown by its array
+        # what Neuroglancer refuses is shown by its array
+        assert layer["source"]["url"].endswith("/em/0")
     file.write_text(text)
     moved = text.replace('"scale": [1.0, 40.0, 8.0, 4.0]', '"scale": [1.0, 0.04, 0.008, 0.004]')
     file.write_text(moved.replace('"nanometer"', '"micrometer"'))
@@ -211,7 +236,8 @@ def upload(folder, put):
 
 def test_a_job_in_a_bucket_is_linked_to(job, tmp_path, monkeypatch, capsys):
     values = yaml.safe_load(Path(job()).read_text())
-    values["input"]["path"], values["output"]["path"] = "gs://data/in", "gs://data/out"
+    values["input"]["path"] = "gs://data/in"
+    values["output"]["path"] = "gs://data/out"
     remote = write_job(tmp_path / "remote.yaml", values)
     with GcsStandIn(["data"]) as gcs:
         upload(tmp_path / "in", partial(gcs.put, "data"))
@@ -234,7 +260,9 @@ def test_a_volume_in_a_store_like_s3_is_read_from_where_that_is(volume_in, monke
 
     with S3StandIn(["data"]) as s3:
         client = s3.client()
-        upload(volume_in, lambda key, content: client.put_object(Bucket="data", Key=key, Body=content))
+        upload(
+            volume_in, lambda key, content: client.put_object(Bucket="data", Key=key, Body=content)
+        )
         for name, value in {**KEYS, "AWS_ENDPOINT_URL": s3.url}.items():
             monkeypatch.setenv(name, value)
         assert main(["view", "s3://data/in"]) == 0
@@ -253,7 +281,9 @@ def test_a_volume_in_a_store_like_s3_is_read_from_where_that_is(volume_in, monke
         (["float64"], "holds float64, which Neuroglancer does not show"),
     ],
 )
-def test_what_cannot_be_shown_is_told_in_one_message(job, tmp_path, monkeypatch, capsys, things, message):
+def test_what_cannot_be_shown_is_told_in_one_message(
+    job, tmp_path, monkeypatch, capsys, things, message
+):
     job()
     monkeypatch.chdir(tmp_path)
     import zarr
@@ -272,13 +302,20 @@ def test_without_its_extra_the_command_says_what_to_install(job, capsys, monkeyp
     assert "pip install 'beam-inference[view]'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_the_server_ends_quietly_when_it_is_interrupted(volume_in, end):
     command = [sys.executable, "-m", "beam_inference", "view", str(volume_in), "--no-open"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         url = process.stdout.readline().split()[0]
         token = url.rstrip("/")
-        with urllib.request.urlopen(f"{token}/data/0/info") as answer, urllib.request.urlopen(f"{token}/events/_"):
+        with (
+            urllib.request.urlopen(f"{token}/data/0/info") as answer,
+            urllib.request.urlopen(f"{token}/events/_"),
+        ):
             assert json.load(answer)["scales"]
             process.send_signal(end)
             out, err = process.communicate(timeout=20)

@@ -45,7 +45,11 @@ def ask(folder):
         def request(path, method="GET", **headers):
             connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=10)
             path = path.replace("TOKEN", parts.path.strip("/"))
-            connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(
+                method,
+                path,
+                headers={name.replace("_", "-"): value for name, value in headers.items()},
+            )
             response = connection.getresponse()
             body = response.read()
             connection.close()
@@ -84,7 +88,12 @@ def test_ranges_of_bytes_are_sent(ask, asked, status, start, stop):
 
 
 def test_a_page_elsewhere_may_ask_for_ranges(ask):
-    response, _ = ask("/TOKEN/data/0/block", "OPTIONS", Access_Control_Request_Headers="range", Origin="https://a.b")
+    response, _ = ask(
+        "/TOKEN/data/0/block",
+        "OPTIONS",
+        Access_Control_Request_Headers="range",
+        Origin="https://a.b",
+    )
     assert response.status == 204
     assert response.headers["Access-Control-Allow-Headers"] == "range"
 
@@ -92,7 +101,8 @@ def test_a_page_elsewhere_may_ask_for_ranges(ask):
 def test_a_block_that_is_not_there_is_404_and_may_come_later(ask, folder):
     response, _ = ask("/TOKEN/data/0/later")
     assert response.status == 404
-    assert response.headers["Access-Control-Allow-Origin"] == "*"  # else a page elsewhere would see a failure
+    # else a page elsewhere would see a failure
+    assert response.headers["Access-Control-Allow-Origin"] == "*"
     (folder / "later").write_bytes(b"voxels")
     assert ask("/TOKEN/data/0/later")[1] == b"voxels"
 
@@ -115,12 +125,33 @@ def test_a_compressed_block_is_sent_under_the_name_without_its_suffix(ask):
 @pytest.mark.parametrize(
     "path",
     [
-        *("/TOKEN/data/0/../secret", "/TOKEN/data/0/%2e%2e/secret", "/TOKEN/data/0/..%2fsecret", "/TOKEN/data/0/link"),
+        *(
+            "/TOKEN/data/0/../secret",
+            "/TOKEN/data/0/%2e%2e/secret",
+            "/TOKEN/data/0/..%2fsecret",
+            "/TOKEN/data/0/link",
+        ),
         *("/TOKEN/data/0/out/secret", "/TOKEN/data/0//etc/passwd", "/TOKEN/data/0/%2Fetc/passwd"),
-        *("/TOKEN/data/0/../volume-too/secret", "/TOKEN/data/0/", "/TOKEN/data/0/scale", "/TOKEN/data/0/loop"),
+        *(
+            "/TOKEN/data/0/../volume-too/secret",
+            "/TOKEN/data/0/",
+            "/TOKEN/data/0/scale",
+            "/TOKEN/data/0/loop",
+        ),
         *("/TOKEN/data/0/_beam_inference/job.json", "/TOKEN/data/0/scale/_beam_inference/receipt"),
-        *("/TOKEN/data/1/block", "/wrong/data/0/block", "/data/0/block", "/", "/state.json", "/TOKEN/data/0/a%00b"),
-        *("/TOKEN/v/_/../../../secret", "/TOKEN/v/_/%2e%2e/__init__.py", "/TOKEN/data/0/" + "a" * 5000),
+        *(
+            "/TOKEN/data/1/block",
+            "/wrong/data/0/block",
+            "/data/0/block",
+            "/",
+            "/state.json",
+            "/TOKEN/data/0/a%00b",
+        ),
+        *(
+            "/TOKEN/v/_/../../../secret",
+            "/TOKEN/v/_/%2e%2e/__init__.py",
+            "/TOKEN/data/0/" + "a" * 5000,
+        ),
     ],
 )
 def test_nothing_else_is_given_away(ask, path):
@@ -157,7 +188,8 @@ def test_blocks_as_cloud_volume_writes_them_are_read_right_through_the_server(tm
 def test_an_older_client_is_told_of_a_group_as_it_knows_it(ask, folder, tmp_path):
     """Of OME-Zarr 0.5, whose last draft was the same at another place; all else is sent as it is."""
     write_volume(tmp_path / "em", np.zeros((8, 8, 8), np.uint8), format="ome_zarr")
-    group, array = json.loads((tmp_path / "em" / "zarr.json").read_text()), (tmp_path / "em" / "0" / "zarr.json")
+    group = json.loads((tmp_path / "em" / "zarr.json").read_text())
+    array = tmp_path / "em" / "0" / "zarr.json"
     for name, text in (
         ("group", json.dumps(group)),
         ("array", array.read_text()),
@@ -176,13 +208,18 @@ def test_an_older_client_is_told_of_a_group_as_it_knows_it(ask, folder, tmp_path
         (image,) = told["attributes"].pop("multiscales")
         assert told == group
         assert image == {**group["attributes"]["ome"]["multiscales"][0], "version": "0.5-dev"}
-        assert ask(f"/TOKEN/data/0/{name}/zarr.json", If_None_Match=response.headers["ETag"])[0].status == 304
+        assert (
+            ask(f"/TOKEN/data/0/{name}/zarr.json", If_None_Match=response.headers["ETag"])[0].status
+            == 304
+        )
         assert ask(f"/TOKEN/data/0/{name}/zarr.json", "HEAD")[1] == b""
     assert ask("/TOKEN/data/0/nowhere/zarr.json")[0].status == 404
     assert ask("/TOKEN/data/0/_beam_inference/zarr.json")[0].status == 404
 
 
-@pytest.mark.parametrize(("bind", "port"), [("127.0.0.1", None), ("no.such.host.invalid", 0), ("203.0.113.1", 0)])
+@pytest.mark.parametrize(
+    ("bind", "port"), [("127.0.0.1", None), ("no.such.host.invalid", 0), ("203.0.113.1", 0)]
+)
 def test_an_address_that_cannot_be_had_is_told(ask, folder, bind, port):
     import socket
 
@@ -190,4 +227,11 @@ def test_an_address_that_cannot_be_had_is_told(ask, folder, bind, port):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match=r"cannot listen on .* --port"):
-            serve(folder, {"0": folder}, dict, bind, taken.getsockname()[1] if port is None else port, lambda url: None)
+            serve(
+                folder,
+                {"0": folder},
+                dict,
+                bind,
+                taken.getsockname()[1] if port is None else port,
+                lambda url: None,
+            )

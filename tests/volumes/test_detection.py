@@ -43,16 +43,26 @@ def ome(folder, version, axes="tczyx", unit="micrometer"):
         }
         driver = "zarr" if version == "0.4" else "zarr3"
         store = ts.open(
-            {"driver": driver, "kvstore": f"file://{folder}/{path}/", "metadata": metadata}, create=True
+            {"driver": driver, "kvstore": f"file://{folder}/{path}/", "metadata": metadata},
+            create=True,
         ).result()
         store.write(array.reshape(shape)).result()
     image = {
-        "axes": [{"name": a, **({"type": "space", "unit": unit} if a in "zyx" else {})} for a in axes],
+        "axes": [
+            {"name": a, **({"type": "space", "unit": unit} if a in "zyx" else {})} for a in axes
+        ],
         "datasets": [
-            {"path": path, "coordinateTransformations": [{"type": "scale", "scale": [1] * (len(axes) - 3) + scale}]}
+            {
+                "path": path,
+                "coordinateTransformations": [
+                    {"type": "scale", "scale": [1] * (len(axes) - 3) + scale}
+                ],
+            }
             for path, scale in (("s0", [4, 1, 1]), ("s1", [4, 2, 2]))
         ],
-        "coordinateTransformations": [{"type": "scale", "scale": [1] * (len(axes) - 3) + [0.01, 0.008, 0.008]}],
+        "coordinateTransformations": [
+            {"type": "scale", "scale": [1] * (len(axes) - 3) + [0.01, 0.008, 0.008]}
+        ],
     }
     if version == "0.4":
         (folder / ".zgroup").write_text('{"zarr_format": 2}')
@@ -101,7 +111,10 @@ def test_a_position_on_other_axes(tmp_path):
     for t in (0, 1):
         volume = open_volume(url, select={"t": t})
         np.testing.assert_array_equal(volume.read(BoundingBox((0, 0, 0), (16, 32, 32))), array[t])
-    with pytest.raises(VolumeError, match=r"Choose a position on each other one with input.select, such as \{t: 0\}"):
+    with pytest.raises(
+        VolumeError,
+        match=r"Choose a position on each other one with input.select, such as \{t: 0\}",
+    ):
         open_volume(url)
     with pytest.raises(VolumeError, match="input.select is 2 on t; .* has 0 … 1 there"):
         open_volume(url, select={"t": 2})
@@ -119,10 +132,15 @@ def test_units_that_are_no_length_leave_the_voxel_size_unknown(tmp_path):
     [
         {"axes": [{"name": "z"}]},
         {"axes": 3, "datasets": []},
-        {"axes": [{"name": "z"}], "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale"}]}]},
         {
             "axes": [{"name": "z"}],
-            "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 2]}]}],
+            "datasets": [{"path": "0", "coordinateTransformations": [{"type": "scale"}]}],
+        },
+        {
+            "axes": [{"name": "z"}],
+            "datasets": [
+                {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 2]}]}
+            ],
         },
         [],
     ],

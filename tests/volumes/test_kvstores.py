@@ -33,15 +33,23 @@ def test_settings_reach_every_s3_store_of_a_spec_that_names_none_itself():
     own = {"driver": "s3", "bucket": "bucket", "endpoint": "http://elsewhere"}
     assert with_settings(own, S3) == own
     assert with_settings("s3://bucket/em/", Storage()) == "s3://bucket/em/"
-    assert with_settings({"driver": "stack", "layers": [{"kvstore": "s3://bucket/em/"}]}, S3)["layers"] == [
-        {"kvstore": plain}
-    ]
+    assert with_settings({"driver": "stack", "layers": [{"kvstore": "s3://bucket/em/"}]}, S3)[
+        "layers"
+    ] == [{"kvstore": plain}]
 
 
 def test_the_environment_completes_settings_but_is_held_to_the_same_rule():
-    environment = {"AWS_ENDPOINT_URL": "http://a", "AWS_REGION": "r", "STORAGE_EMULATOR_HOST": "http://g"}
+    environment = {
+        "AWS_ENDPOINT_URL": "http://a",
+        "AWS_REGION": "r",
+        "STORAGE_EMULATOR_HOST": "http://g",
+    }
     found = storage_of_environment(Storage(), environment)
-    assert (found.s3.endpoint, found.s3.region, found.gcs.endpoint) == ("http://a", "r", "http://g")
+    assert (found.s3.endpoint, found.s3.region, found.gcs.endpoint) == (
+        "http://a",
+        "r",
+        "http://g",
+    )
     assert storage_of_environment(S3, environment).s3 == S3.s3
     with pytest.raises(ConfigError, match=r"\$AWS_ENDPOINT_URL holds credentials") as error:
         storage_of_environment(Storage(), {"AWS_ENDPOINT_URL": "http://user:planted@host"})
@@ -72,7 +80,10 @@ def test_which_urls_hold_credentials(url, holds):
         "input=https://user:planted@host/em",
         "storage.s3=AKIA:planted",
         "storage.s3.concurrency=planted",
-        'input={"spec": {"driver": "zarr3", "kvstore": {"driver": "http", "Headers": ["x: planted"]}}}',
+        (
+            'input={"spec": {"driver": "zarr3", "kvstore": {"driver": "http", "Headers": ["x:'
+            ' planted"]}}}'
+        ),
         'input={"spec": {"driver": "zarr3", "aws_credentials": {"secret": "planted"}}}',
     ],
 )
@@ -100,7 +111,11 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def values(**sections):
     inference = {"patch_shape": "8x8x8", "chunk_shape": "16x16x16"}
-    return {"input": {"path": "../em"}, "output": {"path": "out"}, "model": {"path": "identity"}} | {
+    return {
+        "input": {"path": "../em"},
+        "output": {"path": "out"},
+        "model": {"path": "identity"},
+    } | {
         "inference": inference,
         **sections,
     }
@@ -109,7 +124,10 @@ def values(**sections):
 def test_relative_paths_of_a_job_in_a_bucket_stay_in_it():
     job = parse_job(values(model={"path": "net.py:make", "weights": "../w.pt"}), "gs://bucket/jobs")
     assert (job.input.path, job.output.path) == ("gs://bucket/em", "gs://bucket/jobs/out")
-    assert (job.model.path, job.model.weights) == ("gs://bucket/jobs/net.py:make", "gs://bucket/w.pt")
+    assert (job.model.path, job.model.weights) == (
+        "gs://bucket/jobs/net.py:make",
+        "gs://bucket/w.pt",
+    )
     with pytest.raises(ConfigError, match="leads out of gs://bucket"):
         parse_job(values(), "gs://bucket")
     with pytest.raises(ConfigError, match="can only be read from"):
@@ -120,7 +138,9 @@ def test_a_store_that_accepts_and_never_answers(monkeypatch):
     monkeypatch.setattr(stores, "PATIENCE_SECONDS", 1)
     with socket.create_server(("localhost", 0)) as silent:
         threading.Thread(target=silent.listen, daemon=True).start()
-        storage = Storage.model_validate({"gcs": {"endpoint": f"http://localhost:{silent.getsockname()[1]}"}})
+        storage = Storage.model_validate(
+            {"gcs": {"endpoint": f"http://localhost:{silent.getsockname()[1]}"}}
+        )
         with pytest.raises(VolumeError, match="no answer in time"):
             read_file("gs://bucket/file", storage, 1)
 
@@ -155,7 +175,9 @@ def test_copies_among_the_receipts_are_no_receipts(job, tmp_path, capsys):
     assert len(list(state.of(state.load_job()).receipts(0, 18, damaged=[]))) == 17
 
 
-@pytest.mark.parametrize("name", ["dataflow", "Dataflow", "DataflowRunner", "apache_beam.runners.DataflowRunner"])
+@pytest.mark.parametrize(
+    "name", ["dataflow", "Dataflow", "DataflowRunner", "apache_beam.runners.DataflowRunner"]
+)
 def test_a_runner_is_the_same_by_all_its_names(name):
     assert runner_name(name) == "dataflowrunner"
 

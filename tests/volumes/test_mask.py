@@ -40,7 +40,9 @@ AS_STORED = {"dtype": "uint8", "value_range": [0, 255]}
 
 def mask_volume(tmp_path):
     """Half the resolution along z and x, a quarter along y."""
-    return write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), block_shape=(8, 8, 8))
+    return write_volume(
+        tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), block_shape=(8, 8, 8)
+    )
 
 
 def at_full_resolution(inverse=False):
@@ -57,7 +59,8 @@ def launched(tmp_path, name, source, mask=None, /, **sections):
 def result(tmp_path, name, source, mask=None, /, **sections):
     """The output of a job, without Beam: in both stages where there are two."""
     launch = launched(tmp_path, name, source, mask, **sections)
-    worker, job = Worker(launch), launch.resolved()
+    worker = Worker(launch)
+    job = launch.resolved()
     chunks = range(job.plan.chunks.count)
     if job.plan.seams == "exchange":
         exchange = SeamExchange(worker)
@@ -88,17 +91,27 @@ def test_outside_its_mask_the_input_has_the_fill_value(tmp_path, seams):
     for chunk_shape, inverse in (([16, 16, 32], False), ([48, 48, 64], True)):
         mask = {"path": mask_volume(tmp_path), "inverse": inverse, "fill_value": 9}
         inference = {"seams": seams, "patch_overlap": [0, 0, 0], "chunk_shape": chunk_shape}
-        sections = {"model": MODEL, "inference": inference, "output": AS_STORED, "input": {"mask": mask}}
+        sections = {
+            "model": MODEL,
+            "inference": inference,
+            "output": AS_STORED,
+            "input": {"mask": mask},
+        }
         found = result(tmp_path, f"o{chunk_shape[0]}", tmp_path / "in", **sections)
         np.testing.assert_array_equal(found, np.where(at_full_resolution(inverse), INPUT, 9))
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange", pytest.param("crop", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seams", ["recompute", "exchange", pytest.param("crop", marks=pytest.mark.slow)]
+)
 def test_the_bits_are_those_of_a_volume_that_was_masked_before(tmp_path, seams):
     """With overlaps, margins, a reflection at the volume's ends, a contrast, an offset, and another mask behind it."""
-    array, start = np.random.default_rng(3).integers(1, 256, (14, 27, 25), dtype=np.uint8), (3, -5, 2)
+    array = np.random.default_rng(3).integers(1, 256, (14, 27, 25), dtype=np.uint8)
+    start = (3, -5, 2)
     where = np.random.default_rng(4).random((10, 40, 12)) < 0.7
-    mask = write_volume(tmp_path / "mask", where.astype(np.uint16), (1, -7, 0), voxel_size_nm=(30.0, 10.0, 40.0))
+    mask = write_volume(
+        tmp_path / "mask", where.astype(np.uint16), (1, -7, 0), voxel_size_nm=(30.0, 10.0, 40.0)
+    )
     there = [np.arange(a, a + n) for a, n in zip(start, array.shape, strict=True)]
     kept = where[np.ix_(there[0] // 3 - 1, there[1] + 7, there[2] // 4)]
     output_mask = {"path": mask_volume(tmp_path / "other"), "inverse": True, "fill_value": 1}
@@ -112,7 +125,9 @@ def test_the_bits_are_those_of_a_volume_that_was_masked_before(tmp_path, seams):
         }
         masked_here = {"input": {"mask": {"path": mask, "fill_value": 77}}}
         name = f"a{shape[1]}"
-        found.append(result(tmp_path, name, tmp_path / "in", output_mask, **sections, **masked_here))
+        found.append(
+            result(tmp_path, name, tmp_path / "in", output_mask, **sections, **masked_here)
+        )
         before = result(tmp_path, f"b{shape[1]}", tmp_path / "masked", output_mask, **sections)
         np.testing.assert_array_equal(found[-1], before)
     if seams == "recompute":
@@ -123,21 +138,38 @@ def test_the_bits_are_those_of_a_volume_that_was_masked_before(tmp_path, seams):
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
 def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams, monkeypatch):
     monkeypatch.setenv("TOY_NETWORK_LOG", str(tmp_path / "calls"))
-    write_volume(tmp_path / "in", np.random.default_rng(2).integers(1, 255, INPUT.shape[1:], dtype=np.uint8))
+    write_volume(
+        tmp_path / "in", np.random.default_rng(2).integers(1, 255, INPUT.shape[1:], dtype=np.uint8)
+    )
     inference = {"seams": seams, "chunk_shape": [16, 16, 16]}
     values = job_values(
-        tmp_path / "in", tmp_path / "out", model=toy("counted"), inference=inference, output=AS_STORED
+        tmp_path / "in",
+        tmp_path / "out",
+        model=toy("counted"),
+        inference=inference,
+        output=AS_STORED,
     ) | {"mask": {"path": mask_volume(tmp_path)}}
     job = str(write_job(tmp_path / "job.yaml", values))
-    for block in (tmp_path / "in").rglob("32-50_*"):  # no patch that touches what is wanted reaches so far along x
+    # no patch that touches what is wanted reaches so far along x
+    for block in (tmp_path / "in").rglob("32-50_*"):
         block.write_bytes(b"damaged")
     assert main(["run", job]) == 0
     assert main(["verify", job, "--deep"]) == 0
     calls = len((tmp_path / "calls").read_text().splitlines())
-    plan = prepare(parse_job(values, tmp_path)).resolved().plan  # which tries the network as the run did
-    tried, grid = len((tmp_path / "calls").read_text().splitlines()) - calls, plan.chunks
-    wanted = [i for i in range(grid.count) if at_full_resolution()[grid.core_box(i).slices_in(grid.roi)].any()]
-    blocks = [p for p in (tmp_path / "out").rglob("*_*") if p.is_file() and "_beam_inference" not in p.parts]
+    # which tries the network as the run did
+    plan = prepare(parse_job(values, tmp_path)).resolved().plan
+    tried = len((tmp_path / "calls").read_text().splitlines()) - calls
+    grid = plan.chunks
+    wanted = [
+        i
+        for i in range(grid.count)
+        if at_full_resolution()[grid.core_box(i).slices_in(grid.roi)].any()
+    ]
+    blocks = [
+        p
+        for p in (tmp_path / "out").rglob("*_*")
+        if p.is_file() and "_beam_inference" not in p.parts
+    ]
     assert len(blocks) == len(wanted) < grid.count
     works = [
         plan.work(i) if seams == "recompute" else plan.owned_work(i)
@@ -168,8 +200,10 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
     write_volume(tmp_path / "in", INPUT)
     sections = {"model": MODEL, "inference": {"seams": "exchange", "chunk_shape": [16, 16, 16]}}
     launch = launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path)}, **sections)
-    job, exchange = launch.resolved(), SeamExchange(Worker(launch))
-    plan, state = job.plan, launch.state()
+    job = launch.resolved()
+    exchange = SeamExchange(Worker(launch))
+    plan = job.plan
+    state = launch.state()
     wanted = [
         i
         for i in range(plan.chunks.count)
@@ -179,12 +213,15 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
     assert len(computed) < plan.owners
     half = plan.chunks.count // 2
     list(exchange.add_up(range(half)))
-    assert job_status(job, state, datetime.now(UTC)).left == sum(map(bool, map(plan.receivers, range(half, 2 * half))))
+    assert job_status(job, state, datetime.now(UTC)).left == sum(
+        map(bool, map(plan.receivers, range(half, 2 * half)))
+    )
     records = list(exchange.add_up(range(half, plan.chunks.count)))
     assert [record.chunk for record in records] == [i for i in computed if i >= half]
     status = job_status(job, state, datetime.now(UTC))
     assert (status.left, status.summed, status.done) == (plan.chunks.count, plan.owners, 0)
-    assert not list(SeamExchange(Worker(launch)).add_up(range(plan.chunks.count)))  # nothing is done twice
+    # nothing is done twice
+    assert not list(SeamExchange(Worker(launch)).add_up(range(plan.chunks.count)))
     assert {record.outcome for record in exchange.merge(range(plan.chunks.count))} == {"done"}
     assert verify(job, state).complete
     assert job_status(job, state, datetime.now(UTC)).left == 0
@@ -193,8 +230,11 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
 def test_a_chunks_mask_is_read_once(tmp_path):
     write_volume(tmp_path / "in", INPUT)
     mask = mask_volume(tmp_path)
-    job = launched(tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL).resolved()
-    finishing, box = Finishing(job), BoundingBox((0, 0, 0), (16, 32, 32))
+    job = launched(
+        tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
+    ).resolved()
+    finishing = Finishing(job)
+    box = BoundingBox((0, 0, 0), (16, 32, 32))
     assert not finishing.is_masked(box)
     shutil.rmtree(tmp_path / "mask")
     values = INPUT[(slice(None), *box.slices_in(box))].copy()
@@ -229,10 +269,20 @@ def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
             launch(output="mask", path=mask_volume(tmp_path))
         with pytest.raises(ConfigError, match="holds credentials"):
             launch(path="https://user:secret@host/mask")
-        with pytest.raises(ConfigError, match=rf"{key}.invers: unknown key; did you mean 'inverse'"):
+        with pytest.raises(
+            ConfigError, match=rf"{key}.invers: unknown key; did you mean 'inverse'"
+        ):
             launch(path="mask", invers=True)
-    with pytest.raises(ConfigError, match=r"mask.fill_value 1e.300 is not a value of the volume's dtype float32"):
-        launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path), "fill_value": 1e300}, model=MODEL)
+    with pytest.raises(
+        ConfigError, match=r"mask.fill_value 1e.300 is not a value of the volume's dtype float32"
+    ):
+        launched(
+            tmp_path,
+            "out",
+            tmp_path / "in",
+            {"path": mask_volume(tmp_path), "fill_value": 1e300},
+            model=MODEL,
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -248,14 +298,22 @@ def test_a_mask_may_be_of_truth_values(tmp_path, format, caplog):
     metadata = json.loads((array / "zarr.json").read_text()) if format != "zarr2" else {}
     shape = {"chunks": (1, 8, 8, 8), "shape": wanted.shape, "overwrite": True}
     names = metadata.get("dimension_names")
-    zarr.create_array(str(array), dtype=bool, zarr_format=2 if format == "zarr2" else 3, dimension_names=names, **shape)
+    zarr.create_array(
+        str(array),
+        dtype=bool,
+        zarr_format=2 if format == "zarr2" else 3,
+        dimension_names=names,
+        **shape,
+    )
     stored = zarr.open_array(str(array), mode="r+")
     stored.attrs.update(attributes)
     stored[:] = wanted
     assert np.array_equal(result(tmp_path, "truth", tmp_path / "in", {"path": url}), bytes_of)
     with pytest.raises(VolumeError, match="holds bool; expected integers"):
         open_volume(url)
-    path = str(write_job(tmp_path / "job.yaml", job_values("in", "new") | {"mask": {"path": "mask"}}))
+    path = str(
+        write_job(tmp_path / "job.yaml", job_values("in", "new") | {"mask": {"path": "mask"}})
+    )
     assert main(["view", path, "--link"]) == 0  # which Neuroglancer would not show
     assert "mask is not shown" in caplog.text
     assert "holds bool" in caplog.text
@@ -299,7 +357,8 @@ def test_a_plan_tells_of_masks_and_counts_them_in_memory(tmp_path, capsys):
     ):
         assert main(["plan", path, *flags, "--json"]) == 0
         needed.append(json.loads(capsys.readouterr().out)["host_bytes_per_worker"])
-    piece = (2 + 1) * 24 * 16 * 32 + 3 * 2**22  # all blocks of the mask, and what is looked up, on each of two threads
+    # all blocks of the mask, and what is looked up, on each of two threads
+    piece = (2 + 1) * 24 * 16 * 32 + 3 * 2**22
     assert needed[2] - needed[1] == needed[1] - needed[0] == 2 * piece + WANTED.size
     assert main(["plan", path, *flags]) == 0
     told = capsys.readouterr().out.replace("\n", "")
@@ -326,7 +385,9 @@ def test_the_masks_are_part_of_the_fingerprint(tmp_path):
 
 
 boxes = st.builds(
-    lambda start, shape: BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True))),
+    lambda start, shape: BoundingBox(
+        start, tuple(a + n for a, n in zip(start, shape, strict=True))
+    ),
     st.tuples(*[st.integers(-6, 40)] * 3),
     st.tuples(*[st.integers(1, 9)] * 3),
 )
@@ -339,14 +400,24 @@ boxes = st.builds(
     st.sampled_from([1, 600, 2000]),
     st.sampled_from([7, 40, 10**6]),
 )
-def test_a_voxel_is_looked_up_where_its_centre_lies(tmp_path_factory, box, per_voxel, inverse, bytes, voxels):
+def test_a_voxel_is_looked_up_where_its_centre_lies(
+    tmp_path_factory, box, per_voxel, inverse, bytes, voxels
+):
     """However large the pieces are that a mask is looked up in."""
     folder = tmp_path_factory.getbasetemp()
-    volume = open_volume(f"file://{folder}/mask" if (folder / "mask").exists() else mask_volume(folder))
+    volume = open_volume(
+        f"file://{folder}/mask" if (folder / "mask").exists() else mask_volume(folder)
+    )
     expected = np.zeros(box.shape, bool)
     for position in np.ndindex(*box.shape):
-        place = [int(np.floor((s + p + 0.5) * r)) for s, p, r in zip(box.start, position, per_voxel, strict=True)]
-        inside = all(0 <= p < n for p, n in zip(place, WANTED.shape, strict=True)) and WANTED[tuple(place)] != 0
+        place = [
+            int(np.floor((s + p + 0.5) * r))
+            for s, p, r in zip(box.start, position, per_voxel, strict=True)
+        ]
+        inside = (
+            all(0 <= p < n for p, n in zip(place, WANTED.shape, strict=True))
+            and WANTED[tuple(place)] != 0
+        )
         expected[position] = inside != inverse
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(masks, "PIECE_BYTES", bytes)
@@ -360,11 +431,15 @@ def test_a_voxel_is_looked_up_where_its_centre_lies(tmp_path_factory, box, per_v
 
 def test_a_mask_much_finer_than_the_output_is_read_in_whole_blocks_each_once(tmp_path, monkeypatch):
     fine = np.random.default_rng(5).random((64, 96, 80)) < 0.5
-    volume = open_volume(write_volume(tmp_path / "fine", fine.astype(np.uint8), block_shape=(16, 16, 16)))
+    volume = open_volume(
+        write_volume(tmp_path / "fine", fine.astype(np.uint8), block_shape=(16, 16, 16))
+    )
     monkeypatch.setattr(masks, "PIECE_BYTES", 2 * 16**3)
-    boxes, read = [], Volume.read
+    boxes = []
+    read = Volume.read
     monkeypatch.setattr(Volume, "read", lambda self, box: boxes.append(box) or read(self, box))
-    mask, box = Mask(volume, (8.0, 8.0, 8.0), False, 0), BoundingBox((0, 0, 0), (8, 12, 10))
+    mask = Mask(volume, (8.0, 8.0, 8.0), False, 0)
+    box = BoundingBox((0, 0, 0), (8, 12, 10))
     array = np.ones((1, *box.shape), np.uint8)
     mask.fill(array, box)
     np.testing.assert_array_equal(array[0], fine[4::8, 4::8, 4::8])
@@ -372,7 +447,9 @@ def test_a_mask_much_finer_than_the_output_is_read_in_whole_blocks_each_once(tmp
     blocks = [
         block
         for each in boxes
-        for block in product(*(range(a // 16, (b - 1) // 16 + 1) for a, b in zip(each.start, each.stop, strict=True)))
+        for block in product(
+            *(range(a // 16, (b - 1) // 16 + 1) for a, b in zip(each.start, each.stop, strict=True))
+        )
     ]
     assert len(blocks) == len(set(blocks)) == 4 * 6 * 5
 
@@ -384,12 +461,18 @@ def test_masks_finer_than_the_volume_fit_the_projection(tmp_path):
 
     array = np.random.default_rng(0).integers(0, 256, (128, 128, 256), dtype=np.uint8)
     fine = write_volume(
-        tmp_path / "fine", array.repeat(4, 0).repeat(4, 1).repeat(2, 2) & 1, voxel_size_nm=(2.5, 2.5, 5.0)
+        tmp_path / "fine",
+        array.repeat(4, 0).repeat(4, 1).repeat(2, 2) & 1,
+        voxel_size_nm=(2.5, 2.5, 5.0),
     )
     mask = {"path": fine, "fill_value": 1}
     source = write_volume(tmp_path / "in", array)
     values = job_values(
-        source, tmp_path / "out", input={"mask": mask}, output=AS_STORED, inference={"chunk_shape": [128, 128, 128]}
+        source,
+        tmp_path / "out",
+        input={"mask": mask},
+        output=AS_STORED,
+        inference={"chunk_shape": [128, 128, 128]},
     )
     figures = worker_figures(tmp_path, values | {"mask": mask | {"inverse": True}})
     assert 0.3 < figures["peak_bytes"] / figures["projected_bytes"] <= 1, figures

@@ -34,12 +34,21 @@ def spec_of(tmp_path, **changes):
 def test_an_existing_output_is_reused_if_it_agrees(tmp_path):
     assert open_output(spec_of(tmp_path)) is None
     create_output(spec_of(tmp_path))
-    assert open_output(spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (8, 8, 8)))).bounds.stop == (20, 20, 20)
+    assert open_output(spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (8, 8, 8)))).bounds.stop == (
+        20,
+        20,
+        20,
+    )
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"dtype": "float32"}, {"channels": 1}, {"block_shape": (16, 8, 8)}, {"voxel_size_nm": (4.0, 4.0, 4.0)}],
+    [
+        {"dtype": "float32"},
+        {"channels": 1},
+        {"block_shape": (16, 8, 8)},
+        {"voxel_size_nm": (4.0, 4.0, 4.0)},
+    ],
 )
 def test_an_existing_output_that_differs_is_refused_naming_what(tmp_path, changes):
     create_output(spec_of(tmp_path))
@@ -49,7 +58,9 @@ def test_an_existing_output_that_differs_is_refused_naming_what(tmp_path, change
 
 def test_an_existing_output_of_another_format_is_refused(tmp_path):
     create_output(spec_of(tmp_path))
-    with pytest.raises(VolumeError, match="exists as neuroglancer_precomputed, the job says format: zarr3"):
+    with pytest.raises(
+        VolumeError, match="exists as neuroglancer_precomputed, the job says format: zarr3"
+    ):
         open_output(spec_of(tmp_path, format="zarr3"))
 
 
@@ -64,7 +75,11 @@ def test_precomputed_says_what_neuroglancer_needs(tmp_path):
     info = json.loads((tmp_path / "out" / "info").read_text())
     scale = info["scales"][0]
     assert (info["type"], info["data_type"], info["num_channels"]) == ("image", "uint8", 3)
-    assert (scale["voxel_offset"], scale["size"], scale["resolution"]) == ([1, 2, 3], [19, 18, 17], [8, 8, 40])
+    assert (scale["voxel_offset"], scale["size"], scale["resolution"]) == (
+        [1, 2, 3],
+        [19, 18, 17],
+        [8, 8, 40],
+    )
 
 
 def jpeg_output(tmp_path):
@@ -97,11 +112,16 @@ def random(dtype, shape, seed=0):
 @pytest.mark.parametrize("dtype", ["uint8", "float32", "uint64"])
 def test_every_format_reads_back_what_was_written(tmp_path, format, dtype):
     spec = spec_of(tmp_path, format=format, dtype=dtype)
-    volume, array = create_output(spec), random(dtype, (3, 20, 20, 20))
+    volume = create_output(spec)
+    array = random(dtype, (3, 20, 20, 20))
     volume.write(spec.bounds, array)
     found = open_volume(spec.url)
     np.testing.assert_array_equal(found.read(found.bounds), array)
-    assert (found.bounds, found.voxel_size_nm, found.block_shape) == (spec.bounds, (40, 8, 8), (8, 8, 8))
+    assert (found.bounds, found.voxel_size_nm, found.block_shape) == (
+        spec.bounds,
+        (40, 8, 8),
+        (8, 8, 8),
+    )
     assert open_output(spec) is not None
 
 
@@ -116,7 +136,12 @@ def test_racing_launches_create_one_output(tmp_path, format):
 @pytest.mark.parametrize("shard_shape", [None, (16, 16, 16)])
 def test_labels_are_compressed(tmp_path, dtype, shard_shape):
     spec = spec_of(
-        tmp_path, dtype=dtype, channels=1, labels=True, encoding="compressed_segmentation", shard_shape=shard_shape
+        tmp_path,
+        dtype=dtype,
+        channels=1,
+        labels=True,
+        encoding="compressed_segmentation",
+        shard_shape=shard_shape,
     )
     array = random(dtype, (1, 20, 20, 20)) // 2**30
     create_output(spec).write(spec.bounds, array)
@@ -129,9 +154,14 @@ def test_labels_are_compressed(tmp_path, dtype, shard_shape):
 @pytest.mark.parametrize("format", ["precomputed", "zarr3", "ome_zarr"])
 def test_a_shard_is_one_file_and_the_unit_of_writing(tmp_path, format):
     spec = spec_of(
-        tmp_path, format=format, bounds=BoundingBox((0, 0, 0), (32, 30, 60)), shard_shape=(16, 16, 16), channels=1
+        tmp_path,
+        format=format,
+        bounds=BoundingBox((0, 0, 0), (32, 30, 60)),
+        shard_shape=(16, 16, 16),
+        channels=1,
     )
-    volume, array = create_output(spec), random("uint8", (1, 32, 30, 60))
+    volume = create_output(spec)
+    array = random("uint8", (1, 32, 30, 60))
     assert volume.block_shape == spec.write_shape == (16, 16, 16)
     for z in (0, 16):
         for y in (0, 16):
@@ -139,15 +169,23 @@ def test_a_shard_is_one_file_and_the_unit_of_writing(tmp_path, format):
                 box = BoundingBox((z, y, x), (z + 16, min(y + 16, 30), min(x + 16, 60)))
                 volume.write(box, array[(slice(None), *box.slices_in(spec.bounds))])
     np.testing.assert_array_equal(open_volume(spec.url).read(spec.bounds), array)
-    files = [p for p in (tmp_path / "out").rglob("*") if p.is_file() and p.name not in ("info", "zarr.json")]
+    files = [
+        p
+        for p in (tmp_path / "out").rglob("*")
+        if p.is_file() and p.name not in ("info", "zarr.json")
+    ]
     assert len(files) == 2 * 2 * 4
     with pytest.raises(VolumeError, match=r"shard_shape is \[16, 16, 16\], the job says None"):
         open_output(spec_of(tmp_path, format=format, bounds=spec.bounds, channels=1))
 
 
 def test_shards_that_cannot_be_had_are_refused_with_those_that_can(tmp_path):
-    with pytest.raises(AlignmentError, match=r"Nearest: \[8, 16, 16\] or \[16, 16, 16\] or \[16, 16, 32\]"):
-        create_output(spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (64, 64, 64)), shard_shape=(8, 16, 32)))
+    with pytest.raises(
+        AlignmentError, match=r"Nearest: \[8, 16, 16\] or \[16, 16, 16\] or \[16, 16, 32\]"
+    ):
+        create_output(
+            spec_of(tmp_path, bounds=BoundingBox((0, 0, 0), (64, 64, 64)), shard_shape=(8, 16, 32))
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -176,16 +214,21 @@ def test_a_group_interrupted_before_it_was_made_is_no_volume_yet(tmp_path):
 
 
 def test_objects_of_a_sharded_output_are_as_many_as_its_shards(tmp_path):
-    spec = spec_of(tmp_path, bounds=BoundingBox((3, 5, 7), (67, 69, 71)), channels=1, shard_shape=(32, 32, 32))
+    spec = spec_of(
+        tmp_path, bounds=BoundingBox((3, 5, 7), (67, 69, 71)), channels=1, shard_shape=(32, 32, 32)
+    )
     volume = create_output(spec)
     array = random("uint8", (1, 64, 64, 64))
     volume.write(spec.bounds, array)
-    assert len(list((tmp_path / "out").rglob("*.shard"))) == math.prod(n // 32 for n in spec.bounds.shape)
+    assert len(list((tmp_path / "out").rglob("*.shard"))) == math.prod(
+        n // 32 for n in spec.bounds.shape
+    )
     np.testing.assert_array_equal(open_volume(spec.url).read(spec.bounds), array)
 
 
 @pytest.mark.parametrize(
-    ("shape", "offset"), [((32, 32, 32), (0, 0, 0)), ((13, 40, 27), (3, -5, 7)), ((8, 9, 70), (0, 1, 0))]
+    ("shape", "offset"),
+    [((32, 32, 32), (0, 0, 0)), ((13, 40, 27), (3, -5, 7)), ((8, 9, 70), (0, 1, 0))],
 )
 def test_shards_are_overwritten_also_with_nothing_but_zeros(tmp_path, shape, offset):
     """TensorStore leaves a shard as it was if all that is written there is zero."""
@@ -207,6 +250,8 @@ def test_shards_are_overwritten_also_with_nothing_but_zeros(tmp_path, shape, off
 def test_sharded_outputs_of_any_size_are_found_again(tmp_path_factory, shape, data):
     shard_shape = data.draw(st.sampled_from(shard_shapes(shape, (8, 8, 8))))
     folder = tmp_path_factory.mktemp("shards")
-    spec = spec_of(folder, bounds=BoundingBox((0, 0, 0), shape), channels=1, shard_shape=shard_shape)
+    spec = spec_of(
+        folder, bounds=BoundingBox((0, 0, 0), shape), channels=1, shard_shape=shard_shape
+    )
     create_output(spec)
     assert open_output(spec) is not None

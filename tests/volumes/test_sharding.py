@@ -12,7 +12,8 @@ from beam_inference.volumes.sharding import precomputed_sharding, shard_shapes
 
 def morton(position, blocks):
     """The compressed Morton code of a block (x, y, z), as its specification says it."""
-    code, bit = 0, 0
+    code = 0
+    bit = 0
     for level in range(max(blocks).bit_length()):
         for axis in range(3):
             if 2**level < blocks[axis]:
@@ -23,13 +24,17 @@ def morton(position, blocks):
 
 @given(st.tuples(*[st.integers(1, 9)] * 3), st.tuples(*[st.integers(1, 5)] * 3), st.data())
 def test_a_shard_holds_the_box_that_was_asked_for(blocks, block_shape, data):
-    shape = tuple(n * b - data.draw(st.integers(0, b - 1)) for n, b in zip(blocks, block_shape, strict=True))
+    shape = tuple(
+        n * b - data.draw(st.integers(0, b - 1)) for n, b in zip(blocks, block_shape, strict=True)
+    )
     for shard_shape in shard_shapes(shape, block_shape):
         found = precomputed_sharding(shape, block_shape, shard_shape)
         low = found["preshift_bits"] + found["minishard_bits"]
         shards = {}
         for z, y, x in product(*map(range, blocks)):
-            corner = tuple(i * b // s for i, b, s in zip((z, y, x), block_shape, shard_shape, strict=True))
+            corner = tuple(
+                i * b // s for i, b, s in zip((z, y, x), block_shape, shard_shape, strict=True)
+            )
             shards.setdefault(morton((x, y, z), blocks[::-1]) >> low, set()).add(corner)
         assert all(len(corners) == 1 for corners in shards.values())
         assert len({*map(frozenset, shards.values())}) == len(shards)

@@ -23,14 +23,26 @@ BOX = BoundingBox((1, 3, 5), (9, 20, 21))
 
 @pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2"])
 def test_what_is_written_is_read_in_zyx_with_its_voxel_size(tmp_path, format):
-    url = write_volume(tmp_path / "v", ARRAY, voxel_size_nm=(40.0, 8.0, 7.16), block_shape=(8, 16, 16), format=format)
+    url = write_volume(
+        tmp_path / "v",
+        ARRAY,
+        voxel_size_nm=(40.0, 8.0, 7.16),
+        block_shape=(8, 16, 16),
+        format=format,
+    )
     volume = open_volume(url)
-    assert (volume.bounds, volume.channels, volume.dtype) == (BoundingBox((0, 0, 0), (10, 20, 30)), 2, np.uint16)
+    assert (volume.bounds, volume.channels, volume.dtype) == (
+        BoundingBox((0, 0, 0), (10, 20, 30)),
+        2,
+        np.uint16,
+    )
     assert volume.voxel_size_nm == pytest.approx((40, 8, 7.16))
     assert volume.block_shape == (8, 16, 16)
     np.testing.assert_array_equal(volume.read(BOX), numpy_read(BOX))
     np.testing.assert_array_equal(open_volume(url, channel=[1]).read(BOX), numpy_read(BOX)[1:])
-    np.testing.assert_array_equal(open_volume(url, channel=[1, 0, 1]).read(BOX), numpy_read(BOX)[[1, 0, 1]])
+    np.testing.assert_array_equal(
+        open_volume(url, channel=[1, 0, 1]).read(BOX), numpy_read(BOX)[[1, 0, 1]]
+    )
 
 
 def test_n5_lists_its_axes_x_first(tmp_path):
@@ -61,7 +73,11 @@ def test_a_zarr_array_without_names_is_zyx_and_a_spec_can_say_otherwise(tmp_path
     labelled = {
         "driver": "zarr",
         "kvstore": f"file://{tmp_path}/z/",
-        "transform": {"input_inclusive_min": [0, 0, 0], "input_shape": [10, 20, 30], "input_labels": ["x", "y", "z"]},
+        "transform": {
+            "input_inclusive_min": [0, 0, 0],
+            "input_shape": [10, 20, 30],
+            "input_labels": ["x", "y", "z"],
+        },
     }
     volume = open_volume(None, labelled)
     np.testing.assert_array_equal(volume.read(volume.bounds)[0], ARRAY[0].T)
@@ -73,7 +89,9 @@ def test_bfloat16_is_read_as_float32(tmp_path):
         "kvstore": f"file://{tmp_path}/z/",
         "metadata": {"shape": [2, 2, 2], "data_type": "bfloat16"},
     }
-    ts.open(spec, create=True).result().write(np.full((2, 2, 2), 1.5, ts.bfloat16.numpy_dtype)).result()
+    ts.open(spec, create=True).result().write(
+        np.full((2, 2, 2), 1.5, ts.bfloat16.numpy_dtype)
+    ).result()
     assert read_volume(tmp_path / "z").dtype == np.float32
 
 
@@ -83,14 +101,18 @@ def test_cutouts_reach_beyond_the_volume(tmp_path):
     reflected = volume.cutout(box, "reflect", 0)
     np.testing.assert_array_equal(reflected[0], np.pad(ARRAY[0], 4, mode="reflect")[1:7, 4:8, 0:7])
     constant = volume.cutout(box, "constant", 7)
-    np.testing.assert_array_equal(constant[0], np.pad(ARRAY[0], 4, constant_values=7)[1:7, 4:8, 0:7])
+    np.testing.assert_array_equal(
+        constant[0], np.pad(ARRAY[0], 4, constant_values=7)[1:7, 4:8, 0:7]
+    )
     outside = volume.cutout(BoundingBox((50, 0, 0), (52, 1, 1)), "constant", 7)
     assert outside.tolist() == [[[[7]], [[7]]]]
 
 
 def test_zeros_are_written_like_any_other_value(tmp_path):
     for format in ("precomputed", "zarr3", "zarr2"):
-        write_volume(tmp_path / format, np.zeros((8, 8, 8), np.uint8), block_shape=(8, 8, 8), format=format)
+        write_volume(
+            tmp_path / format, np.zeros((8, 8, 8), np.uint8), block_shape=(8, 8, 8), format=format
+        )
         blocks = [p for p in (tmp_path / format).rglob("*") if p.is_file() and p.name[0] in "0c"]
         assert len(blocks) == 1, blocks
 
@@ -99,7 +121,9 @@ def test_a_truncated_block_cannot_be_read_and_the_rest_can(tmp_path):
     volume = open_volume(write_volume(tmp_path / "v", ARRAY[0], block_shape=(8, 16, 16)))
     block = next((tmp_path / "v").rglob("0-16_0-16_0-8"))
     block.write_bytes(block.read_bytes()[:100])
-    with pytest.raises(PermanentReadError, match=r"cannot read \[0, 0, 0 to 9, 9, 9\).*FAILED_PRECONDITION"):
+    with pytest.raises(
+        PermanentReadError, match=r"cannot read \[0, 0, 0 to 9, 9, 9\).*FAILED_PRECONDITION"
+    ):
         volume.read(BoundingBox((0, 0, 0), (9, 9, 9)))
     assert volume.read(BoundingBox((8, 16, 16), (10, 20, 30))).shape == (1, 2, 4, 14)
 
@@ -111,7 +135,15 @@ def test_what_cannot_be_written_is_the_workers_fault(tmp_path):
         block.unlink()
     folder.rmdir()
     folder.write_text("a file where the blocks' folder should be")
-    spec = OutputSpec(url, "precomputed", "uint16", 1, BoundingBox((0, 0, 0), (10, 20, 30)), (8, 16, 16), (10.0,) * 3)
+    spec = OutputSpec(
+        url,
+        "precomputed",
+        "uint16",
+        1,
+        BoundingBox((0, 0, 0), (10, 20, 30)),
+        (8, 16, 16),
+        (10.0,) * 3,
+    )
     volume = open_output(spec)
     assert volume is not None
     with pytest.raises(WorkerFault, match="cannot write"):
@@ -124,14 +156,22 @@ def test_compressed_block_files_are_refused_instead_of_read_as_zeros(tmp_path, s
     for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:
         block.with_name(block.name + suffix).write_bytes(gzip.compress(block.read_bytes()))
         block.unlink()
-    with pytest.raises(VolumeError, match="compressed block files .* would read every voxel as zero"):
+    with pytest.raises(
+        VolumeError, match="compressed block files .* would read every voxel as zero"
+    ):
         open_volume(url)
 
 
 def test_a_scale_without_a_folder_is_refused(tmp_path):
     create_output(
         OutputSpec(
-            f"file://{tmp_path}/v", "precomputed", "uint8", 1, BoundingBox((0,) * 3, (8,) * 3), (8,) * 3, (1.0,) * 3
+            f"file://{tmp_path}/v",
+            "precomputed",
+            "uint8",
+            1,
+            BoundingBox((0,) * 3, (8,) * 3),
+            (8,) * 3,
+            (1.0,) * 3,
         )
     )
     with pytest.raises(VolumeError, match="there is no such folder"):
@@ -146,9 +186,15 @@ def test_a_scale_without_a_folder_is_refused(tmp_path):
         (lambda path: path.write_text("x"), "is a file, not a folder"),
         (lambda path: (path.mkdir(), (path / "info").write_text("{")), "not valid JSON"),
         (lambda path: (path.mkdir(), (path / "info").write_text("{}")), "lists no scales"),
-        (lambda path: (path.mkdir(), (path / "zarr.json").write_text('{"node_type": "group"}')), "group of arrays"),
+        (
+            lambda path: (path.mkdir(), (path / "zarr.json").write_text('{"node_type": "group"}')),
+            "group of arrays",
+        ),
         (lambda path: (path.mkdir(), (path / ".zgroup").write_text("{}")), "group of arrays"),
-        (lambda path: (path.mkdir(), (path / "attributes.json").write_text("{}")), "group of arrays"),
+        (
+            lambda path: (path.mkdir(), (path / "attributes.json").write_text("{}")),
+            "group of arrays",
+        ),
     ],
 )
 def test_what_is_no_volume(tmp_path, prepare, message):
@@ -171,7 +217,11 @@ def test_scales_and_channels_that_are_not_there(tmp_path):
 
 
 def test_five_axes_are_refused_with_a_way_out(tmp_path):
-    spec = {"driver": "zarr3", "kvstore": f"file://{tmp_path}/z/", "metadata": {"shape": [2] * 5, "data_type": "uint8"}}
+    spec = {
+        "driver": "zarr3",
+        "kvstore": f"file://{tmp_path}/z/",
+        "metadata": {"shape": [2] * 5, "data_type": "uint8"},
+    }
     ts.open(spec, create=True).result()
     with pytest.raises(VolumeError, match="where axes have no names, with input.spec"):
         open_volume(f"file://{tmp_path}/z")
@@ -194,7 +244,9 @@ def test_zarr_v2_says_its_axes_in_its_attributes(tmp_path):
     assert volume.voxel_size_nm == pytest.approx((40, 8, 8))
 
 
-@pytest.mark.parametrize("text", ["not json", "[]", '{"dimension_units": null}', '{"dimension_units": [1, 2, 3, 4]}'])
+@pytest.mark.parametrize(
+    "text", ["not json", "[]", '{"dimension_units": null}', '{"dimension_units": [1, 2, 3, 4]}']
+)
 def test_odd_attributes_of_zarr_v2(tmp_path, text):
     url = write_volume(tmp_path / "z", ARRAY, format="zarr2")
     (tmp_path / "z" / ".zattrs").write_text(text)
@@ -205,7 +257,9 @@ def test_odd_attributes_of_zarr_v2(tmp_path, text):
             open_volume(url)
 
 
-@pytest.mark.parametrize("text", ["[]", '{"scales": 3}', '{"scales": []}', '{"scales": [3]}', '{"scales": [{}]}'])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"scales": 3}', '{"scales": []}', '{"scales": [3]}', '{"scales": [{}]}']
+)
 def test_odd_info_files(tmp_path, text):
     url = write_volume(tmp_path / "v", ARRAY)
     (tmp_path / "v" / "info").write_text(text)
@@ -214,11 +268,21 @@ def test_odd_info_files(tmp_path, text):
 
 
 def test_long_names_of_units_are_lengths_and_others_are_told_of(tmp_path, caplog):
-    metadata = {"dimensions": [3, 3, 3], "blockSize": [3, 3, 3], "dataType": "uint8", "compression": {"type": "raw"}}
+    metadata = {
+        "dimensions": [3, 3, 3],
+        "blockSize": [3, 3, 3],
+        "dataType": "uint8",
+        "compression": {"type": "raw"},
+    }
     for name, unit in (("a", "micrometer"), ("b", "pixel")):
         units = {"axes": ["x", "y", "z"], "units": [unit] * 3, "resolution": [1, 1, 2]}
         ts.open(
-            {"driver": "n5", "kvstore": f"file://{tmp_path}/{name}/", "metadata": metadata | units}, create=True
+            {
+                "driver": "n5",
+                "kvstore": f"file://{tmp_path}/{name}/",
+                "metadata": metadata | units,
+            },
+            create=True,
         ).result()
     assert open_volume(f"file://{tmp_path}/a").voxel_size_nm == (2000, 1000, 1000)
     assert open_volume(f"file://{tmp_path}/b").voxel_size_nm is None

@@ -50,14 +50,23 @@ def position_dependent(batch):
     return np.concatenate([batch * ramp, batch - ramp], axis=1)
 
 
-def make(shape=(17, 23, 29), patch=(6, 8, 10), overlap=(2, 4, 3), chunk=(5, 9, 13), start=(3, -2, 7), **other):
+def make(
+    shape=(17, 23, 29),
+    patch=(6, 8, 10),
+    overlap=(2, 4, 3),
+    chunk=(5, 9, 13),
+    start=(3, -2, 7),
+    **other,
+):
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
     return plan_of(other.pop("roi", volume), patch, overlap, chunk, volume=volume, **other)
 
 
 def cutout(array, plan, box, fill="reflect"):
     source = source_box(box, plan.volume, fill)
-    return fill_outside(array[source.slices_in(plan.volume)][None], source, box, plan.volume, fill, 0)
+    return fill_outside(
+        array[source.slices_in(plan.volume)][None], source, box, plan.volume, fill, 0
+    )
 
 
 def infer_all(array, plan, network, channels=1, batch_size=1):
@@ -65,7 +74,9 @@ def infer_all(array, plan, network, channels=1, batch_size=1):
     result = np.full((channels, *roi.shape), np.nan, np.float32)
     for index in range(plan.chunks.count):
         work = plan.work(index)
-        core = infer_chunk(cutout(array, plan, work.input_box), work, network, unchanged, channels, batch_size).core
+        core = infer_chunk(
+            cutout(array, plan, work.input_box), work, network, unchanged, channels, batch_size
+        ).core
         result[(slice(None), *work.core_box.slices_in(roi))] = core
     return result
 
@@ -85,7 +96,9 @@ def test_all_chunk_shapes_give_the_same_bits_and_the_oracles_values(batch_size):
         np.testing.assert_array_equal(result, results[0])
     plan = make()
     expected, _ = oracle(
-        plan.lattice, lambda box: position_dependent(cutout(array, plan, box)[None].astype(np.float32))[0], 2
+        plan.lattice,
+        lambda box: position_dependent(cutout(array, plan, box)[None].astype(np.float32))[0],
+        2,
     )
     assert np.abs(results[0] - expected).max() <= 1e-6 * np.ptp(expected)
 
@@ -113,7 +126,9 @@ def test_identity_gives_the_input_back_for_any_geometry(data):
         chunk_crop_margin=data.draw(st.tuples(*[st.integers(0, 4)] * 3)),
     )
     array = np.random.default_rng(2).integers(0, 256, plan.volume.shape, dtype=np.uint8)
-    result = infer_all(array / np.float32(255), plan, NumpyNetwork(), batch_size=data.draw(st.integers(1, 3)))[0]
+    result = infer_all(
+        array / np.float32(255), plan, NumpyNetwork(), batch_size=data.draw(st.integers(1, 3))
+    )[0]
     most = max((o / p for o, p in zip(overlap, patch, strict=True)), default=0)
     assert np.abs(result - array / 255).max() <= (1e-6 if most <= 0.75 else 2e-5)
     np.testing.assert_array_equal(quantize(result, np.dtype("uint8"), (0, 1)), array)
@@ -121,7 +136,14 @@ def test_identity_gives_the_input_back_for_any_geometry(data):
 
 @pytest.mark.parametrize(
     ("length", "patch", "overlap"),
-    [(700, 256, 0), (700, 256, 64), (700, 256, 192), (300, 256, 255), (4500, 2048, 512), (4500, 2048, 1536)],
+    [
+        (700, 256, 0),
+        (700, 256, 64),
+        (700, 256, 192),
+        (300, 256, 255),
+        (4500, 2048, 512),
+        (4500, 2048, 1536),
+    ],
 )
 def test_identity_with_long_patches(length, patch, overlap):
     plan = make((2, 3, length), (2, 3, patch), (0, 0, overlap), (2, 3, 301))
@@ -182,19 +204,28 @@ def test_out_of_memory_at_one_patch_names_the_numbers():
     plan = make(chunk=(17, 23, 29))
     work = plan.work(0)
     array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
-    with pytest.raises(DeviceOutOfMemory, match=r"batch of one patch of \[6, 8, 10\] .* chunk of \[17, 23, 29\]"):
+    with pytest.raises(
+        DeviceOutOfMemory, match=r"batch of one patch of \[6, 8, 10\] .* chunk of \[17, 23, 29\]"
+    ):
         infer_chunk(array, work, NumpyNetwork(largest_batch=0), unchanged, 1, 4)
 
 
 @pytest.mark.parametrize(
     "function",
-    [lambda b: b[:, :, 1:], lambda b: np.concatenate([b, b], 1), lambda b: b[0], lambda b: b[:, :, :, :, :0]],
+    [
+        lambda b: b[:, :, 1:],
+        lambda b: np.concatenate([b, b], 1),
+        lambda b: b[0],
+        lambda b: b[:, :, :, :, :0],
+    ],
 )
 def test_a_wrong_output_shape_is_named(function):
     plan = make()
     work = plan.work(0)
     array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
-    with pytest.raises(ModelContractError, match=r"returns an array of shape .* expected \[1, 1, 6, 8, 10\]"):
+    with pytest.raises(
+        ModelContractError, match=r"returns an array of shape .* expected \[1, 1, 6, 8, 10\]"
+    ):
         infer_chunk(array, work, NumpyNetwork(function), unchanged, 1, 1)
 
 
@@ -202,7 +233,9 @@ def test_normalisation_sees_stored_values_as_float32():
     plan = make(chunk=(17, 23, 29))
     array = np.random.default_rng(4).integers(0, 60000, (17, 23, 29)).astype(np.uint16)
     work = plan.work(0)
-    core = infer_chunk(cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1).core
+    core = infer_chunk(
+        cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1
+    ).core
     np.testing.assert_allclose(core[0], array / 2, rtol=1e-6)
 
 
@@ -214,7 +247,8 @@ def test_a_cutout_of_another_box_is_refused():
 
 def whole(array, plan, function, channels):
     """All patches blended into an accumulator as large as the ROI, by the same operations in the same order."""
-    roi, lattice = plan.chunks.roi, plan.lattice
+    roi = plan.chunks.roi
+    lattice = plan.lattice
     result = np.zeros((channels, *roi.shape), np.float32)
     for index in product(*(range(axis.count) for axis in lattice.axes)):
         box = lattice.patch_box(index)
@@ -278,9 +312,13 @@ def torch_network():
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("value_range", [(0.0, 1.0), (-0.3, 0.7)])
 def test_values_are_encoded_where_they_are_to_the_same_bits(dtype, value_range):
-    array, plan = random_volume((17, 23, 29)), make(chunk=(9, 23, 29))
+    array = random_volume((17, 23, 29))
+    plan = make(chunk=(9, 23, 29))
     encoding = Encoding(np.dtype(dtype), None if dtype == "float32" else value_range)
-    for network in (*(kind(with_complement) for kind in (NumpyNetwork, Elsewhere)), torch_network()):
+    for network in (
+        *(kind(with_complement) for kind in (NumpyNetwork, Elsewhere)),
+        torch_network(),
+    ):
         for index in range(plan.chunks.count):
             work = plan.work(index)
             arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, 2)
@@ -303,7 +341,8 @@ def test_a_value_that_is_not_finite_is_refused_before_it_is_rounded_away(value):
 
     plan = make(chunk=(17, 23, 29))
     array = cutout(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
-    encodings, last = (AS_COMPUTED, Encoding(np.dtype("uint8"), (0, 1))), -(-plan.lattice.count // 2)
+    encodings = (AS_COMPUTED, Encoding(np.dtype("uint8"), (0, 1)))
+    last = -(-plan.lattice.count // 2)
     for encoding, kind, call in product(encodings, (NumpyNetwork, Elsewhere), (1, last)):
         network = kind(broken(call))
         with pytest.raises(NonFiniteError):
@@ -321,8 +360,11 @@ def padded_volume():
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("chunk", [(17, 23, 29), (5, 9, 13)])
 def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, monkeypatch):
-    array, plan, answers = padded_volume(), make(chunk=chunk), {}
-    network, counted = NumpyNetwork(position_dependent), 0
+    array = padded_volume()
+    plan = make(chunk=chunk)
+    answers = {}
+    network = NumpyNetwork(position_dependent)
+    counted = 0
     result = np.zeros((2, 17, 23, 29), np.float32)
     for index in range(plan.chunks.count):
         work = plan.work(index)
@@ -331,12 +373,16 @@ def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, 
         result[(slice(None), *work.core_box.slices_in(plan.chunks.roi))] = found.core
         counted += found.uniform_patches
     assert set(answers) == {(batch_size, 0), (batch_size, 7)}
-    uniform = sum(np.ptp(cutout(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan))
+    uniform = sum(
+        np.ptp(cutout(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan)
+    )
     if plan.chunks.count == 1:
         assert counted == uniform > 20
         assert len(network.batches) == 2 + -(-(plan.lattice.count - uniform) // batch_size)
     monkeypatch.setattr("beam_inference.worker.patches.UNIFORM_ANSWERS", 0)
-    np.testing.assert_array_equal(result, infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size))
+    np.testing.assert_array_equal(
+        result, infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size)
+    )
 
 
 def all_patches(plan):
@@ -345,12 +391,20 @@ def all_patches(plan):
 
 def test_a_chunk_of_nothing_but_background_costs_no_call_once_its_answer_is_known():
     plan = make()
-    network, answers = NumpyNetwork(), {}
+    network = NumpyNetwork()
+    answers = {}
     array = np.full((17, 23, 29), 3, np.uint8)
     for index in range(plan.chunks.count):
         work = plan.work(index)
         found = infer_chunk(
-            cutout(array, plan, work.input_box), work, network, unchanged, 1, 4, Encoding(np.dtype("float32")), answers
+            cutout(array, plan, work.input_box),
+            work,
+            network,
+            unchanged,
+            1,
+            4,
+            Encoding(np.dtype("float32")),
+            answers,
         )
         np.testing.assert_allclose(found.core, 3, rtol=1e-6)
         assert found.uniform_patches == work.patch_count
@@ -371,15 +425,20 @@ def test_values_beyond_the_few_that_are_kept_and_nan_are_computed():
 
 def test_channels_are_uniform_each_in_its_own_value():
     plan = make(chunk=(17, 23, 29))
-    array = np.stack([np.full((17, 23, 29), 2.0, np.float32), np.full((17, 23, 29), 5.0, np.float32)])
-    found = infer_chunk(array, plan.work(0), NumpyNetwork(lambda b: b[:, 1:] - b[:, :1]), unchanged, 1, 2)
+    array = np.stack(
+        [np.full((17, 23, 29), 2.0, np.float32), np.full((17, 23, 29), 5.0, np.float32)]
+    )
+    found = infer_chunk(
+        array, plan.work(0), NumpyNetwork(lambda b: b[:, 1:] - b[:, :1]), unchanged, 1, 2
+    )
     np.testing.assert_allclose(found.core, 3, rtol=1e-6)
     assert found.uniform_patches == plan.lattice.count
 
 
 def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
     plan = make(chunk=(17, 23, 29))
-    work, answers = plan.work(0), {(8, 0): "of another batch size"}
+    work = plan.work(0)
+    answers = {(8, 0): "of another batch size"}
     network = NumpyNetwork(position_dependent, largest_batch=2)
     found = infer_chunk(
         cutout(padded_volume(), plan, work.input_box),

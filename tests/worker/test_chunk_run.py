@@ -26,13 +26,18 @@ def test_results_come_in_order_once_written():
         written.append(index)
         return index, result
 
-    outcomes = list(run_chunks([4, 2, 9, 1], lambda i: i * 10, lambda i, cutout: cutout + 1, write, no_fault, never))
+    outcomes = list(
+        run_chunks(
+            [4, 2, 9, 1], lambda i: i * 10, lambda i, cutout: cutout + 1, write, no_fault, never
+        )
+    )
     assert outcomes == [(4, 41), (2, 21), (9, 91), (1, 11)]
     assert written == [4, 2, 9, 1]
 
 
 def test_the_next_cutout_is_read_and_the_last_result_written_while_the_device_computes():
-    reading, writing = threading.Event(), threading.Event()
+    reading = threading.Event()
+    writing = threading.Event()
     proceed = threading.Event()
 
     def read(index):
@@ -57,7 +62,8 @@ def test_the_next_cutout_is_read_and_the_last_result_written_while_the_device_co
 
 
 def test_reads_ahead_and_trailing_writes_are_bounded():
-    alive, most = set(), []
+    alive = set()
+    most = []
     lock = threading.Lock()
 
     def read(index):
@@ -73,7 +79,8 @@ def test_reads_ahead_and_trailing_writes_are_bounded():
         return index
 
     list(run_chunks(range(30), read, lambda i, cutout: cutout, write, no_fault, never))
-    # One cutout in use and LOOK_AHEAD read; one result new and TRAILING_WRITES being written, one more just ended.
+    # One cutout in use and LOOK_AHEAD read; one result new and TRAILING_WRITES being written, one
+    # more just ended.
     assert max(most) <= 1 + LOOK_AHEAD + 1 + TRAILING_WRITES
 
 
@@ -102,7 +109,10 @@ def test_the_arrays_of_a_chunk_whose_write_fails_are_let_go_of():
 
     gc.disable()
     try:
-        assert list(run_chunks(range(2), lambda i: i, infer, write, lambda i, fault: i, never)) == [0, 1]
+        assert list(run_chunks(range(2), lambda i: i, infer, write, lambda i, fault: i, never)) == [
+            0,
+            1,
+        ]
         assert [there() is None for there in made] == [True, True]
     finally:
         gc.enable()
@@ -130,7 +140,8 @@ def test_any_other_error_ends_the_run_after_the_writes_under_way(stage):
 
 
 def test_stopping_starts_no_further_chunk_and_finishes_writes():
-    done, stop = [], threading.Event()
+    done = []
+    stop = threading.Event()
 
     def infer(index, cutout):
         if index == 2:

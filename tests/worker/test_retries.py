@@ -19,7 +19,10 @@ def failing(errors):
 def tried(errors, attempts=3):
     told = []
     is_transient = lambda error: isinstance(error, TransientReadError)  # noqa: E731
-    return attempt(failing(errors), attempts, "read", is_transient, lambda *line: told.append(line)), told
+    return (
+        attempt(failing(errors), attempts, "read", is_transient, lambda *line: told.append(line)),
+        told,
+    )
 
 
 def test_what_may_pass_is_tried_again_and_told():

@@ -31,7 +31,9 @@ MODEL = toy("position", output_channels=2, normalize="unit")
 
 def launch_of(source, output, /, seams="exchange", **sections):
     sections["inference"] = {"seams": seams, **sections.get("inference", {})}
-    return prepare(parse_job(job_values(source, output, **{"model": MODEL, **sections}), Path(output).parent))
+    return prepare(
+        parse_job(job_values(source, output, **{"model": MODEL, **sections}), Path(output).parent)
+    )
 
 
 def run(launch, *flags, runner="FnApiRunner"):
@@ -51,7 +53,9 @@ def check_complete(output):
     from beam_inference.volumes.outputs import open_output
 
     assert verify(job, state, open_output(output_spec(job))).complete
-    assert not [path for path in (output / "_beam_inference").rglob("seams/*/*/*/*") if path.is_file()], "all are read"
+    assert not [
+        path for path in (output / "_beam_inference").rglob("seams/*/*/*/*") if path.is_file()
+    ], "all are read"
 
 
 @pytest.fixture
@@ -71,7 +75,10 @@ def undisturbed(volume_in, tmp_path):
     [
         ("--direct_running_mode=in_memory",),
         ("--direct_running_mode=multi_threading", "--direct_num_workers=2"),
-        pytest.param(("--direct_running_mode=multi_processing", "--direct_num_workers=2"), marks=pytest.mark.slow),
+        pytest.param(
+            ("--direct_running_mode=multi_processing", "--direct_num_workers=2"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompute_to_rounding(
@@ -82,14 +89,20 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompu
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
     summary = launch.state().read_summary(launch.id)
-    assert (summary.done, summary.skipped, summary.quarantined) == (launch.resolved().plan.chunks.count, 0, 0)
+    assert (summary.done, summary.skipped, summary.quarantined) == (
+        launch.resolved().plan.chunks.count,
+        0,
+        0,
+    )
     if "in_memory" in flags[0]:
         run(launch_of(volume_in, tmp_path / "recomputed", seams="recompute"), *flags)
         expected = read_volume(tmp_path / "recomputed")
         assert np.abs(undisturbed - expected).max() <= 1e-5 * np.ptp(expected)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 10))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 10))]
+)
 def test_random_jobs_through_beam(seed, tmp_path):
     """Chunks smaller than a patch, chunks without patches, blocks larger than an overlap, odd offsets: as it comes."""
     chance = random.Random(seed)
@@ -97,8 +110,11 @@ def test_random_jobs_through_beam(seed, tmp_path):
     def three(low, high):
         return [chance.randint(low, high) for _ in range(3)]
 
-    shape, start = three(9, 26), three(-9, 9)
-    write_volume(tmp_path / "in", np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), start)
+    shape = three(9, 26)
+    start = three(-9, 9)
+    write_volume(
+        tmp_path / "in", np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8), start
+    )
     block = three(2, 6)
     patch = three(3, 12)
     low = [a + chance.randint(0, n - 6) for a, n in zip(start, shape, strict=True)]
@@ -130,7 +146,9 @@ def test_random_jobs_through_beam(seed, tmp_path):
 def test_the_network_is_called_once_for_each_patch(volume_in, tmp_path, monkeypatch):
     log = tmp_path / "calls"
     monkeypatch.setenv("TOY_NETWORK_LOG", str(log))
-    launch = launch_of(volume_in, tmp_path / "out", model=toy("counted"), inference={"batch_size": 1})
+    launch = launch_of(
+        volume_in, tmp_path / "out", model=toy("counted"), inference={"batch_size": 1}
+    )
     log.unlink()  # the call of the contract check
     run(launch)
     plan = launch.resolved().plan
@@ -142,17 +160,27 @@ def test_the_network_is_called_once_for_each_patch(volume_in, tmp_path, monkeypa
 def test_integers_are_at_most_a_level_off(volume_in, tmp_path):
     keys = {"output": {"dtype": "uint8", "value_range": [-1, 5]}}
     for seams in ("exchange", "recompute"):
-        run(launch_of(volume_in, tmp_path / seams, seams=seams, **{k: dict(v) for k, v in keys.items()}))
-    mine, theirs = (read_volume(tmp_path / seams).astype(int) for seams in ("exchange", "recompute"))
+        run(
+            launch_of(
+                volume_in, tmp_path / seams, seams=seams, **{k: dict(v) for k, v in keys.items()}
+            )
+        )
+    mine, theirs = (
+        read_volume(tmp_path / seams).astype(int) for seams in ("exchange", "recompute")
+    )
     assert np.abs(mine - theirs).max() <= 1
     assert (mine != theirs).mean() < 1e-4
     check_complete(tmp_path / "exchange")
 
 
 @pytest.mark.parametrize("stage", ["_write_sums", "_write_merged"])
-def test_faults_that_escape_are_retried_by_the_runner(undisturbed, volume_in, tmp_path, monkeypatch, stage):
+def test_faults_that_escape_are_retried_by_the_runner(
+    undisturbed, volume_in, tmp_path, monkeypatch, stage
+):
     launch = launch_of(volume_in, tmp_path / "out")
-    original, faults, done = getattr(SeamExchange, stage), [], Counter()
+    original = getattr(SeamExchange, stage)
+    faults = []
+    done = Counter()
 
     def faulty(self, index, *values):
         if index in (1, 3, 7) and index not in faults:
@@ -186,12 +214,16 @@ def test_a_chunk_whose_seam_files_are_gone_is_computed_without_its_neighbours(
     exchange = SeamExchange(Worker(launch))
     chunks = range(launch.resolved().plan.chunks.count)
     list(exchange.add_up(chunks))
-    file = next(path for path in (tmp_path / "out").rglob("seams/*/*/000000000008/*") if path.is_file())
+    file = next(
+        path for path in (tmp_path / "out").rglob("seams/*/*/000000000008/*") if path.is_file()
+    )
     content = file.read_bytes()
     if damage == "lost":
         file.unlink()
     else:
-        file.write_bytes(content[:-9] if damage == "truncated" else content[:40] + b"\x7f" + content[41:])
+        file.write_bytes(
+            content[:-9] if damage == "truncated" else content[:40] + b"\x7f" + content[41:]
+        )
     assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
     assert "chunk 8: its seam files are lost" in caplog.text
     check_complete(tmp_path / "out")
@@ -206,9 +238,11 @@ def test_some_chunks_first_and_the_rest_later(undisturbed, volume_in, tmp_path, 
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     (tmp_path / "some").write_text("3\n8\n17\n")
     assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 0
-    state, plan = state_of(tmp_path / "out")[0], state_of(tmp_path / "out")[1].plan
+    state = state_of(tmp_path / "out")[0]
+    plan = state_of(tmp_path / "out")[1].plan
     assert list(state.receipt_indices(0, plan.chunks.count)) == [3, 8, 17]
-    roi, found = plan.chunks.roi, read_volume(tmp_path / "out")
+    roi = plan.chunks.roi
+    found = read_volume(tmp_path / "out")
     for chunk in (3, 8, 17):
         at = (slice(None), *plan.chunks.core_box(chunk).slices_in(roi))
         np.testing.assert_array_equal(found[at], undisturbed[at])
@@ -221,7 +255,9 @@ def test_some_chunks_first_and_the_rest_later(undisturbed, volume_in, tmp_path, 
     assert "(0 by this launch)" in capsys.readouterr().out
 
 
-def test_a_corrupt_block_quarantines_what_it_feeds_and_nothing_else(undisturbed, volume_in, tmp_path, capsys):
+def test_a_corrupt_block_quarantines_what_it_feeds_and_nothing_else(
+    undisturbed, volume_in, tmp_path, capsys
+):
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     block = sorted(volume_in.glob("*/*_*-*_*"))[0]
     with truncated(block):
@@ -233,14 +269,18 @@ def test_a_corrupt_block_quarantines_what_it_feeds_and_nothing_else(undisturbed,
     fed = {receiver for chunk in failed for receiver in plan.receivers(chunk)}
     assert failed
     assert failed < set(records) == fed < set(range(plan.chunks.count))
-    assert all("it needs patches that could not be done: chunk" in records[c].cause for c in fed - failed)
+    assert all(
+        "it needs patches that could not be done: chunk" in records[c].cause for c in fed - failed
+    )
     lines = (tmp_path / "out/_beam_inference/quarantine.jsonl").read_text().splitlines()
     quarantined = [json.loads(line)["chunk"] for line in lines]
     assert quarantined == sorted(fed)
     sums = {receipt.chunk: receipt for receipt in state.read_sums(range(plan.chunks.count))}
     assert main(["run", job]) == 0
     again = {receipt.chunk: receipt for receipt in state.read_sums(range(plan.chunks.count))}
-    assert all(again[chunk] == receipt for chunk, receipt in sums.items()), "patches are computed once"
+    assert all(again[chunk] == receipt for chunk, receipt in sums.items()), (
+        "patches are computed once"
+    )
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
@@ -249,7 +289,9 @@ def test_quarantined_chunks_can_be_done_alone(undisturbed, volume_in, tmp_path):
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     with truncated(sorted(volume_in.glob("*/*_*-*_*"))[0]):
         assert main(["run", job]) == 3
-    assert main(["run", job, "--chunks", str(tmp_path / "out/_beam_inference/quarantine.jsonl")]) == 0
+    assert (
+        main(["run", job, "--chunks", str(tmp_path / "out/_beam_inference/quarantine.jsonl")]) == 0
+    )
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
@@ -266,7 +308,9 @@ def test_a_receipt_that_is_deleted_has_its_chunk_done_again(undisturbed, volume_
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
-def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(undisturbed, volume_in, tmp_path):
+def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(
+    undisturbed, volume_in, tmp_path
+):
     launch = launch_of(volume_in, tmp_path / "out")
     exchange = SeamExchange(Worker(launch))
     chunks = range(launch.resolved().plan.chunks.count)
@@ -291,7 +335,9 @@ def test_overwrite_forgets_the_sums_too(undisturbed, volume_in, tmp_path):
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
-def test_clean_removes_what_a_late_worker_left_and_only_once_the_job_is_complete(volume_in, tmp_path, capsys):
+def test_clean_removes_what_a_late_worker_left_and_only_once_the_job_is_complete(
+    volume_in, tmp_path, capsys
+):
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     assert main(["clean", job]) == 2
     launch = launch_of(volume_in, tmp_path / "out")
@@ -350,10 +396,14 @@ def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, vol
 def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_path):
     """Chunks that own no patch never have sums, nor those that were done without their neighbours."""
     launch = launch_of(volume_in, tmp_path / "out")
-    plan, state, worker = launch.resolved().plan, launch.state(), Worker(launch)
+    plan = launch.resolved().plan
+    state = launch.state()
+    worker = Worker(launch)
 
     def listed():
-        ranges = [missing_runs((start, start + 6), state, 4, plan.receivers) for start in (0, 6, 12)]
+        ranges = [
+            missing_runs((start, start + 6), state, 4, plan.receivers) for start in (0, 6, 12)
+        ]
         return [chunk for runs in ranges for run in runs for chunk in run]
 
     assert listed() == list(range(18))
@@ -373,7 +423,8 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 
 def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange, job = SeamExchange(Worker(launch)), launch.resolved()
+    exchange = SeamExchange(Worker(launch))
+    job = launch.resolved()
     list(exchange.add_up(range(9)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.in_first_stage) == (0, True)
@@ -388,6 +439,10 @@ def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
         state.write_sums(receipt.model_copy(update={"finished_at": early}))
     done = [record.chunk for record in exchange.merge(range(6))]
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
-    assert (status.done, status.summed, status.in_first_stage) == (len(done), job.plan.owners, False)
+    assert (status.done, status.summed, status.in_first_stage) == (
+        len(done),
+        job.plan.owners,
+        False,
+    )
     assert status.rate is not None
     assert status.left == 18 - len(done)

@@ -22,30 +22,38 @@ def test_sums_of_several_files_are_read_as_they_were_written(tmp_path, monkeypat
         9: [random.random((2, 3, 3, 5), np.float32)],
     }
     for contributor, sums in said.items():
-        files.write(12, contributor, [sums[0].swapaxes(2, 3).copy().swapaxes(2, 3), *sums[1:]])  # views, too
+        # views, too
+        files.write(12, contributor, [sums[0].swapaxes(2, 3).copy().swapaxes(2, 3), *sums[1:]])
     wanted = [(7, shapes), (9, [(3, 3, 5)])]
     found = files.read(12, wanted, 2)
     for read, sums in zip(found, said.values(), strict=True):
         for array, expected in zip(read, sums, strict=True):
             np.testing.assert_array_equal(array, expected)
     there = sorted(path for path in tmp_path.rglob("*") if path.is_file())
-    assert [path.stat().st_size - 4 for path in there] == [120] * 5 + [8 * (30 + 16 + 30) - 600] + [120] * 3
+    assert [path.stat().st_size - 4 for path in there] == [120] * 5 + [8 * (30 + 16 + 30) - 600] + [
+        120
+    ] * 3
     there[3].unlink()
     assert files.read(12, wanted, 2) is None
     files.forget(12)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
-def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(volume_in, tmp_path, monkeypatch):
+def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(
+    volume_in, tmp_path, monkeypatch
+):
     """As it is projected."""
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange, kept = SeamExchange(Worker(launch)), []
+    exchange = SeamExchange(Worker(launch))
+    kept = []
     chunks = range(launch.resolved().plan.chunks.count)
     list(exchange.add_up(chunks))
     arrays.empty((2**20,), np.uint8)
     arrays._take_back()
     assert arrays._idle
     read = SeamFiles.read
-    monkeypatch.setattr(SeamFiles, "read", lambda *asked: kept.append(list(arrays._idle)) or read(*asked))
+    monkeypatch.setattr(
+        SeamFiles, "read", lambda *asked: kept.append(list(arrays._idle)) or read(*asked)
+    )
     assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
     assert kept[0] == []

@@ -48,7 +48,9 @@ def everything(worker):
 
 
 def outcomes(worker, indices=None):
-    return {r.chunk: r.outcome for r in worker.do(everything(worker) if indices is None else indices)}
+    return {
+        r.chunk: r.outcome for r in worker.do(everything(worker) if indices is None else indices)
+    }
 
 
 def fails_on(chunks, times, error, call):
@@ -83,7 +85,9 @@ def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     assert verify(worker.job, worker.state, worker._output).complete
 
 
-def test_a_second_worker_of_the_launch_reports_chunks_as_done_and_another_launch_skips_them(launch):
+def test_a_second_worker_of_the_launch_reports_chunks_as_done_and_another_launch_skips_them(
+    launch,
+):
     first = launch()
     outcomes(Worker(first), [0, 1])
     assert outcomes(Worker(first), [0, 1, 2]) == {0: "done", 1: "done", 2: "done"}
@@ -97,7 +101,9 @@ def test_a_second_worker_of_the_launch_reports_chunks_as_done_and_another_launch
         ("write", TransientWriteError("UNAVAILABLE")),
     ],
 )
-def test_every_third_chunk_fails_twice_in_the_stores_and_nobody_notices(launch, monkeypatch, tmp_path, target, error):
+def test_every_third_chunk_fails_twice_in_the_stores_and_nobody_notices(
+    launch, monkeypatch, tmp_path, target, error
+):
     worker = Worker(launch())
     chunks = set(range(0, 100, 3))
     monkeypatch.setattr(Volume, target, fails_on(chunks, 2, error, getattr(Volume, target)))
@@ -107,12 +113,17 @@ def test_every_third_chunk_fails_twice_in_the_stores_and_nobody_notices(launch, 
     assert attempts.count(3) == len(attempts[::3])
     assert attempts.count(1) == len(attempts) - attempts.count(3)
     monkeypatch.undo()
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
 
 
-def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(launch, monkeypatch, tmp_path):
+def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(
+    launch, monkeypatch, tmp_path
+):
     worker = Worker(launch())
-    infer, calls = worker_module.infer_chunk, {}
+    infer = worker_module.infer_chunk
+    calls = {}
 
     def flaky(cutout, work, *rest):
         calls[work.index] = calls.get(work.index, 0) + 1
@@ -123,19 +134,25 @@ def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(launch,
     monkeypatch.setattr(worker_module, "infer_chunk", flaky)
     assert set(outcomes(worker).values()) == {"done"}
     assert all(calls[index] == (3 if index % 3 == 0 else 1) for index in everything(worker))
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
 
 
 def test_attempts_used_up_quarantine_the_chunk_with_its_cause(launch, monkeypatch):
     worker = Worker(launch(job={"attempts": 2}))
-    monkeypatch.setattr(Volume, "cutout", fails_on({1}, 99, TransientReadError("UNAVAILABLE: gone"), Volume.cutout))
+    monkeypatch.setattr(
+        Volume, "cutout", fails_on({1}, 99, TransientReadError("UNAVAILABLE: gone"), Volume.cutout)
+    )
     assert list(outcomes(worker).values()).count("quarantined") == 1
     (record,) = worker.state.quarantined(0, 1000)
     assert (record.stage, record.attempts, record.cause) == ("read", 2, "UNAVAILABLE: gone")
     assert record.box.box() == worker.job.plan.chunks.core_box(record.chunk)
 
 
-def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(launch, tmp_path, monkeypatch):
+def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(
+    launch, tmp_path, monkeypatch
+):
     worker = Worker(launch())
     block = next((tmp_path / "in").rglob("2-34_*_3-35"))
     block.write_bytes(block.read_bytes()[:50])
@@ -147,7 +164,10 @@ def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(launch, t
         if all(
             a < stop and b > start
             for (start, stop), a, b in zip(
-                (z, y, x), plan.work(index).input_box.start, plan.work(index).input_box.stop, strict=True
+                (z, y, x),
+                plan.work(index).input_box.start,
+                plan.work(index).input_box.stop,
+                strict=True,
             )
         )
     }
@@ -187,7 +207,8 @@ def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch, mon
 
 def test_a_wrong_output_shape_is_the_chunks_fault_and_not_tried_again(launch, monkeypatch):
     worker = Worker(launch())
-    infer, calls = worker_module.infer_chunk, []
+    infer = worker_module.infer_chunk
+    calls = []
 
     def sometimes(cutout, work, *rest):
         calls.append(work.index)
@@ -207,11 +228,15 @@ def test_a_process_whose_first_chunks_all_fail_with_a_broken_network_is_sick(lau
         raise RuntimeError("cuDNN says no")
 
     monkeypatch.setattr(worker._predictor, "predict", broken)
-    with pytest.raises(WorkerFault, match="first 3 chunks of this process all failed .* cuDNN says no"):
+    with pytest.raises(
+        WorkerFault, match="first 3 chunks of this process all failed .* cuDNN says no"
+    ):
         outcomes(worker)
 
 
-def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_is_done(launch, monkeypatch):
+def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_is_done(
+    launch, monkeypatch
+):
     """As of a volume that begins with empty sections, on which the network divides by zero."""
     worker = Worker(launch())
     infer = worker_module.infer_chunk
@@ -241,7 +266,9 @@ def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch, monk
 
 def test_a_write_failure_is_never_the_chunks_fault(launch, monkeypatch):
     worker = Worker(launch(job={"attempts": 2}))
-    monkeypatch.setattr(Volume, "write", fails_on({1}, 99, TransientWriteError("UNAVAILABLE"), Volume.write))
+    monkeypatch.setattr(
+        Volume, "write", fails_on({1}, 99, TransientWriteError("UNAVAILABLE"), Volume.write)
+    )
     with pytest.raises(WorkerFault, match="UNAVAILABLE"):
         outcomes(worker)
     assert list(worker.state.quarantined(0, 1000)) == []
@@ -280,13 +307,18 @@ def test_integer_outputs_are_quantised(launch, tmp_path):
 def test_the_state_can_live_elsewhere(launch, tmp_path):
     made = launch(job={"state_path": "elsewhere"})
     outcomes(Worker(made), [0])
-    assert list(State(f"file://{tmp_path}/elsewhere").of(Worker(made).job).receipt_indices(0, 99)) == [0]
+    assert list(
+        State(f"file://{tmp_path}/elsewhere").of(Worker(made).job).receipt_indices(0, 99)
+    ) == [0]
     assert not (tmp_path / "out" / "_beam_inference").exists()
 
 
-def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch, tmp_path, monkeypatch):
+def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(
+    launch, tmp_path, monkeypatch
+):
     """The device has no memory for four patches, and says so once."""
-    worker, sizes = Worker(launch(inference={"batch_size": 4})), []
+    worker = Worker(launch(inference={"batch_size": 4}))
+    sizes = []
     predict = worker._predictor.predict
 
     def cramped(batch):
@@ -300,13 +332,18 @@ def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch
     assert sizes[0] == 4
     assert set(sizes[1:]) == {2}
     assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {2}
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
     assert verify(worker.job, worker.state, worker._output).complete
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
-def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tmp_path, monkeypatch, seams):
-    worker, begun = Worker(launch(inference={"seams": seams})), []
+def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(
+    launch, tmp_path, monkeypatch, seams
+):
+    worker = Worker(launch(inference={"seams": seams}))
+    begun = []
     begin = worker._predictor.begin_upload
 
     def told(array):
@@ -322,15 +359,21 @@ def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tm
         outcomes(worker)
     assert len(begun) > 3
     assert set(begun) == {"read"}
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )
     assert verify(worker.job, worker.state, worker._output).complete
 
 
 @pytest.mark.parametrize("fails_at", ["upload", "predict", "download"])
-def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(launch, tmp_path, monkeypatch, fails_at):
+def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
+    launch, tmp_path, monkeypatch, fails_at
+):
     """The second of a chunk's batches, say, finds no room, half of it would; what was sent ahead is given up first."""
     worker = Worker(launch(inference={"batch_size": 4}))
-    predictor, calls, given_up = worker._predictor, [], []
+    predictor = worker._predictor
+    calls = []
+    given_up = []
     doing = getattr(predictor, fails_at)
 
     def cramped(*arguments):
@@ -348,4 +391,6 @@ def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(lau
     assert set(outcomes(worker).values()) == {"done"}
     assert given_up == [True]
     assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {4}
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
+    )

@@ -1,0 +1,98 @@
+"""Extensions that are installed: operators, engines, networks and formats, found by entry point.
+
+Extensions of this package register in the same way as anybody else's, in ``setup.py``. A name is
+looked up when a job file is read, so a name that is not installed is refused before anything is
+opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Literal
+
+from beam_inference.errors import ConfigError
+
+Group = Literal["operators", "engines", "models", "formats"]
+GROUPS: tuple[Group, ...] = ("operators", "engines", "models", "formats")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """One installed extension.
+
+    Attributes:
+        group: what kind of extension it is.
+        name: the word that job files use for it.
+        object: where it is defined, as ``package.module:name``.
+        distribution: the installed distribution that brings it, such as ``beam-inference``.
+        version: that distribution's version.
+    """
+
+    group: Group
+    name: str
+    object: str
+    distribution: str
+    version: str
+
+
+@cache
+def list_plugins(group: Group) -> dict[str, Plugin]:
+    """The installed extensions of one kind, by name, in alphabetical order.
+
+    Raises:
+        ConfigError: two distributions bring different extensions of the same name.
+    """
+    plugins: dict[str, Plugin] = {}
+    for entry_point in sorted(_entry_points(group), key=lambda each: each.name):
+        plugin = _describe(group, entry_point)
+        earlier = plugins.setdefault(plugin.name, plugin)
+        if earlier.object != plugin.object:
+            raise ConfigError(
+                f"two installed packages bring {group[:-1]} {plugin.name}: "
+                f"{earlier.distribution} ({earlier.object}) and {plugin.distribution} "
+                f"({plugin.object}). Uninstall one of them."
+            )
+    return plugins
+
+
+@cache
+def load_plugin(group: Group, name: str) -> object:
+    """Import an installed extension.
+
+    Args:
+        group: what kind of extension it is.
+        name: the word that job files use for it.
+
+    Raises:
+        ConfigError: nothing of that name is installed, or it cannot be imported.
+    """
+    if name not in list_plugins(group):
+        raise ConfigError(
+            f"{name} is not among the installed {group}: {', '.join(list_plugins(group))}. Install "
+            "the package that brings it, here and on the workers."
+        )
+    (entry_point, *_) = (each for each in _entry_points(group) if each.name == name)
+    try:
+        return entry_point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{group[:-1]} {name} is installed as {entry_point.value}, but cannot be imported: "
+            f"{error}"
+        ) from None
+
+
+def _entry_points(group: Group) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=f"beam_inference.{group}"))
+
+
+def _describe(group: Group, entry_point: EntryPoint) -> Plugin:
+    distribution = entry_point.dist
+    return Plugin(
+        group=group,
+        name=entry_point.name,
+        object=entry_point.value,
+        distribution="unknown" if distribution is None else distribution.name,
+        version="unknown" if distribution is None else distribution.version,
+    )
