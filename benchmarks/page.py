@@ -80,7 +80,7 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 What PyTorch leaves free on its heap differs from process to process by a tenth of the whole; the projection is for the
 worst that was seen.
-"""  # noqa: E501
+"""
 
 
 def page() -> str:

@@ -287,7 +287,7 @@ def _axis_totals(plan: InferencePlan) -> tuple[AxisTotals, ...]:
     return tuple(totals_on(plan, axis) for axis in range(3))
 
 
-def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:
+def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:  # noqa: PLR0915 # to be divided
     """Totals on one axis, looking at no more chunk positions than differ.
 
     Away from the domain's ends, what a chunk does depends only on where the lattice stands to it,
