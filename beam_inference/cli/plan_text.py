@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.seam_sums import most_files
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
     Estimate,
@@ -28,8 +28,8 @@ from beam_inference.launch.output_pyramid import with_pyramid
 from beam_inference.launch.survey import Survey
 
 if TYPE_CHECKING:
+    from beam_inference.geometry.zyx import VoxelSizeNm
     from beam_inference.pyramid.pyramid import Pyramid
-    from beam_inference.volumes.volume import VoxelSizeNm
 
 
 def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False) -> None:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from beam_inference.conversion.copying import Cut, copy, cut, moved
 from beam_inference.conversion.protocol import Source
 from beam_inference.errors import WorkerFault
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.outputs import OutputSpec, open_output
 
 _EDGE = 64

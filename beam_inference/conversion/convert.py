@@ -44,8 +44,9 @@ from beam_inference.conversion.targets import (
     grain_of,
 )
 from beam_inference.errors import COMPLETE, ConfigError, StateError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.kvstores import local_folder, place_of_url, url_of
 from beam_inference.volumes.outputs import (
     OutputSpec,
@@ -54,7 +55,6 @@ from beam_inference.volumes.outputs import (
     default_bounds,
     open_output,
 )
-from beam_inference.volumes.volume import VoxelSizeNm
 
 _BLOCK_FORMATS: tuple[str, ...] = get_args(Output.model_fields["format"].annotation)
 _BY_SUFFIX = {".zarr": "zarr3"}

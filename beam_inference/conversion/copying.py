@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from beam_inference.conversion.protocol import Facts, Read
 from beam_inference.conversion.raw_array import RawLayout
 from beam_inference.errors import WorkerFault
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 WINDOW_BYTES = 64 * 2**20
 """What is held of a source at a time, by each thread; a single slice or block may be larger."""
@@ -82,7 +83,7 @@ def _shrunk(shape: Zyx, block: Zyx, itemsize: int) -> Zyx:
         axis = next((a for a in (1, 2, 0) if shrunk[a] > block[a]), None)
         if axis is None:
             break
-        shrunk[axis] = _up(-(-shrunk[axis] // 2), block[axis])
+        shrunk[axis] = _up(ceil_div(shrunk[axis], 2), block[axis])
     return _zyx(shrunk)
 
 
@@ -131,7 +132,7 @@ def moved(box: BoundingBox, by: Zyx) -> BoundingBox:
 
 
 def _up(n: int, unit: int) -> int:
-    return -(-n // unit) * unit
+    return ceil_div(n, unit) * unit
 
 
 def _zyx(values: Iterator[int] | list[int]) -> Zyx:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from beam_inference.conversion.raw_array import RawLayout
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
-from beam_inference.volumes.volume import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from beam_inference.conversion.protocol import (
 )
 from beam_inference.conversion.raw_array import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
-from beam_inference.volumes.volume import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 _EDGE = 64
 _DEFAULT_NAME = "main"

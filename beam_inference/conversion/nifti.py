@@ -11,8 +11,8 @@ from beam_inference.conversion.file_spec import FileSpec, xyz
 from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype, placed
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
-from beam_inference.volumes.volume import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 # without a unit, every reader takes millimetres
 _NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}

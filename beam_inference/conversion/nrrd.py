@@ -14,9 +14,9 @@ from beam_inference.conversion.file_spec import FileSpec, xyz
 from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype, placed
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.opening import length_nm
-from beam_inference.volumes.volume import VoxelSizeNm
 
 _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2": "bzip2"}
 _POSITIONS = ("domain", "space", "???", "none")

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from beam_inference.conversion.protocol import library
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 
 _CHANNELS = {"L": 1, "P": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1, "I;16B": 1}
 _GREY = 0

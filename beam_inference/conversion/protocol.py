@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
-from beam_inference.volumes.volume import VoxelSizeNm
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 Read = Callable[[BoundingBox], NDArray[Any]]
 """The voxels of a box inside the source's bounds: shape (channels, *box.shape), in the source's dtype.

@@ -19,7 +19,8 @@ from beam_inference.conversion.png import picture_header, read_picture
 from beam_inference.conversion.protocol import Facts, Read
 from beam_inference.conversion.tiff import read_slice, slice_header
 from beam_inference.errors import VolumeError, WorkerFault
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 
 _Header = tuple[int, int, int, str, Zyx]
 _READERS: dict[str, tuple[Callable[[str], _Header], Callable[[str, BoundingBox], NDArray[Any]]]] = {

@@ -31,7 +31,8 @@ from beam_inference.conversion.protocol import library
 from beam_inference.conversion.raw_array import RawLayout
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = frozenset({"float32", "float64"})
@@ -226,7 +227,7 @@ def _begun(
         path.mkdir()
         yield Filling(put, lambda: _to_slices(raw, layout, spec, path), spec.bounds.shape[0])
     elif packed:
-        yield Filling(put, lambda: _to_gzip(raw, path), -(-layout.stop // WINDOW_BYTES))
+        yield Filling(put, lambda: _to_gzip(raw, path), ceil_div(layout.stop, WINDOW_BYTES))
     else:
         yield Filling(put, lambda: iter(()), 0)
 

@@ -22,9 +22,9 @@ from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import FREE, Facts, Read, library, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes.opening import length_nm
-from beam_inference.volumes.volume import VoxelSizeNm
 
 _PALETTE = 3
 _SEPARATE = 2
@@ -227,8 +227,8 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> NDArray[An
 def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
     keyframe = page.keyframe
     length, width = _segment_shape(keyframe)
-    rows = -(-keyframe.imagelength // length)
-    columns = -(-keyframe.imagewidth // width)
+    rows = ceil_div(keyframe.imagelength, length)
+    columns = ceil_div(keyframe.imagewidth, width)
     _, y0, x0 = box.start
     _, y1, x1 = box.stop
     out = np.zeros((keyframe.samplesperpixel, *box.shape), keyframe.dtype.newbyteorder("="))
@@ -236,8 +236,8 @@ def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
     if keyframe.compression in {6, 7, 34892, 33007}:  # JPEG, as tifffile itself asks
         tables = {"jpegtables": page.jpegtables, "jpegheader": keyframe.jpegheader}
     for plane in range(keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1):
-        for j in range(y0 // length, -(-y1 // length)):
-            for i in range(x0 // width, -(-x1 // width)):
+        for j in range(y0 // length, ceil_div(y1, length)):
+            for i in range(x0 // width, ceil_div(x1, width)):
                 index = (plane * rows + j) * columns + i
                 count = int(page.databytecounts[index])
                 if not count:

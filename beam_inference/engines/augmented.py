@@ -20,7 +20,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding, Predictor
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 
 
 @dataclass(frozen=True, slots=True)

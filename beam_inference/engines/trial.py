@@ -23,7 +23,8 @@ from beam_inference.errors import (
     EngineError,
     ModelContractError,
 )
-from beam_inference.geometry.bounding_box import Zyx, grown_shape
+from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.geometry.zyx import Zyx
 
 logger = logging.getLogger(__name__)
 

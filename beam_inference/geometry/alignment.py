@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from beam_inference.errors import AlignmentError
-from beam_inference.geometry.bounding_box import AXES, BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import AXES, BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 
 def check_alignment(
@@ -31,7 +32,7 @@ def check_alignment(
         origin = bounds.start[axis]
         if chunk % block:
             lower = chunk // block * block
-            upper = -(-chunk // block) * block
+            upper = ceil_div(chunk, block) * block
             fits = " or ".join(str(n) for n in (lower, upper) if n)
             raise AlignmentError(
                 f"inference.chunk_shape {list(chunk_shape)} is not a multiple of the output's "

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import LatticeAxis, PatchLattice
+from beam_inference.geometry.zyx import Zyx
 
 AxisWeights = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 

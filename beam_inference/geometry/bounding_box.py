@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+
+from beam_inference.geometry import zyx
+from beam_inference.geometry.zyx import Zyx
 
 AXES = "zyx"
-
-Zyx: TypeAlias = tuple[int, int, int]
-"""Three integers, one per axis, in the order Z, Y, X."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +36,7 @@ class BoundingBox:
     @property
     def shape(self) -> Zyx:
         """Extent on each axis, in voxels."""
-        z0, y0, x0 = self.start
-        z1, y1, x1 = self.stop
-        return (z1 - z0, y1 - y0, x1 - x0)
+        return zyx.subtract(self.stop, self.start)
 
     @property
     def size(self) -> int:
@@ -49,13 +45,25 @@ class BoundingBox:
 
     def grow(self, margin: Zyx) -> BoundingBox:
         """The box with ``margin`` voxels added before its start and after its stop, per axis."""
-        return BoundingBox(_add(self.start, margin, -1), _add(self.stop, margin, 1))
+        return BoundingBox(zyx.subtract(self.start, margin), zyx.add(self.stop, margin))
+
+    def translate(self, offset: Zyx) -> BoundingBox:
+        """The box with every voxel moved by ``offset``."""
+        return BoundingBox(zyx.add(self.start, offset), zyx.add(self.stop, offset))
+
+    def coarsen(self, factor: Zyx) -> BoundingBox:
+        """The cells of ``factor`` voxels, counted from the origin, that have a voxel in this box."""
+        z, y, x = (a // f for a, f in zip(self.start, factor, strict=True))
+        return BoundingBox((z, y, x), zyx.ceil_div_each(self.stop, factor))
+
+    def refine(self, factor: Zyx) -> BoundingBox:
+        """The voxels of the cells in this box, each of ``factor`` voxels, counted from the origin."""
+        return BoundingBox(zyx.multiply(self.start, factor), zyx.multiply(self.stop, factor))
 
     def intersection(self, other: BoundingBox) -> BoundingBox:
-        """The voxels in both boxes; an empty box (at this box's clamped start) where there are none."""
-        start = _zyx(max(a, b) for a, b in zip(self.start, other.start, strict=True))
-        stop = _zyx(min(a, b) for a, b in zip(self.stop, other.stop, strict=True))
-        return BoundingBox(start, _zyx(max(a, b) for a, b in zip(start, stop, strict=True)))
+        """The voxels in both boxes; where there are none, an empty box at the greater start."""
+        start = zyx.maximum(self.start, other.start)
+        return BoundingBox(start, zyx.maximum(start, zyx.minimum(self.stop, other.stop)))
 
     def contains(self, other: BoundingBox) -> bool:
         """Whether every voxel of ``other`` is in this box."""
@@ -65,17 +73,16 @@ class BoundingBox:
         )
 
     def grown_to(self, shape: Zyx, within: BoundingBox) -> BoundingBox:
-        """At least of a shape: grown at its stop, then its start, inside ``within``, and then beyond its stop."""
-        starts = []
-        stops = []
-        for axis in range(3):
-            start = self.start[axis]
-            stop = self.stop[axis]
-            stop = max(stop, min(start + shape[axis], within.stop[axis]))
-            start = min(start, max(stop - shape[axis], within.start[axis]))
-            starts.append(start)
-            stops.append(max(stop, start + shape[axis]))
-        return BoundingBox(_zyx(starts), _zyx(stops))
+        """The box, made at least as large as ``shape`` on each axis.
+
+        Args:
+            shape: the least extent on each axis, ZYX.
+            within: the box in which there is room to grow: first after the stop, then before the
+                start. What is still missing is added after the stop, beyond ``within``.
+        """
+        stop = zyx.maximum(self.stop, zyx.minimum(zyx.add(self.start, shape), within.stop))
+        start = zyx.minimum(self.start, zyx.maximum(zyx.subtract(stop, shape), within.start))
+        return BoundingBox(start, zyx.maximum(stop, zyx.add(start, shape)))
 
     def slices_in(self, frame: BoundingBox) -> tuple[slice, slice, slice]:
         """Slices of this box in an array whose first voxel is ``frame.start``.
@@ -95,18 +102,9 @@ class BoundingBox:
         return f"[{_commas(self.start)} to {_commas(self.stop)})"
 
 
-def _zyx(values: Iterable[int]) -> Zyx:
-    z, y, x = values
-    return (z, y, x)
-
-
 def grown_shape(shape: Zyx, margin: Zyx) -> Zyx:
-    """The shape, in voxels, of a box of ``shape`` that has grown by ``margin`` on both sides of each axis."""
-    return _add(_add(shape, margin, 1), margin, 1)
-
-
-def _add(point: Zyx, margin: Zyx, sign: int) -> Zyx:
-    return _zyx(a + sign * m for a, m in zip(point, margin, strict=True))
+    """The shape of a box of ``shape`` after :meth:`BoundingBox.grow` by ``margin``."""
+    return zyx.add(zyx.add(shape, margin), margin)
 
 
 def _commas(point: Zyx) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.plan import AxisTotals, Extremes, InferencePlan, totals_on
+from beam_inference.geometry.zyx import Zyx
 
 DENSE = 64
 """Candidates of an axis: so many of the smallest; of the larger each a sixteenth more, and what is whole strides."""

@@ -10,12 +10,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 
 def most_blocks(length: int, block: int, extent: int) -> int:
     """The most storage blocks on one axis that ``length`` voxels may touch, wherever they lie in a volume's extent."""
-    return min(-(-(length - 1) // block) + 1, -(-extent // block))
+    return min(ceil_div(length - 1, block) + 1, ceil_div(extent, block))
 
 
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
@@ -41,7 +42,7 @@ class ChunkGrid:
     @property
     def shape(self) -> Zyx:
         """Chunks on each axis, ZYX."""
-        z, y, x = (-(-n // c) for n, c in zip(self.roi.shape, self.chunk_shape, strict=True))
+        z, y, x = (ceil_div(n, c) for n, c in zip(self.roi.shape, self.chunk_shape, strict=True))
         return (z, y, x)
 
     @property
@@ -111,7 +112,7 @@ class LatticeAxis:
     @property
     def count(self) -> int:
         """Number of patches on this axis."""
-        return -(-(self.stop - self.start - self.patch) // self.stride) + 1
+        return ceil_div(self.stop - self.start - self.patch, self.stride) + 1
 
     def patch_start(self, k: int) -> int:
         """First voxel of patch ``k``, ``0 <= k < count``."""
@@ -119,7 +120,7 @@ class LatticeAxis:
 
     def first_from(self, start: int) -> int:
         """The first patch that starts at ``start`` or later; the number of patches if none does."""
-        first = max(0, -(-(start - self.start) // self.stride))
+        first = max(0, ceil_div(start - self.start, self.stride))
         if first < self.count - 1:
             return first
         return self.count - 1 if self.patch_start(self.count - 1) >= start else self.count
@@ -127,7 +128,7 @@ class LatticeAxis:
     def touching(self, start: int, stop: int) -> range:
         """The patches that share a voxel with ``start … stop``, a non-empty interval inside the domain."""
         first = max(0, (start - self.patch - self.start) // self.stride + 1)
-        last = min(self.count - 1, -(-(stop - self.start) // self.stride) - 1)
+        last = min(self.count - 1, ceil_div(stop - self.start, self.stride) - 1)
         # The last patch is moved back, so it can start before `stop` although its nominal start
         # does not.
         if last == self.count - 2 and self.patch_start(self.count - 1) < stop:

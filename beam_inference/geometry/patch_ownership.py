@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from beam_inference.geometry.grids import LatticeAxis
+from beam_inference.geometry.zyx import ceil_div
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class OwnershipAxis:
     @property
     def positions(self) -> int:
         """Chunks on this axis."""
-        return -(-(self.stop - self.start) // self.chunk)
+        return ceil_div(self.stop - self.start, self.chunk)
 
     def interval(self, position: int) -> tuple[int, int]:
         """Start and stop of a chunk."""
@@ -79,7 +80,7 @@ class OwnershipAxis:
         if before < self.patches.start:
             return start
         foreign = self.lattice.patch_start(before) + self.lattice.patch
-        blocks = -(-max(0, foreign - start) // self.block)
+        blocks = ceil_div(max(0, foreign - start), self.block)
         return min(start + blocks * self.block, stop)
 
     def contributors(self, position: int) -> list[int]:

@@ -15,9 +15,10 @@ from itertools import product
 from typing import NamedTuple
 
 from beam_inference.errors import AlignmentError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid, PatchLattice, most_blocks
 from beam_inference.geometry.patch_ownership import OwnershipAxis
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class InferencePlan:
         """Network calls of the whole job: every chunk fills up its last batch."""
         per_axis = [axis.patch_counts.items() for axis in _axis_totals(self)]
         return sum(
-            z_times * y_times * x_times * -(-z * y * x // batch_size)
+            z_times * y_times * x_times * ceil_div(z * y * x, batch_size)
             for (z, z_times), (y, y_times), (x, x_times) in product(*per_axis)
         )
 
@@ -300,7 +301,7 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:  # noqa: PLR0915 # 
     margin = plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis]
     stride = patch - plan.lattice.patch_overlap[axis]
     period = stride // math.gcd(chunk, stride)
-    end = -(-(2 * patch + margin) // chunk) + 1
+    end = ceil_div(2 * patch + margin, chunk) + 1
     repeats, rest = divmod(max(0, count - 2 * end), period)
     if repeats < 2:
         counted = [(position, 1) for position in range(count)]
@@ -343,7 +344,7 @@ def totals_on(plan: InferencePlan, axis: int) -> AxisTotals:  # noqa: PLR0915 # 
         if times > 1 and period * chunk % block:  # the others stand otherwise to the blocks
             blocks = most_blocks(last - first, block, plan.volume.shape[axis])
         else:
-            blocks = -(-last // block) - first // block
+            blocks = ceil_div(last, block) - first // block
         extents.append(
             (high - low, blocks * block, core[1] - core[0], alone, touched, touched - alone)
         )

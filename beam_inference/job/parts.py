@@ -12,13 +12,14 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Affine, Sections
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import source_sections
+from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.volumes.mask import masked, open_mask
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import OutputSpec
-from beam_inference.volumes.volume import Volume, VoxelSizeNm
+from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig, factory_parts
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.config.operators import total_halo
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, make_plan
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.limits import cached_cutouts
 
 _TOLD = 120

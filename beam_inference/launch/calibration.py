@@ -25,6 +25,7 @@ from beam_inference.engines.trial import without_blank
 from beam_inference.environment import usable_cores
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import ChunkWork, InferencePlan
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.launch.cost import Measured
 from beam_inference.launch.survey import Survey
@@ -120,7 +121,9 @@ def _piece(plan: InferencePlan, batch_size: int) -> ChunkWork:
     counts = [min(few, axis.count) for few, axis in zip(FEW_PATCHES, lattice.axes, strict=True)]
     for axis in (2, 1, 0):  # as many as fill a batch
         others = math.prod(counts) // counts[axis]
-        counts[axis] = max(counts[axis], min(lattice.axes[axis].count, -(-batch_size // others)))
+        counts[axis] = max(
+            counts[axis], min(lattice.axes[axis].count, ceil_div(batch_size, others))
+        )
     first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
     z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
     low = lattice.patch_box((z[0], y[0], x[0]))
@@ -137,7 +140,7 @@ def _middle_chunk(plan: InferencePlan) -> ChunkWork:
 
 
 def _calls(patches: int, batch_size: int) -> int:
-    return -(-patches // batch_size)
+    return ceil_div(patches, batch_size)
 
 
 @contextmanager

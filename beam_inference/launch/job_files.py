@@ -17,7 +17,7 @@ from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job_text
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.launch.cost import Prices
 from beam_inference.volumes.kvstores import LOCAL, read_file, storage_of_environment, url_of
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.limits import (
     MASK_CACHE_BYTES,
     SEAM_FILES_AT_ONCE,

@@ -17,8 +17,8 @@ from beam_inference.beam.stage_runner import begin, counting, failures, recorded
 from beam_inference.beam.stages import TaskJob
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import ConfigError
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.launch.cost import Totals
 from beam_inference.launch.survey import Survey

@@ -24,6 +24,7 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.operators.levels import Levels
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
@@ -175,8 +176,12 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
             "hand"
         )
     z, y, x = (min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True))
-    x *= max(1, min(-(-volume.bounds.shape[2] // x), CHUNK_VOXELS // (volume.channels * z * y * x)))
-    y *= max(1, min(-(-volume.bounds.shape[1] // y), CHUNK_VOXELS // (volume.channels * z * y * x)))
+    x *= max(
+        1, min(ceil_div(volume.bounds.shape[2], x), CHUNK_VOXELS // (volume.channels * z * y * x))
+    )
+    y *= max(
+        1, min(ceil_div(volume.bounds.shape[1], y), CHUNK_VOXELS // (volume.channels * z * y * x))
+    )
     return ChunkGrid(volume.bounds, (z, y, x))
 
 

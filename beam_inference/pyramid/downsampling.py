@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 
 Method = Literal["mean", "mode"]
 

@@ -20,8 +20,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 _ISOTROPIC = math.sqrt(2)
 """Voxel sizes whose ratio is no larger count as equal: halving the finer one would bring them no nearer."""
@@ -97,7 +98,9 @@ def isotropic_factor(voxel_size_nm: tuple[float, float, float], shape: Zyx) -> Z
 
 def covering(box: BoundingBox, factor: Zyx) -> BoundingBox:
     """The voxels of the level above that have a part in ``box``."""
-    z, y, x = ((a // f, -(-b // f)) for a, b, f in zip(box.start, box.stop, factor, strict=True))
+    z, y, x = (
+        (a // f, ceil_div(b, f)) for a, b, f in zip(box.start, box.stop, factor, strict=True)
+    )
     return BoundingBox((z[0], y[0], x[0]), (z[1], y[1], x[1]))
 
 

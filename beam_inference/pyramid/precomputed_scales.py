@@ -16,7 +16,7 @@ import tensorstore as ts
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.levels import Level
 from beam_inference.volumes.detection import json_object
 from beam_inference.volumes.kvstores import (

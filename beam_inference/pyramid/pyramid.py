@@ -14,8 +14,8 @@ import numpy as np
 from beam_inference.beam.stage_runner import TaskOutcome, begin, has_begun, run_tasks, task_job
 from beam_inference.beam.stages import DoChunk, TaskJob
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.downsampling import Method, downsampled
 from beam_inference.pyramid.levels import Level, covered, grown, levels_above, parts
 from beam_inference.pyramid.scales import MultiscaleVolume

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.levels import Level
 from beam_inference.pyramid.ome_scales import ome_scales
 from beam_inference.pyramid.precomputed_scales import precomputed_scales

@@ -12,6 +12,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.sampling import spread
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.detection import neighbours, volume_at
 from beam_inference.volumes.opening import open_volume
@@ -86,7 +87,7 @@ def _montage(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Row by row, with a white line between planes."""
     count, height, width, _ = planes.shape
     columns = min(count, max(1, round((count * height / width) ** 0.5)))
-    rows = -(-count // columns)
+    rows = ceil_div(count, columns)
     picture = np.full((rows * (height + 1) - 1, columns * (width + 1) - 1, 3), 255, np.uint8)
     for k, plane in enumerate(planes):
         row, column = divmod(k, columns)

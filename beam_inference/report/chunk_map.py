@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import ceil_div
 
 CELLS = 96
 """On each side of the picture, at most."""
@@ -39,14 +40,14 @@ class ChunkMap:
     @property
     def chunks_per_cell(self) -> tuple[int, int]:
         """On the axes of rows and columns."""
-        rows, columns = (-(-self.grid.shape[axis] // CELLS) for axis in self.plane)
+        rows, columns = (ceil_div(self.grid.shape[axis], CELLS) for axis in self.plane)
         return rows, columns
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns of cells."""
         rows, columns = (
-            -(-self.grid.shape[a] // n)
+            ceil_div(self.grid.shape[a], n)
             for a, n in zip(self.plane, self.chunks_per_cell, strict=True)
         )
         return rows, columns

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.volume import Volume
@@ -39,7 +40,7 @@ def draw(
         pictures.append((source.read(plane)[0, 0], output.read(plane)[:, 0]))
     low = min(float(np.nanmin(out)) for _, out in pictures)
     high = max(float(np.nanmax(out)) for _, out in pictures)
-    rows = -(-len(pictures) // COLUMNS)
+    rows = ceil_div(len(pictures), COLUMNS)
     figure, grid = pyplot.subplots(
         rows,
         2 * COLUMNS,

@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from beam_inference.errors import BeamInferenceError, UserError
-from beam_inference.geometry.bounding_box import AXES, Zyx
+from beam_inference.geometry.bounding_box import AXES
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import open_input, output_spec
 from beam_inference.job.records import ChannelStatistics
 from beam_inference.job.resolved_job import ResolvedJob

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid, blocks_touched
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -89,8 +90,8 @@ def _read_plane(
     rows, columns = (each for each in range(3) if each != axis)
     steps = [1, 1, 1]
     for each in (rows, columns):
-        steps[each] = -(-box.shape[each] // PIXELS)
-    shape = (1, *(-(-n // step) for n, step in zip(box.shape, steps, strict=True)))
+        steps[each] = ceil_div(box.shape[each], PIXELS)
+    shape = (1, *(ceil_div(n, step) for n, step in zip(box.shape, steps, strict=True)))
     tiles = list(_tiles(grid, box))
     finished = {
         receipt.chunk for receipt in state.read_receipts([chunk for chunk, _ in tiles], damaged=[])
@@ -127,11 +128,11 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
         return job.input_bytes(read) + written * job.config.output_channels * itemsize
 
     def chunks() -> int:
-        return math.prod(-(-n // c) + 1 for n, c in zip(extent, chunk, strict=True))
+        return math.prod(ceil_div(n, c) + 1 for n, c in zip(extent, chunk, strict=True))
 
     while max(extent) > 1 and (decoded() > _DECODED_BYTES or chunks() > 2 * _CHUNKS):
         longest = extent.index(max(extent))
-        extent[longest] = -(-extent[longest] // 2)
+        extent[longest] = ceil_div(extent[longest], 2)
     starts = [
         max(roi.start[each], min(place[each] - n // 2, roi.stop[each] - n))
         for each, n in enumerate(extent)
@@ -166,8 +167,8 @@ def _fill(
         where = []
         wanted = []
         for start, stop, origin, step in zip(tile.start, tile.stop, box.start, steps, strict=True):
-            first = -(-(start - origin) // step)
-            last = -(-(stop - origin) // step)
+            first = ceil_div(start - origin, step)
+            last = ceil_div(stop - origin, step)
             where.append(slice(first, last))
             wanted.append(slice(origin + first * step, stop, step))
         if all(part.stop > part.start for part in where):

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from beam_inference.geometry.bounding_box import AXES
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import VoxelSizeNm, ceil_div
 from beam_inference.report.canvas import ACCENT, ALERT, MUTED, SECOND, WIDTH, as_svg, bare, style
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.overlay import brightness_range, grey, overlaid
 from beam_inference.report.seam_profile import SeamProfile
 from beam_inference.report.slices import Plane
-from beam_inference.volumes.volume import VoxelSizeNm
 
 _MOST_BORDERS = 24
 
@@ -108,7 +108,7 @@ def _mark_borders(axes: Axes, plane: Plane, grid: ChunkGrid) -> None:
         start = grid.roi.start[axis]
         borders = [
             start + chunk * k
-            for k in range((low - start) // chunk + 1, -(-(high - start) // chunk))
+            for k in range((low - start) // chunk + 1, ceil_div(high - start, chunk))
         ]
         if len(borders) <= _MOST_BORDERS:
             for border in borders:
@@ -150,7 +150,7 @@ def _scale_bar(axes: Axes, plane: Plane, voxel: VoxelSizeNm) -> None:
 def draw_histograms(found: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> str:
     """One small graph per channel, of edges and shares."""
     columns = min(4, len(found))
-    rows = -(-len(found) // columns)
+    rows = ceil_div(len(found), columns)
     with style():
         figure = Figure(figsize=(WIDTH, 1.45 * rows + 0.35), layout="constrained")
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False)

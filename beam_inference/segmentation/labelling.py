@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.errors import ConfigError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.records import RECORD
 
 CODE_BITS = 32

@@ -11,8 +11,8 @@ import numpy as np
 from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.storage import Storage
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.segmentation.labelling import cc3d_library
 from beam_inference.segmentation.plans import Labelling
 from beam_inference.volumes.kvstores import place_of_url
@@ -118,7 +118,7 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
     unit = output.write_shape
     if any(chunk % size for chunk, size in zip(grid.chunk_shape, unit, strict=True)):
         z, y, x = (
-            -(-chunk // size) * size for chunk, size in zip(grid.chunk_shape, unit, strict=True)
+            ceil_div(chunk, size) * size for chunk, size in zip(grid.chunk_shape, unit, strict=True)
         )
         raise AlignmentError(
             f"--chunk_shape {_text(grid.chunk_shape)} is no multiple of {_text(unit)}, what is "

@@ -30,7 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
 from beam_inference.segmentation.plans import Labelling
 from beam_inference.segmentation.records import add_parts, no_records

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from beam_inference.config.storage import Storage
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.segmentation.scratch import Scratch
 from beam_inference.volumes.outputs import OutputSpec
 
@@ -131,6 +131,6 @@ class Segmentation(Labelling):
         """The shapes of the grids of chunks, of groups of 2 × 2 × 2 of them, of groups of those, … to one of all."""
         shapes = [self.grid.shape]
         while max(shapes[-1]) > 1:
-            z, y, x = (-(-n // 2) for n in shapes[-1])
+            z, y, x = (ceil_div(n, 2) for n in shapes[-1])
             shapes.append((z, y, x))
         return tuple(shapes)

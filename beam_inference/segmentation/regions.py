@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import as_summands
 from beam_inference.segmentation.agglomeration import (
     RegionGraph,

@@ -7,7 +7,7 @@ from typing import Any
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.layout import (
     Layout,

@@ -29,7 +29,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
 from beam_inference.segmentation.labelling import STEPS, arranged, planes_at_seams, seams_of

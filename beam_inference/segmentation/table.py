@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import Labelling
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Arrays, Scratch
@@ -27,7 +28,7 @@ def tabulate(work: Labelling) -> Callable[[int], None]:
         before = scratch.read("before", z)["before"]
         last = z == work.grid.shape[0] - 1
         first_part, stop_part = (
-            -(-int(count) // LINES_PER_PART) for count in (before[0], before[-1])
+            ceil_div(int(count), LINES_PER_PART) for count in (before[0], before[-1])
         )
         if last:
             write(_SUMMARY, json.dumps({"objects": int(before[-1])}))
@@ -89,7 +90,7 @@ def tabulate_segments(
         )
         order = np.argsort(names)
         write(_SUMMARY, json.dumps({"objects": len(order)}))
-        for part in range(max(1, -(-len(order) // LINES_PER_PART))):
+        for part in range(max(1, ceil_div(len(order), LINES_PER_PART))):
             some = order[part * LINES_PER_PART : (part + 1) * LINES_PER_PART]
             lines = table_lines(
                 records[some], names[some], work.grid.roi.start, work.output.voxel_size_nm

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.bounding_box import Zyx
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS, cc3d_library
 from beam_inference.segmentation.scratch import Arrays
 

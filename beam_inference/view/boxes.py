@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 from itertools import product
 
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.view.viewer_state import Boxes
 
 

@@ -18,6 +18,7 @@ from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.parts import output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State, default_state_url
@@ -26,7 +27,7 @@ from beam_inference.launch.survey import survey
 from beam_inference.view import shaders
 from beam_inference.view.boxes import chunk_boxes, patch_boxes
 from beam_inference.view.multiscale import Scales, scales_at
-from beam_inference.view.viewer_state import Axis, Boxes, VolumeLayer, VoxelSizeNm, view_state
+from beam_inference.view.viewer_state import Axis, Boxes, VolumeLayer, view_state
 from beam_inference.volumes.detection import json_object
 from beam_inference.volumes.kvstores import LOCAL, local_folder, storage_of_environment
 from beam_inference.volumes.opening import open_unread

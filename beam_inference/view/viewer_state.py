@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from beam_inference.geometry.bounding_box import BoundingBox
-
-VoxelSizeNm = tuple[float, float, float]
+from beam_inference.geometry.zyx import VoxelSizeNm
 
 HOSTED_VIEWER = "https://neuroglancer-demo.appspot.com"
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.volume import Volume, VoxelSizeNm
+from beam_inference.volumes.volume import Volume
 
 PIECE_BYTES = 2**24
 """Of a mask so much is read at a time, in whole blocks, or one block if that is larger."""
@@ -69,7 +70,9 @@ class Mask:
         shape = [min(block, whole) for block, whole in blocks]
         for axis in (2, 1, 0):
             fitting = PIECE_BYTES // (int(np.prod(shape)) * self.volume.dtype.itemsize)
-            shape[axis] *= max(1, min(fitting, -(-self.volume.bounds.shape[axis] // shape[axis])))
+            shape[axis] *= max(
+                1, min(fitting, ceil_div(self.volume.bounds.shape[axis], shape[axis]))
+            )
         return (shape[0], shape[1], shape[2])
 
     def _pieces(self, box: BoundingBox) -> Iterator[tuple[tuple[slice, ...], NDArray[np.bool_]]]:

@@ -15,10 +15,11 @@ import tensorstore as ts
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.volumes.detection import Found, json_object, neighbours, volume_at
 from beam_inference.volumes.kvstores import LOCAL, one_line, opened, place_of_store, with_settings
 from beam_inference.volumes.ome_zarr import NM_PER_UNIT, Level
-from beam_inference.volumes.volume import Volume, VoxelSizeNm, _last_three
+from beam_inference.volumes.volume import Volume, _last_three
 
 logger = logging.getLogger(__name__)
 

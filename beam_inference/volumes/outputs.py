@@ -11,13 +11,14 @@ import tensorstore as ts
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes import ome_zarr
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL, kvstore_spec, one_line, open_kvstore, opened
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.sharding import precomputed_sharding
-from beam_inference.volumes.volume import Volume, VoxelSizeNm
+from beam_inference.volumes.volume import Volume
 
 _DRIVERS = {
     "precomputed": "neuroglancer_precomputed",
@@ -146,7 +147,7 @@ def _clipped_shard(spec: OutputSpec, volume: Volume) -> list[int] | None:
     shape = list(spec.write_shape)
     if spec.format == "precomputed":
         extents = zip(shape, volume.bounds.shape, spec.block_shape, strict=True)
-        shape = [min(shard, -(-extent // block) * block) for shard, extent, block in extents]
+        shape = [min(shard, ceil_div(extent, block) * block) for shard, extent, block in extents]
     return shape if shape != list(spec.block_shape) else None
 
 

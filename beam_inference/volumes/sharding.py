@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.errors import AlignmentError
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.zyx import Zyx, ceil_div
 
 _PRESHIFT_BITS = 9
 """Blocks that one entry of a shard's index lists, at most 2 to this power: reading a block takes two small requests."""
@@ -93,7 +94,7 @@ def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -
                 p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)
             ]
             number = _morton(steps, blocks) >> low
-            keys.append(f"{scale['key']}/{number:0{-(-sharding['shard_bits'] // 4)}x}.shard")
+            keys.append(f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard")
     return keys
 
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
-from beam_inference.geometry.bounding_box import BoundingBox, Zyx
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.limits import layers_at_once
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
@@ -31,8 +32,6 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.sharding import blank_shards
 
 logger = logging.getLogger(__name__)
-
-VoxelSizeNm = tuple[float, float, float]
 
 
 _NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")

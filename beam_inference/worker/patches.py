@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from beam_inference.engines.protocol import Network
 from beam_inference.engines.trial import cropped_to_patch
-from beam_inference.geometry.bounding_box import Zyx, grown_shape
+from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.plan import ChunkWork
+from beam_inference.geometry.zyx import Zyx
 
 UNIFORM_ANSWERS = 2
 """Values of uniform patches whose answers are kept: the background, and perhaps the opposite."""

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.config.storage import Storage
-from beam_inference.geometry.bounding_box import Zyx
 from beam_inference.geometry.seam_sums import Sums
+from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
 from beam_inference.volumes.kvstores import (
@@ -69,7 +69,7 @@ class SeamFiles:
         """What each contributor says, given the shapes of its boxes; None if any of it is absent or damaged."""
         sizes = [channels * sum(map(math.prod, shapes)) for _, shapes in wanted]
         keys = [
-            [_key(receiver, contributor, number) for number in range(-(-size // FILE_VALUES))]
+            [_key(receiver, contributor, number) for number in range(ceil_div(size, FILE_VALUES))]
             for (contributor, _), size in zip(wanted, sizes, strict=True)
         ]
         waiting = iter([key for files in keys for key in files])

@@ -14,6 +14,7 @@ from beam_inference.beam.transforms import GenerateRuns, InferVolume
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.trial import SETTLING_CALLS
 from beam_inference.errors import WorkerFault
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.messages import Launch
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -137,7 +138,7 @@ def test_replayed_bundles_compute_nothing_twice_unless_receipts_are_ignored(
     )
     log.unlink()  # the call of the contract check
     plan = ResolvedJob.model_validate_json(launch.job).plan
-    per_pass = sum(-(-plan.work(index).patch_count // 2) for index in range(plan.chunks.count))
+    per_pass = sum(ceil_div(plan.work(index).patch_count, 2) for index in range(plan.chunks.count))
     repeats = 2
     run(launch, f"--direct_runner_bundle_repeat={repeats}", "--direct_running_mode=in_memory")
     calls = len(log.read_text().splitlines())

@@ -66,3 +66,26 @@ def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond():
     assert cube(15, 20).grown_to((8, 8, 8), within) == cube(12, 20)
     assert cube(14, 19).grown_to((8, 8, 8), within) == cube(12, 20)
     assert cube(5, 9).grown_to((30, 30, 30), within) == cube(0, 30)
+
+
+@given(boxes(), coordinates)
+def test_translate_moves_every_voxel(box, by):
+    expected = {(z + by[0], y + by[1], x + by[2]) for z, y, x in voxels(box)}
+    assert voxels(box.translate(by)) == expected
+    assert box.translate(by).shape == box.shape
+
+
+@given(boxes(), st.tuples(*[st.integers(1, 4)] * 3))
+def test_coarsen_holds_the_cells_that_have_a_voxel_in_the_box(box, factor):
+    expected = {tuple(n // f for n, f in zip(v, factor, strict=True)) for v in voxels(box)}
+    coarse = box.coarsen(factor)
+    if box.size:
+        assert voxels(coarse) == expected
+        assert coarse.refine(factor).contains(box)
+
+
+@given(boxes(), st.tuples(*[st.integers(1, 4)] * 3))
+def test_refine_holds_the_voxels_of_every_cell(box, factor):
+    fine = box.refine(factor)
+    assert fine.size == box.size * factor[0] * factor[1] * factor[2]
+    assert fine.coarsen(factor) == box

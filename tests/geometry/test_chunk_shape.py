@@ -17,6 +17,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_shape import busiest_worker, suggest, with_chunk_shape
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.job_files import set_chunk_shape
 from beam_inference.launch.survey import suggested, survey
@@ -52,7 +53,7 @@ def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
 
     best = suggest(plan, fits, workers)
     multiples = [
-        range(block, -(-n // block) * block + 1, block)
+        range(block, ceil_div(n, block) * block + 1, block)
         for n, block in zip(plan.chunks.roi.shape, plan.block_shape, strict=True)
     ]
     tried = [with_chunk_shape(plan, shape) for shape in product(*multiples)]

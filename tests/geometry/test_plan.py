@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from beam_inference.errors import AlignmentError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import seam_boxes
+from beam_inference.geometry.zyx import ceil_div
 
 
 def cube(start, stop):
@@ -71,7 +72,7 @@ def test_totals_equal_the_sum_over_chunks(plan):
         pairs = []
         assert plan.seam_voxels == plan.shared_voxels == 0
     assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
-    assert plan.calls(3) == sum(-(-work.patch_count // 3) for work in works)
+    assert plan.calls(3) == sum(ceil_div(work.patch_count, 3) for work in works)
     assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
     for axis in range(3):
         assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from oracles.label_volumes import made, read_table, rows_by_brute_force, with_layout, write
 
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation import table
 from beam_inference.segmentation.component_job import components_described, planned_components
 from beam_inference.segmentation.component_stages import component_stages
@@ -94,7 +95,7 @@ def test_a_long_table_comes_in_parts(monkeypatch):
     monkeypatch.setattr(table, "LINES_PER_PART", 100)
     for chunk_shape in ((8, 8, 8), (24, 8, 24)):
         work, _ = make(url, chunk_shape=chunk_shape)
-        parts = read_table(work, -(-len(lines) // 100))
+        parts = read_table(work, ceil_div(len(lines), 100))
         assert parts == [
             header + "".join(lines[start : start + 100]) for start in range(0, len(lines), 100)
         ]

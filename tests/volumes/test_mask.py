@@ -18,6 +18,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines.trial import SETTLING_CALLS
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.place import Place
 from beam_inference.job.status import job_status
 from beam_inference.job.verification import verify
@@ -176,7 +177,7 @@ def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams,
         for i in range(grid.count)
         if (i in wanted if seams == "recompute" else set(plan.receivers(i)) & set(wanted))
     ]
-    assert calls - tried - SETTLING_CALLS == sum(-(-work.patch_count // 2) for work in works)
+    assert calls - tried - SETTLING_CALLS == sum(ceil_div(work.patch_count, 2) for work in works)
     assert not read_volume(tmp_path / "out")[0][~at_full_resolution()].any()
 
 

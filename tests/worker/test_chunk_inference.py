@@ -15,6 +15,7 @@ from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFini
 from beam_inference.geometry.blending import patch_weights
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.zyx import ceil_div
 from beam_inference.operators.quantize import quantize
 from beam_inference.worker.chunk_inference import infer_chunk
 from beam_inference.worker.patches import UNIFORM_ANSWERS
@@ -158,7 +159,7 @@ def test_every_call_has_exactly_the_batch_size_and_every_patch_is_computed_once(
     network = NumpyNetwork()
     infer_all(random_volume((17, 23, 29)), plan, network, batch_size=3)
     assert plan.lattice.count % 3 == 2
-    assert network.batches == [3] * -(-plan.lattice.count // 3)
+    assert network.batches == [3] * ceil_div(plan.lattice.count, 3)
 
 
 def test_a_network_may_return_the_grown_patch_or_the_cropped_one():
@@ -342,7 +343,7 @@ def test_a_value_that_is_not_finite_is_refused_before_it_is_rounded_away(value):
     plan = make(chunk=(17, 23, 29))
     array = cutout(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
     encodings = (AS_COMPUTED, Encoding(np.dtype("uint8"), (0, 1)))
-    last = -(-plan.lattice.count // 2)
+    last = ceil_div(plan.lattice.count, 2)
     for encoding, kind, call in product(encodings, (NumpyNetwork, Elsewhere), (1, last)):
         network = kind(broken(call))
         with pytest.raises(NonFiniteError):
@@ -378,7 +379,7 @@ def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, 
     )
     if plan.chunks.count == 1:
         assert counted == uniform > 20
-        assert len(network.batches) == 2 + -(-(plan.lattice.count - uniform) // batch_size)
+        assert len(network.batches) == 2 + ceil_div(plan.lattice.count - uniform, batch_size)
     monkeypatch.setattr("beam_inference.worker.patches.UNIFORM_ANSWERS", 0)
     np.testing.assert_array_equal(
         result, infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size)
