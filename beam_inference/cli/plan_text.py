@@ -127,7 +127,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
     whole = with_pyramid(totals(survey), pyramid)
     memory = survey.memory(Place())
     return {
-        "roi": job.roi.model_dump(),
+        "roi": asdict(job.roi),
         "chunks": whole.chunks,
         "chunk_shape": plan.chunks.chunk_shape,
         "patches": whole.patches,

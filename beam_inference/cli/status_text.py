@@ -119,7 +119,7 @@ def print_outcome(
         print(f" ({outcome.summary.done} by this launch)", end="")
     print()
     for record in outcome.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box.box()}: {record.cause}")
+        print(f"quarantined: chunk {record.chunk} {record.box}: {record.cause}")
     if len(outcome.quarantined) > _NAMED_CHUNKS:
         print(f"… and {len(outcome.quarantined) - _NAMED_CHUNKS} more")
     if outcome.quarantined:
@@ -159,7 +159,7 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
     if len(report.wrong) > _NAMED_CHUNKS:
         print(f"… and {len(report.wrong) - _NAMED_CHUNKS} more that are wrong")
     for record in report.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box.box()}: {record.cause}")
+        print(f"quarantined: chunk {record.chunk} {record.box}: {record.cause}")
     if report.missing_count:
         more = " …" if report.missing_count > len(report.missing) else ""
         print(

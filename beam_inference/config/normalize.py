@@ -60,7 +60,8 @@ class Sections(Model):
     clip: Clip | None = (0.0, 1.0)
 
 
-def _kind(value: object) -> str:
+def normalization_kind(value: object) -> str:
+    """Tag of the union's member that a value is, or is to become: name, affine, contrast, standard or sections."""
     if isinstance(value, dict):
         made = "standard" if "to" in value else "contrast" if "levels" in value else "affine"
         return "sections" if "start" in value else made
@@ -72,7 +73,7 @@ def _kind(value: object) -> str:
 
 
 def _known(value: object) -> object:
-    if _kind(value) == "name" and value not in ("none", "unit"):
+    if normalization_kind(value) == "name" and value not in ("none", "unit"):
         raise ValueError(
             f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, "
             "{levels: FILE, low: …, high: …, by: volume or section} or {levels: FILE, to: "
@@ -87,6 +88,6 @@ Normalize = Annotated[
     | Annotated[Contrast, Tag("contrast")]
     | Annotated[Standard, Tag("standard")]
     | Annotated[Sections, Tag("sections")],
-    Discriminator(_kind),
+    Discriminator(normalization_kind),
     BeforeValidator(_known),
 ]

@@ -77,7 +77,7 @@ def output_spec(job: ResolvedJob) -> OutputSpec:
         dtype=output.dtype,
         channels=job.config.output_channels,
         labels=job.config.gives_labels,
-        bounds=job.output_bounds.box(),
+        bounds=job.output_bounds,
         block_shape=output.block_shape,
         voxel_size_nm=job.voxel_size_nm,
         storage=job.config.storage,

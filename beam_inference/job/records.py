@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from beam_inference.config.fields import Frozen
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.job.resolved_job import Box
 
 Entry = TypeVar("Entry", bound="Frozen")
 
@@ -50,7 +49,7 @@ class Part(Frozen):
         channels: statistics of each.
     """
 
-    box: Box
+    box: BoundingBox
     crc32: int
     channels: list[ChannelStatistics]
 
@@ -58,7 +57,7 @@ class Part(Frozen):
     def of(cls, box: BoundingBox, array: NDArray[Any]) -> Part:
         """Of what was written there, (channels, Z, Y, X)."""
         channels = [ChannelStatistics.of(channel) for channel in array]
-        return cls(box=Box.of(box), crc32=crc32(array), channels=channels)
+        return cls(box=box, crc32=crc32(array), channels=channels)
 
 
 class Receipt(Frozen):
@@ -104,8 +103,8 @@ class QuarantineRecord(Frozen):
     """
 
     chunk: int
-    box: Box
-    input_box: Box
+    box: BoundingBox
+    input_box: BoundingBox
     stage: str
     cause: str
     attempts: int

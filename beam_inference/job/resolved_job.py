@@ -24,22 +24,6 @@ _TOLD = 120
 """Characters of a value that are told of a difference."""
 
 
-class Box(Frozen):
-    """A bounding box as it stands in JSON, ZYX."""
-
-    start: Zyx
-    stop: Zyx
-
-    @classmethod
-    def of(cls, box: BoundingBox) -> Box:
-        """The JSON form of a box."""
-        return cls(start=box.start, stop=box.stop)
-
-    def box(self) -> BoundingBox:
-        """The box."""
-        return BoundingBox(self.start, self.stop)
-
-
 NUMERICS = 4
 """Raised whenever the same job would have other bits: then what began before is not gone on with."""
 
@@ -71,12 +55,12 @@ class ResolvedJob(Frozen):
     config: JobConfig
     asked_normalize: Contrast | Standard | None = None
     asked_batch_size: int | None = None
-    input_bounds: Box
+    input_bounds: BoundingBox
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
-    roi: Box
-    output_bounds: Box
+    roi: BoundingBox
+    output_bounds: BoundingBox
     voxel_size_nm: tuple[float, float, float]
     model_sha256: str
     engine: dict[str, str]
@@ -98,8 +82,8 @@ class ResolvedJob(Frozen):
             (0, 0, 0) if seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
         )
         return make_plan(
-            volume=self.input_bounds.box(),
-            roi=self.roi.box(),
+            volume=self.input_bounds,
+            roi=self.roi,
             context=roi.context if roi else (0, 0, 0),
             patch_shape=inference.patch_shape,
             patch_overlap=inference.patch_overlap,
@@ -130,7 +114,7 @@ class ResolvedJob(Frozen):
         return {
             "input": {
                 **config.input.model_dump(mode="json"),
-                "bounds": self.input_bounds.model_dump(mode="json"),
+                "bounds": _box(self.input_bounds),
                 "dtype": self.input_dtype,
             },
             "model": {
@@ -148,8 +132,8 @@ class ResolvedJob(Frozen):
                 "augment": config.inference.augment,
             },
             "geometry": {
-                "roi": self.roi.model_dump(mode="json"),
-                "domain": Box.of(plan.lattice.domain).model_dump(mode="json"),
+                "roi": _box(self.roi),
+                "domain": _box(plan.lattice.domain),
                 "patch_shape": list(plan.lattice.patch_shape),
                 "patch_overlap": list(plan.lattice.patch_overlap),
                 "chunk_shape": list(plan.chunks.chunk_shape),
@@ -190,6 +174,10 @@ class ResolvedJob(Frozen):
             for key in sorted({*values, *theirs}):
                 lines += _differences(f"{section}.{key}", values.get(key), theirs.get(key))
         return lines
+
+
+def _box(box: BoundingBox) -> dict[str, list[int]]:
+    return {"start": list(box.start), "stop": list(box.stop)}
 
 
 def _differences(key: str, here: object, there: object) -> list[str]:

@@ -86,7 +86,7 @@ def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> 
     box = job.plan.chunks.core_box(receipt.chunk)
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
-    parts = [part.box.box() for part in receipt.parts]
+    parts = [part.box for part in receipt.parts]
     inside = all(box.contains(part) for part in parts)
     disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
     if not inside or not disjoint or sum(part.size for part in parts) != box.size:
@@ -97,7 +97,7 @@ def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> 
 def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
     """What is wrong with ``output``'s blocks that parts speak of, as the end of a sentence; else None."""
     for part in parts:
-        box = part.box.box()
+        box = part.box
         try:
             found = crc32(output.read(box))
         except BeamInferenceError as error:

@@ -27,7 +27,7 @@ from beam_inference.geometry.chunk_shape import suggest
 from beam_inference.geometry.plan import Extremes, InferencePlan
 from beam_inference.job.parts import normalization, open_input, voxel_size_nm
 from beam_inference.job.place import THIS_PROCESS, Place
-from beam_inference.job.resolved_job import NUMERICS, Box, ResolvedJob
+from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.launch.checks import (
     check_fill_value,
     check_no_auto,
@@ -179,12 +179,12 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
     job = ResolvedJob(
         config=definite(config, place),
         asked_normalize=asked,
-        input_bounds=Box.of(volume.bounds),
+        input_bounds=volume.bounds,
         input_channels=volume.channels,
         input_dtype=volume.dtype.name,
         input_block_shape=volume.read_shape,
-        roi=Box.of(roi),
-        output_bounds=Box.of(output.bounds),
+        roi=roi,
+        output_bounds=output.bounds,
         voxel_size_nm=output.voxel_size_nm,
         model_sha256="",
         engine={},

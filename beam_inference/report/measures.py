@@ -73,7 +73,7 @@ def channel_statistics(receipts: Sequence[Receipt]) -> list[ChannelStatistics]:
     """Of each output channel, over all voxels of some chunks."""
     if not receipts:
         return []
-    sizes = [part.box.box().size for receipt in receipts for part in receipt.parts]
+    sizes = [part.box.size for receipt in receipts for part in receipt.parts]
     channels = zip(*(part.channels for receipt in receipts for part in receipt.parts), strict=True)
     return [
         ChannelStatistics(

@@ -79,7 +79,7 @@ def _shown(out: NDArray[Any], low: float, high: float) -> NDArray[np.float32]:
 
 def _means(receipt: Receipt) -> list[float]:
     """Of each channel, over all parts of a chunk."""
-    sizes = [part.box.box().size for part in receipt.parts]
+    sizes = [part.box.size for part in receipt.parts]
     return [
         float(np.average([part.channels[channel].mean for part in receipt.parts], weights=sizes))
         for channel in range(len(receipt.parts[0].channels))

@@ -120,10 +120,8 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
     def decoded() -> int:
         shape = (extent[0], extent[1], extent[2])
         output = job.config.output
-        read = blocks_touched(shape, job.input_block_shape, job.input_bounds.box().shape)
-        written = math.prod(
-            blocks_touched(shape, output.block_shape, job.output_bounds.box().shape)
-        )
+        read = blocks_touched(shape, job.input_block_shape, job.input_bounds.shape)
+        written = math.prod(blocks_touched(shape, output.block_shape, job.output_bounds.shape))
         itemsize = np.dtype(output.dtype).itemsize
         return job.input_bytes(read) + written * job.config.output_channels * itemsize
 

@@ -299,8 +299,7 @@ def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
     )
     first = list(islice(records, most_boxes + 1))
     boxes = [
-        (f"chunk {each.chunk}, {each.stage}: {each.cause}", each.box.box())
-        for each in first[:most_boxes]
+        (f"chunk {each.chunk}, {each.stage}: {each.cause}", each.box) for each in first[:most_boxes]
     ]
     some = f" (the first {most_boxes:,})" if len(first) > most_boxes else ""
     return [Boxes(f"quarantined{some}", "#ff0000", boxes, filled=True)] if boxes else []

@@ -39,7 +39,6 @@ from beam_inference.geometry.seam_sums import added
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.parts import cutout, normalization, open_input, output_spec
 from beam_inference.job.records import Part, QuarantineRecord, Receipt
-from beam_inference.job.resolved_job import Box
 from beam_inference.job.state import StopRequest
 from beam_inference.models.fetch import local_model
 from beam_inference.models.files import model_sha256
@@ -394,8 +393,8 @@ class Worker:
         self.state.write_quarantine(
             QuarantineRecord(
                 chunk=index,
-                box=Box.of(core_box),
-                input_box=Box.of(work.input_box),
+                box=core_box,
+                input_box=work.input_box,
                 stage=fault.stage,
                 cause=str(fault),
                 attempts=fault.attempts,

@@ -12,7 +12,6 @@ from neuroglancer.segment_colors import hex_string_from_segment_id
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import QuarantineRecord
-from beam_inference.job.resolved_job import Box
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.survey import survey
@@ -298,7 +297,7 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
     output = create_output(found.output)
     written = np.random.default_rng(1).random((channels, *core.shape)).astype(np.float32) / channels
     output.write(core, written)
-    box = Box.of(resolved.plan.chunks.core_box(17))
+    box = resolved.plan.chunks.core_box(17)
     record = {
         "stage": "read",
         "cause": "torn",

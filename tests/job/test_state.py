@@ -15,7 +15,7 @@ from beam_inference.job.records import (
     QuarantineRecord,
     Receipt,
 )
-from beam_inference.job.resolved_job import Box, ResolvedJob
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State
 
@@ -25,7 +25,7 @@ def resolved(chunk_shape=(16, 16, 16), **sections):
     config = config.model_copy(
         update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})}
     )
-    box = Box(start=(0, 0, 0), stop=(64, 64, 64))
+    box = BoundingBox(start=(0, 0, 0), stop=(64, 64, 64))
     return ResolvedJob(
         config=config,
         input_bounds=box,
@@ -48,7 +48,7 @@ def receipt(chunk, job=None, **changes):
         "chunk": chunk,
         "parts": [
             Part(
-                box=Box.of(
+                box=(
                     job.plan.chunks.core_box(chunk)
                     if chunk < job.plan.chunks.count
                     else BoundingBox((0,) * 3, (1,) * 3)
@@ -71,7 +71,7 @@ def receipt(chunk, job=None, **changes):
 
 def quarantine(chunk, job=None):
     job = job or resolved()
-    box = Box.of(job.plan.chunks.core_box(chunk))
+    box = job.plan.chunks.core_box(chunk)
     return QuarantineRecord(
         chunk=chunk,
         box=box,

@@ -166,7 +166,7 @@ def test_the_shader_fits_what_the_channels_say(job, model, words, capsys):
 
     path = toy("conv")["path"]
     found = survey(load_job(job(model={"path": path, **model})))
-    shader = output_shader(create_output(found.output), found.job.config.model, found.job.roi.box())
+    shader = output_shader(create_output(found.output), found.job.config.model, found.job.roi)
     assert words in shader
     # the first of classes that exclude each other is background
     assert ("color0" in shader) == (words == "color0")

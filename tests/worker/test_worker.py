@@ -147,7 +147,7 @@ def test_attempts_used_up_quarantine_the_chunk_with_its_cause(launch, monkeypatc
     assert list(outcomes(worker).values()).count("quarantined") == 1
     (record,) = worker.state.quarantined(0, 1000)
     assert (record.stage, record.attempts, record.cause) == ("read", 2, "UNAVAILABLE: gone")
-    assert record.box.box() == worker.job.plan.chunks.core_box(record.chunk)
+    assert record.box == worker.job.plan.chunks.core_box(record.chunk)
 
 
 def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(
