@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import (
     INTEGER_DTYPES,
     LABEL_DTYPES,
@@ -99,7 +100,7 @@ class Network(Model):
     def _check(self) -> Self:
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
-        is_factory = self.path != "identity" and _FACTORY.fullmatch(self.path) is not None
+        is_factory = self.path != "identity" and factory_parts(self.path) is not None
         if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
             raise ValueError(
                 f"weights go with a factory (package.module:factory), not with path: {self.path}"
@@ -124,15 +125,6 @@ class Network(Model):
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
-
-
-_FACTORY = re.compile(r"(?P<module>.+):(?P<name>[A-Za-z_]\w*)")
-
-
-def factory_parts(path: str) -> tuple[str, str] | None:
-    """Module (dotted, or a .py file) and name of a factory path such as ``package.module:factory``, else None."""
-    match = _FACTORY.fullmatch(path)
-    return (match["module"], match["name"]) if match else None
 
 
 _ChunkShape = Annotated[

@@ -15,8 +15,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import holds_credentials
-from beam_inference.config.job import JobConfig, factory_parts
+from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.config.volumes import Mask
 from beam_inference.errors import ConfigError

@@ -9,7 +9,8 @@ from importlib import metadata
 from pathlib import PurePosixPath
 from typing import Any
 
-from beam_inference.config.job import Inference, Network, factory_parts
+from beam_inference.config.factories import factory_parts
+from beam_inference.config.job import Inference, Network
 from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.errors import ConfigError, EngineError
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Frozen
-from beam_inference.config.job import JobConfig, factory_parts
+from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox

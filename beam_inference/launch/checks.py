@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import refuse_credentials
-from beam_inference.config.job import Inference, JobConfig, factory_parts
+from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
 from beam_inference.engines.devices import device_memory
 from beam_inference.environment import usable_memory

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from urllib.parse import unquote
 
-from beam_inference.config.job import Network, factory_parts
+from beam_inference.config.factories import factory_parts
+from beam_inference.config.job import Network
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ModelContractError, VolumeError
 from beam_inference.volumes.kvstores import LOCAL, TRANSFER_SECONDS, read_file

@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 import torch
 
-from beam_inference.config.job import Network, factory_parts
+from beam_inference.config.factories import factory_parts
+from beam_inference.config.job import Network
 from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.environment import variable_set
 from beam_inference.errors import ModelContractError

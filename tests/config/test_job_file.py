@@ -1,7 +1,8 @@
 import pytest
 from helpers import job_values, write_job
 
-from beam_inference.config.job import JobConfig, factory_parts
+from beam_inference.config.factories import factory_parts
+from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.volumes import Pyramid
 from beam_inference.errors import ConfigError
