@@ -19,6 +19,7 @@ from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.identity import identify, identify_box
 from beam_inference.limits import cached_cutouts
 
 _TOLD = 120
@@ -109,32 +110,36 @@ class ResolvedJob(Frozen):
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:
-        """All that determines the output's bytes, in sections of JSON values."""
+        """Everything that determines the output's bytes, in sections of JSON values."""
         config = self.config
         plan = self.plan
+        # Where the network lies is not in it: its hash is. Nor is the pyramid: its scales are made
+        # of the output and change none of its bytes, so a finished job that is given one has only
+        # that to make; what determines them is in records of their own.
+        files = frozenset({"path", "weights", "sha256", "voxel_size_nm"})
+        places = frozenset({"path", "bounds", "pyramid"})
+        engine: dict[str, Any] = dict(self.engine)
+        if self.numerics != 1:  # records of 1 do not have it
+            engine["numerics"] = self.numerics
         return {
             "input": {
-                **config.input.model_dump(mode="json"),
-                "bounds": _box(self.input_bounds),
+                **identify(config.input),
+                "bounds": identify_box(self.input_bounds),
                 "dtype": self.input_dtype,
             },
             "model": {
-                **config.model.model_dump(
-                    mode="json", exclude={"path", "weights", "sha256", "voxel_size_nm"}
-                ),
+                **identify(config.model, without=files),
                 "sha256": self.model_sha256,
                 "factory": _factory_name(config.model.path),
             },
             "engine": {
-                **self.engine,
-                # records of 1 do not say so
-                **({} if self.numerics == 1 else {"numerics": self.numerics}),
+                **engine,
                 "batch_size": config.inference.batch_size,
                 "augment": config.inference.augment,
             },
             "geometry": {
-                "roi": _box(self.roi),
-                "domain": _box(plan.lattice.domain),
+                "roi": identify_box(self.roi),
+                "domain": identify_box(plan.lattice.domain),
                 "patch_shape": list(plan.lattice.patch_shape),
                 "patch_overlap": list(plan.lattice.patch_overlap),
                 "chunk_shape": list(plan.chunks.chunk_shape),
@@ -142,24 +147,11 @@ class ResolvedJob(Frozen):
                 "chunk_crop_margin": list(plan.chunk_crop_margin),
             },
             "postprocess": {
-                str(number): each.model_dump(mode="json")
-                for number, each in enumerate(config.postprocess)
+                str(number): identify(operator)
+                for number, operator in enumerate(config.postprocess)
             },
-            "mask": {} if config.mask is None else config.mask.model_dump(mode="json"),
-            # Not the pyramid: its levels are made of the output, and change none of its bytes. So a
-            # finished job that is given one has only that to make; what determines the levels is in
-            # the records of their own.
-            "output": config.output.model_dump(
-                mode="json",
-                include={
-                    "format",
-                    "dtype",
-                    "encoding",
-                    "block_shape",
-                    "shard_shape",
-                    "value_range",
-                },
-            ),
+            "mask": {} if config.mask is None else identify(config.mask),
+            "output": identify(config.output, without=places),
         }
 
     @cached_property
@@ -175,10 +167,6 @@ class ResolvedJob(Frozen):
             for key in sorted({*values, *theirs}):
                 lines += _differences(f"{section}.{key}", values.get(key), theirs.get(key))
         return lines
-
-
-def _box(box: BoundingBox) -> dict[str, list[int]]:
-    return {"start": list(box.start), "stop": list(box.stop)}
 
 
 def _differences(key: str, here: object, there: object) -> list[str]:

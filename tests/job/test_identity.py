@@ -1,0 +1,69 @@
+"""Fingerprints stay what they were when new keys come, as long as these are left at their defaults."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import job_values
+from pydantic import Field
+
+from beam_inference.config.fields import Model
+from beam_inference.config.job_file import parse_job
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.identity import FIRST_KEYS, identify
+from beam_inference.job.resolved_job import ResolvedJob
+
+FIRST = json.loads((Path(__file__).parent / "written_by_7b7144c/fingerprints.json").read_text())
+
+
+def fingerprint_of(sections):
+    operators = sections.pop("postprocess", [])
+    values = job_values("in", "out", **sections) | {"postprocess": operators}
+    config = parse_job(values, Path("/data"))
+    box = BoundingBox((0, 0, 0), (64, 64, 64))
+    job = {
+        "config": config.model_dump(mode="json"),
+        **dict.fromkeys(("input_bounds", "roi", "output_bounds"), box),
+        "input_channels": 1,
+        "input_dtype": "uint8",
+        "input_block_shape": (16, 16, 16),
+        "voxel_size_nm": (8.0, 8.0, 8.0),
+        "model_sha256": "identity",
+        "engine": {"engine": "torch", "device": "cpu"},
+        "working_set_bytes": 0,
+        "versions": {},
+        "numerics": 4,
+    }
+    return ResolvedJob.model_validate(job).fingerprint
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_the_fingerprint_is_that_of_7b7144c(name):
+    assert fingerprint_of(FIRST[name]["sections"]) == FIRST[name]["fingerprint"]
+
+
+class Smooth(Model):
+    """A section of the first version, to which a key was added."""
+
+    operator: str = "smooth"
+    sigma: float = 1.0
+    new: int = Field(3, description="a later key")
+
+
+def test_a_later_key_enters_only_where_it_is_not_the_default():
+    assert identify(Smooth()) == {"operator": "smooth", "sigma": 1.0}
+    assert identify(Smooth(new=3)) == identify(Smooth())
+    assert identify(Smooth(new=4)) == {"operator": "smooth", "sigma": 1.0, "new": 4}
+
+
+class Sharpen(Model):
+    """Somebody else's operator."""
+
+    operator: str = "sharpen"
+    by: int = 2
+
+
+def test_an_operator_of_somebody_else_is_named_with_the_parameters_that_were_chosen():
+    assert "Sharpen" not in FIRST_KEYS
+    assert identify(Sharpen()) == {"operator": "sharpen"}
+    assert identify(Sharpen(by=3)) == {"operator": "sharpen", "by": 3}
