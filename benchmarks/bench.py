@@ -120,13 +120,13 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
     batch = np.random.default_rng(0).random((1, 1, *PATCH), np.float32)
 
     def run() -> None:
-        with predictor.session():
-            uploaded = predictor.upload(batch)
+        with predictor.device.session():
+            uploaded = predictor.device.upload(batch)
             for _ in range(calls):
                 answer = predictor.predict(uploaded)
             # what is downloaded is pinned with all its storage
-            voxel = predictor.copy(answer[:1, :1, :1, :1, :1])
-            predictor.download(voxel)()  # a GPU is done only when its answer is here
+            voxel = predictor.device.copy(answer[:1, :1, :1, :1, :1])
+            predictor.device.download(voxel)()  # a GPU is done only when its answer is here
 
     return run
 

@@ -78,7 +78,7 @@ def network_of(name: str) -> torch.nn.Module:
 def beam_inference(name: str, threads: int, volume: Array) -> Run:
     from beam_inference.engines.openvino import openvino_forward
     from beam_inference.engines.protocol import AS_COMPUTED, Encoding
-    from beam_inference.engines.torch_predictor import TorchPredictor
+    from beam_inference.engines.torch_forward import torch_predictor
     from beam_inference.environment import use_one_heap
     from beam_inference.geometry.bounding_box import BoundingBox
     from beam_inference.geometry.plan import make_plan
@@ -103,7 +103,7 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
     network: Any = network_of(name)
     if name == "unet-openvino":
         network = openvino_forward(network, (1, 1, *PATCH), threads)
-    predictor = TorchPredictor(network, torch.device("cpu"), threads=threads)
+    predictor = torch_predictor(network, torch.device("cpu"), threads=threads)
     cutout = volume[None]
     normalize = unit(cutout.dtype)
     encoding = Encoding(np.dtype(np.uint8), (0.0, 1.0)) if name == "null-uint8" else AS_COMPUTED

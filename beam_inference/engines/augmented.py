@@ -11,15 +11,12 @@ symmetries that say something about it, which always include the identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from numpy.typing import NDArray
-
-from beam_inference.engines.protocol import AS_COMPUTED, Encoding, Predictor
+from beam_inference.engines.protocol import Device, Forward
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -50,109 +47,89 @@ def symmetries(kind: str) -> list[Symmetry]:
     ]
 
 
-class AugmentedPredictor:
-    """A predictor whose predictions are means over symmetries; all else is the inner one's.
+def augment(forward: Forward, device: Device, kind: str, offsets: Sequence[Zyx | None]) -> Forward:
+    """A forward pass whose answers are means over symmetries.
 
-    ``offsets`` has each output channel's offset, ZYX in voxels, or None for one that is about
-    voxels themselves.
+    Args:
+        forward: the network's own forward pass.
+        device: where its arrays are.
+        kind: "xy" or "xyz"; batches must be as long in y as in x.
+        offsets: of each output channel, ZYX in voxels; None for a channel that is about voxels
+            themselves.
     """
+    mappings = [(symmetry, _sources(symmetry, offsets)) for symmetry in symmetries(kind)]
+    shares: dict[tuple[int, ...], Any] = {}
 
-    def __init__(self, inner: Predictor, kind: str, offsets: Sequence[Zyx | None]) -> None:
-        self._inner = inner
-        self._symmetries = symmetries(kind)
-        self._sources = [list(_sources(symmetry, offsets)) for symmetry in self._symmetries]
-        self._shares: dict[tuple[int, ...], Any] = {}
-
-    def predict(self, batch: Any) -> Any:
-        """Predict (N, C_in, Z, Y, X) float32, Y and X alike: means (N, C_out, Z', Y', X')."""
-        total: Any = None
-        for symmetry, sources in zip(self._symmetries, self._sources, strict=True):
-            answer = self._mapped_back(self._inner.predict(self._mapped(batch, symmetry)), symmetry)
-            total = self._zeros(tuple(answer.shape)) if total is None else total
-            _add(total, answer, sources)
-        shape = (1, *total.shape[1:])
-        if shape not in self._shares:
-            counts = self._zeros(shape)
-            for sources in self._sources:
-                _add(counts, counts * 0 + 1, sources)
-            self._shares[shape] = 1 / counts
-        total *= self._shares[shape]
-        return total
-
-    def _zeros(self, shape: tuple[int, ...]) -> Any:
-        array = self._inner.empty(shape)
+    def zeros(shape: tuple[int, ...]) -> Any:
+        array = device.empty(shape)
         array[:] = 0
         return array
 
-    def _mapped(self, array: Any, symmetry: Symmetry) -> Any:
-        array = array.swapaxes(3, 4) if symmetry.transpose else array
-        return self._inner.flip(array, symmetry.flipped_axes)
+    def shares_of(shape: tuple[int, ...]) -> Any:
+        """One over the number of symmetries that say something about each voxel."""
+        if shape not in shares:
+            counts = zeros(shape)
+            for _, sources in mappings:
+                _add(counts, counts * 0 + 1, sources)
+            shares[shape] = 1 / counts
+        return shares[shape]
 
-    def _mapped_back(self, array: Any, symmetry: Symmetry) -> Any:
-        array = self._inner.flip(array, symmetry.flipped_axes)
-        return array.swapaxes(3, 4) if symmetry.transpose else array
+    def augmented_forward(batch: Any) -> Any:
+        total: Any = None
+        for symmetry, sources in mappings:
+            answer = _map_back(forward(_map(batch, symmetry, device)), symmetry, device)
+            total = zeros(tuple(answer.shape)) if total is None else total
+            _add(total, answer, sources)
+        total *= shares_of((1, *total.shape[1:]))
+        return total
 
-    @property
-    def on_host(self) -> bool:
-        """The inner one's."""
-        return self._inner.on_host
-
-    def session(self) -> AbstractContextManager[object]:
-        """The inner one's."""
-        return self._inner.session()
-
-    def upload(self, array: NDArray[Any]) -> Any:
-        """The inner one's."""
-        return self._inner.upload(array)
-
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
-        """The inner one's."""
-        return self._inner.begin_upload(array)
-
-    def make_room(self) -> bool:
-        """The inner one's."""
-        return self._inner.make_room()
-
-    def empty(self, shape: tuple[int, ...]) -> Any:
-        """The inner one's."""
-        return self._inner.empty(shape)
-
-    def copy(self, array: Any) -> Any:
-        """The inner one's."""
-        return self._inner.copy(array)
-
-    def flip(self, array: Any, axes: Sequence[int]) -> Any:
-        """The inner one's."""
-        return self._inner.flip(array, axes)
-
-    def multiply(self, array: Any, by: Any, out: Any) -> None:
-        """The inner one's."""
-        self._inner.multiply(array, by, out)
-
-    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
-        """The inner one's."""
-        return self._inner.download(array, encoding)
-
-    def describe(self) -> dict[str, str]:
-        """The inner one's."""
-        return self._inner.describe()
+    return augmented_forward
 
 
-def _sources(symmetry: Symmetry, offsets: Sequence[Zyx | None]) -> Iterator[tuple[int, int, Zyx]]:
-    """For each channel that has one: itself, the channel that answers for it, and by how much its values move."""
+def _map(array: Any, symmetry: Symmetry, device: Device) -> Any:
+    array = array.swapaxes(3, 4) if symmetry.transpose else array
+    return device.flip(array, symmetry.flipped_axes)
+
+
+def _map_back(array: Any, symmetry: Symmetry, device: Device) -> Any:
+    array = device.flip(array, symmetry.flipped_axes)
+    return array.swapaxes(3, 4) if symmetry.transpose else array
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Which channel of a mapped-back answer says what a channel of the result wants to know.
+
+    Attributes:
+        channel: of the result.
+        answering: the channel of the answer.
+        offset: by which the answering channel's values move, ZYX.
+    """
+
+    channel: int
+    answering: int
+    offset: Zyx
+
+
+def _sources(symmetry: Symmetry, offsets: Sequence[Zyx | None]) -> list[_Source]:
+    """The source of each channel that has one."""
+    sources = []
     mapped = [None if offset is None else symmetry.maps_back(offset) for offset in offsets]
     for channel, offset in enumerate(offsets):
         if offset is None:
-            yield channel, channel, (0, 0, 0)
+            sources.append(_Source(channel, channel, (0, 0, 0)))
         elif offset in mapped:
-            yield channel, mapped.index(offset), (0, 0, 0)
+            sources.append(_Source(channel, mapped.index(offset), (0, 0, 0)))
         elif (opposite := (-offset[0], -offset[1], -offset[2])) in mapped:
-            yield channel, mapped.index(opposite), offset
+            sources.append(_Source(channel, mapped.index(opposite), offset))
+    return sources
 
 
-def _add(total: Any, answer: Any, sources: Sequence[tuple[int, int, Zyx]]) -> None:
+def _add(total: Any, answer: Any, sources: Sequence[_Source]) -> None:
     """Add to each channel the one that answers for it: at w its value at w + offset."""
-    for channel, source, offset in sources:
-        there = tuple(slice(max(0, o), min(0, o) or None) for o in offset)
-        here = tuple(slice(max(0, -o), min(0, -o) or None) for o in offset)
-        total[(slice(None), channel, *here)] += answer[(slice(None), source, *there)]
+    for source in sources:
+        read = tuple(slice(max(0, o), min(0, o) or None) for o in source.offset)
+        written = tuple(slice(max(0, -o), min(0, -o) or None) for o in source.offset)
+        total[(slice(None), source.channel, *written)] += answer[
+            (slice(None), source.answering, *read)
+        ]

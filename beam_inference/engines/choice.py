@@ -12,6 +12,7 @@ from typing import Any
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, Network
 from beam_inference.config.job import Network as NetworkConfig
+from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
 
 _PACKAGES = {
@@ -157,11 +158,9 @@ def parameters_sha256(module: Any) -> str:
 
 
 def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
-    """What :meth:`Predictor.describe` will say on a worker that has this process's libraries; nothing is loaded."""
+    """A predictor's description on a worker that has this process's libraries; nothing is loaded."""
     if model.path == "identity":
-        from beam_inference.engines.identity import IdentityPredictor
-
-        return IdentityPredictor().describe()
+        return dict(identity.DESCRIPTION)
     if factory_parts(model.path) and model.weights is None:
         raise ConfigError(
             f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from beam_inference.config.job import Inference
 from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.engines.choice import (
@@ -10,7 +12,8 @@ from beam_inference.engines.choice import (
     engines_to_try,
     runs_on_cpu_only,
 )
-from beam_inference.engines.protocol import Predictor
+from beam_inference.engines.identity import identity_predictor
+from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import ModelContractError
 
 __all__ = ["CPU_ENGINES", "Predictor", "engines_to_measure", "engines_to_try"]
@@ -29,17 +32,15 @@ def load_predictor(
         ConfigError: the device is absent.
     """
     if inference.augment != "none":
-        from beam_inference.engines.augmented import AugmentedPredictor
+        from beam_inference.engines.augmented import augment
 
         plain = inference.model_copy(update={"augment": "none"})
-        inner = load_predictor(model, plain, allow_pickle=allow_pickle)
-        return AugmentedPredictor(
-            inner, inference.augment, [each.affinity for each in model.channels or ()]
-        )
+        predictor = load_predictor(model, plain, allow_pickle=allow_pickle)
+        offsets = [channel.affinity for channel in model.channels or ()]
+        forward = augment(predictor.predict, predictor.device, inference.augment, offsets)
+        return replace(predictor, predict=forward)
     if model.path == "identity":
-        from beam_inference.engines.identity import IdentityPredictor
-
-        return IdentityPredictor(model.activation)
+        return identity_predictor(model.activation)
     try:
         import torch  # noqa: F401
     except ImportError as error:

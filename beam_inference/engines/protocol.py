@@ -1,4 +1,4 @@
-"""What every predictor can do, whatever runs it."""
+"""What patch inference needs of a device, and the types of a network's forward pass."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+Forward = Callable[[Any], Any]
+"""A network's forward pass, on device arrays.
+
+It maps a float32 batch (N, C_in, Z, Y, X) to a float32 array (N, C_out, Z', Y', X'), where Z', Y', X'
+are the patch, or the patch grown by the crop margin. The activation is part of it. The next call may
+overwrite what this one returned. It raises :class:`beam_inference.errors.DeviceOutOfMemory` where a
+smaller batch may do.
+"""
 
 
 class Encoding(NamedTuple):
@@ -28,62 +37,58 @@ AS_COMPUTED = Encoding(np.dtype(np.float32))
 """Float32, as the network and the blending gave it."""
 
 
-class Network(Protocol):
-    """What patch inference needs of a network, wherever its arrays live ("device arrays")."""
+class Device(Protocol):
+    """Where a network's arrays live ("device arrays"), and what is done to them there.
+
+    Device arrays are NumPy arrays, or arrays that are sliced, and changed in place by arithmetic
+    operators, as NumPy arrays are.
+    """
 
     @property
     def on_host(self) -> bool:
         """Whether device arrays are in the machine's memory."""
 
     def session(self) -> AbstractContextManager[object]:
-        """A context in which all the following are called (torch: inference mode)."""
+        """A context in which everything else is called (torch: inference mode)."""
 
     def upload(self, array: NDArray[Any]) -> Any:
-        """A device array of the same shape, dtype and values."""
+        """Bring an array to the device: a device array of the same shape, dtype and values."""
 
-    def empty(self, shape: tuple[int, ...]) -> Any:
-        """A float32 device array of any values: to be written before it is read."""
+    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+        """Begin to bring an array to the device while it computes.
 
-    def predict(self, batch: Any) -> Any:
-        """Predict a batch (N, C_in, Z, Y, X) float32: a float32 device array (N, C_out, Z', Y', X').
-
-        Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is applied.
-        The next call may overwrite what this one returned.
-
-        Raises:
-            DeviceOutOfMemory: the batch is too large; a smaller one may do.
+        Any thread may begin; a thread that computes calls what is returned, which waits for the
+        device array. One array is sent ahead at a time; others are sent when they are called for.
         """
 
-    def make_room(self) -> bool:
-        """Once a call has failed, give up what the device holds for later; whether that was an array."""
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        """A float32 device array of any values, to be written before it is read."""
 
     def copy(self, array: Any) -> Any:
         """A device array of its own, with the same values."""
+
+    def flip(self, array: Any, axes: Sequence[int]) -> Any:
+        """A device array reversed along some axes."""
 
     def multiply(self, array: Any, by: Any, out: Any) -> None:
         """Write the product of two device arrays into a third."""
 
     def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
-        """Encode a float32 device array there, and begin to bring it to the host; a call of what is returned waits.
+        """Encode a float32 device array there, and begin to bring it to the host.
 
-        The device array may be overwritten by this; and after it by others, except on the host,
-        where it may be what is returned. On another device the next call may overwrite what this
-        one's returned.
+        Args:
+            array: is overwritten by the encoding. Others may overwrite it after this call, except
+                on the host, where it may be what is returned.
+            encoding: of the result.
+
+        Returns:
+            A function that waits for the result. On a device other than the host the next download
+            may overwrite the result of this one.
         """
 
+    def make_room(self) -> bool:
+        """Free what the device holds for later, after a call that ran out of memory.
 
-class Predictor(Network, Protocol):
-    """A loaded network on its device."""
-
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
-        """Begin to bring an array to the device, beside what is computed there; a call of what is returned gives it.
-
-        Any thread may begin, those that compute are to call. One is on its way at a time; others
-        come when called for.
+        Returns:
+            Whether an array that had been sent ahead was given up: the same call may then succeed.
         """
-
-    def flip(self, array: Any, axes: Sequence[int]) -> Any:
-        """A device array reversed along some axes."""
-
-    def describe(self) -> dict[str, str]:
-        """What of the engine determines the output's bits: engine, engine_version, device, precision, threads."""

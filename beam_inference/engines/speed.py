@@ -9,7 +9,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from beam_inference.engines.protocol import Predictor
+from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import BeamInferenceError
 
 logger = logging.getLogger(__name__)
@@ -50,14 +50,14 @@ def seconds_per_patch(
     predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int
 ) -> float:
     """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
-    with predictor.session():
-        batch = predictor.empty((size, *patch.shape))
-        batch[:] = predictor.upload(patch)
+    with predictor.device.session():
+        batch = predictor.device.empty((size, *patch.shape))
+        batch[:] = predictor.device.upload(patch)
         batch = normalize(batch)
         times = []
         for _ in range(4):
             start = time.perf_counter()
-            answer = predictor.copy(predictor.predict(batch)[:1, :1, :1, :1, :1])
-            predictor.download(answer)()  # a GPU is done only when its answer is here
+            answer = predictor.device.copy(predictor.predict(batch)[:1, :1, :1, :1, :1])
+            predictor.device.download(answer)()  # a GPU is done only when its answer is here
             times.append(time.perf_counter() - start)
     return min(times[1:]) / size

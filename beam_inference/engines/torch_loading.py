@@ -21,16 +21,15 @@ from beam_inference.engines.onednn import by_onednn
 from beam_inference.engines.onnxruntime import onnxruntime_forward
 from beam_inference.engines.openvino import openvino_forward
 from beam_inference.engines.per_shape import Forward, per_shape
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
 from beam_inference.models.files import existing_file, load_module
 
 
-def load_torch_predictor(
-    model: Network, inference: Inference, *, allow_pickle: bool
-) -> TorchPredictor:
+def load_torch_predictor(model: Network, inference: Inference, *, allow_pickle: bool) -> Predictor:
     """Load a job's network; errors as :func:`beam_inference.engines.loading.load_predictor` says."""
     if inference.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
@@ -52,7 +51,7 @@ def load_torch_predictor(
         if parameters != parameters_sha256(load_module(model, allow_pickle=allow_pickle)[0]):
             raise ModelContractError(
                 f"model.path {model.path} makes a network with other parameters at every call "
-                "(random initialvalues), so every worker would have another. Give its trained "
+                "(random initial values), so every worker would have another. Give its trained "
                 "weights as model.weights."
             )
     if kind == "export":
@@ -93,16 +92,16 @@ def _predictor(
     inference: Inference,
     device: torch.device,
     parameters: str | None = None,
-) -> TorchPredictor:
-    return TorchPredictor(
+) -> Predictor:
+    return torch_predictor(
         forward,
         device,
-        inference.precision,
-        model.activation,
-        model.dims,
-        inference.threads or 1,
-        _memory_format(model, inference),
-        engine_description(model, inference, parameters),
+        precision=inference.precision,
+        activation=model.activation,
+        dims=model.dims,
+        threads=inference.threads or 1,
+        memory_format=_memory_format(model, inference),
+        description=engine_description(model, inference, parameters),
     )
 
 

@@ -71,9 +71,9 @@ def check_contract(
     """
 
     def of_batch(size: int) -> ContractReport:
-        with predictor.session(), heap_left_alone():
-            batch = predictor.empty((size, *patch.shape))
-            batch[:] = predictor.upload(patch)
+        with predictor.device.session(), heap_left_alone():
+            batch = predictor.device.empty((size, *patch.shape))
+            batch[:] = predictor.device.upload(patch)
             batch = normalize(batch)
             before = _start_peak(predictor)
             predictions = predictor.predict(batch)
@@ -82,9 +82,9 @@ def check_contract(
             )
             low = float(predictions.min())
             high = float(predictions.max())
-            if predictor.on_host:
+            if predictor.device.on_host:
                 del predictions  # before the next ones, as in a job
-                if predictor.describe().get("engine") not in CPU_ENGINES:
+                if predictor.description.get("engine") not in CPU_ENGINES:
                     # what PyTorch makes at its first call is not made again
                     before = _start_peak(predictor)
                 predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
@@ -121,7 +121,7 @@ def check_contract(
                 f"channels, z, y, x): {reason.splitlines()[-1][:400]}. Check "
                 f"model.input_channels, model.dims and inference.patch_shape.{smaller}"
             ) from error
-        predictor.make_room()  # only here is what the failed call held free again
+        predictor.device.make_room()  # only here is what the failed call held free again
         logger.warning(
             "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
         )
@@ -136,8 +136,8 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
     network needs; here the arrays are not on the heap. What fails is left to the first chunk, which
     tells where.
     """
-    with suppress(Exception), predictor.session(), heap_left_alone():
-        batch = predictor.empty(shape)
+    with suppress(Exception), predictor.device.session(), heap_left_alone():
+        batch = predictor.device.empty(shape)
         batch[:] = 0
         for _ in range(SETTLING_CALLS):
             predictor.predict(batch)
@@ -161,7 +161,7 @@ def check_difference(
     """
     patch = without_blank(patch)
     answers = (_answers(each, patch, normalize, batch_size) for each in (predictor, reference))
-    described = predictor.describe()
+    described = predictor.description
     largest = 0.0
     typical = 0.0
     scale = 1.0
@@ -205,21 +205,21 @@ def _answers(
     predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
 ) -> list[NDArray[np.float32]]:
     """To the patch, as the first of a batch, and to its mirror image, as the last."""
-    with predictor.session():
-        batch = predictor.empty((batch_size, *patch.shape))
-        batch[:] = predictor.upload(patch)
+    with predictor.device.session():
+        batch = predictor.device.empty((batch_size, *patch.shape))
+        batch[:] = predictor.device.upload(patch)
         if batch_size > 1:
-            batch[batch_size - 1 :] = predictor.upload(
+            batch[batch_size - 1 :] = predictor.device.upload(
                 np.ascontiguousarray(patch[:, ::-1, ::-1, ::-1])
             )
         answer = predictor.predict(normalize(batch))
-        parts = [predictor.copy(answer[k : k + 1]) for k in sorted({0, batch_size - 1})]
-        return [predictor.download(part)().copy() for part in parts]
+        parts = [predictor.device.copy(answer[k : k + 1]) for k in sorted({0, batch_size - 1})]
+        return [predictor.device.download(part)().copy() for part in parts]
 
 
 def _start_peak(predictor: Predictor) -> int:
     """Bytes in use now, from which :func:`_peak` counts."""
-    if predictor.describe()["device"] == "cuda":
+    if predictor.description["device"] == "cuda":
         import torch
 
         torch.cuda.reset_peak_memory_stats()
@@ -233,7 +233,7 @@ def _start_peak(predictor: Predictor) -> int:
 
 def _peak(predictor: Predictor) -> int:
     """The most bytes in use since :func:`_start_peak`."""
-    if predictor.describe()["device"] == "cuda":
+    if predictor.description["device"] == "cuda":
         import torch
 
         return int(torch.cuda.max_memory_allocated())

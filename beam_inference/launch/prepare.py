@@ -149,7 +149,7 @@ def _with_network(
     known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
     if place.is_this_machine:
         config, predictor, report = try_engines(model, found, place, allow_pickle)
-        known |= {"engine": predictor.describe(), "working_set_bytes": report.working_set_bytes}
+        known |= {"engine": predictor.description, "working_set_bytes": report.working_set_bytes}
         asked = config.inference.batch_size
         if is_first and report.batch_size != asked:
             config = with_inference(config, batch_size=report.batch_size)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
-from beam_inference.engines.protocol import AS_COMPUTED, Encoding, Network
+from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
 from beam_inference.errors import NonFiniteError
 from beam_inference.geometry.blending import axis_weights
 from beam_inference.geometry.plan import ChunkWork
@@ -22,28 +22,28 @@ class Accumulator:
     """A chunk's core, blended in a slab on the device that moves along z, and encoded behind it."""
 
     def __init__(
-        self, work: ChunkWork, places: Places, network: Network, channels: int, encoding: Encoding
+        self, work: ChunkWork, places: Places, device: Device, channels: int, encoding: Encoding
     ) -> None:
         self._work = work
-        self._network = network
+        self._device = device
         self._encoding = encoding
         depth, y, x = work.core_box.shape
         # All of them now: made between the network's answers, they would lie between the holes that
         # these leave.
         patch_depth, *across = work.lattice.patch_shape
         self._weights, self._weighted = (
-            network.empty((patch_depth, n, *across)) for n in (1, channels)
+            device.empty((patch_depth, n, *across)) for n in (1, channels)
         )
-        self._along_z, self._planes = _axis_and_planes(work, network)
+        self._along_z, self._planes = _axis_and_planes(work, device)
         self._places = places
         self._result: NDArray[Any] | None = None
         self._on_its_way: tuple[slice, Callable[[], NDArray[Any]]] | None = None
-        if network.on_host and encoding == AS_COMPUTED:
-            self._slab = network.empty((channels, depth, y, x)).swapaxes(0, 1)
+        if device.on_host and encoding == AS_COMPUTED:
+            self._slab = device.empty((channels, depth, y, x)).swapaxes(0, 1)
         else:
             self._result = arrays.empty((channels, depth, y, x), encoding.dtype)
             # Z before the channels: what leaves, and what moves, is then one piece of memory.
-            self._slab = network.empty((min(patch_depth, depth), channels, y, x))
+            self._slab = device.empty((min(patch_depth, depth), channels, y, x))
         self._slab_start = 0  # in the core, along z
         self._rows = slice(0, 0)  # of the core, those that the layer under way touches
 
@@ -62,10 +62,10 @@ class Accumulator:
         here = (z.patch, slice(None), y.patch, x.patch)
         weights = self._weights[here]
         part = self._weighted[here]
-        self._network.multiply(
+        self._device.multiply(
             self._along_z[index[0]][z.patch], self._planes[index[1:]][y.patch, x.patch], weights
         )
-        self._network.multiply(prediction.swapaxes(0, 1)[here], weights, part)
+        self._device.multiply(prediction.swapaxes(0, 1)[here], weights, part)
         sums = self._slab[
             z.core.start - self._slab_start : z.core.stop - self._slab_start, :, y.core, x.core
         ]
@@ -75,7 +75,7 @@ class Accumulator:
         """The core; no patch is left to blend."""
         self._leave(self._work.core_box.shape[0])
         if self._result is None:
-            return self._network.download(self._slab)().swapaxes(0, 1)
+            return self._device.download(self._slab)().swapaxes(0, 1)
         self._arrive(self._result)
         return self._result
 
@@ -111,9 +111,9 @@ class Accumulator:
         if self._result is not None:
             self._on_its_way = (
                 slice(self._rows.start, stop),
-                self._network.download(part, self._encoding),
+                self._device.download(part, self._encoding),
             )
-            if self._network.on_host:
+            if self._device.on_host:
                 self._arrive(self._result)  # they are there, and would take memory
 
     def _arrive(self, result: NDArray[Any]) -> None:
@@ -125,7 +125,7 @@ class Accumulator:
 
 
 def _axis_and_planes(
-    work: ChunkWork, network: Network
+    work: ChunkWork, device: Device
 ) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
     """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (Y, X) by the others."""
     z, y, x = (
@@ -138,6 +138,6 @@ def _axis_and_planes(
     for j, i in product(y, x):
         weights = (id(y[j]), id(x[i]))
         if weights not in alike:
-            alike[weights] = network.upload(y[j][:, None] * x[i])
+            alike[weights] = device.upload(y[j][:, None] * x[i])
         planes[j, i] = alike[weights]
-    return {k: network.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes
+    return {k: device.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes

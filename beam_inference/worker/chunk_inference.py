@@ -26,7 +26,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from beam_inference.engines.protocol import AS_COMPUTED, Encoding, Network
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.geometry.plan import ChunkWork
 from beam_inference.worker.accumulator import Accumulator
@@ -54,7 +55,7 @@ class ChunkResult:
 def infer_chunk(
     cutout: NDArray[Any],
     work: ChunkWork,
-    network: Network,
+    network: Predictor,
     normalize: Callable[[Any], Any],
     output_channels: int,
     batch_size: int,
@@ -87,14 +88,14 @@ def infer_chunk(
         )
     uniform_patches = 0
     places = [places_of(work, axis) for axis in range(3)]
-    with network.session():
+    with network.device.session():
         with _told_of_chunk(work):
             known = {} if answers is None else answers
-            volume = uploaded() if uploaded else network.upload(cutout)
+            volume = uploaded() if uploaded else network.device.upload(cutout)
             patches = Patches(
                 cutout, volume, work, places, network, normalize, output_channels, known
             )
-            core = Accumulator(work, places, network, output_channels, encoding)
+            core = Accumulator(work, places, network.device, output_channels, encoding)
         waiting = deque(product(*work.patches))
         while waiting:
             try:
@@ -102,7 +103,7 @@ def infer_chunk(
                 unknown = [index for index, answer in window if answer is None]
                 predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
             except DeviceOutOfMemory:
-                if not network.make_room():
+                if not network.device.make_room():
                     if batch_size == 1:
                         with _told_of_chunk(work):
                             raise

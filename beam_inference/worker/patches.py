@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
-from beam_inference.engines.protocol import Network
+from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import cropped_to_patch
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.plan import ChunkWork
@@ -38,7 +38,7 @@ class Patches:
         volume: Any,
         work: ChunkWork,
         places: Places,
-        network: Network,
+        network: Predictor,
         normalize: Callable[[Any], Any],
         output_channels: int,
         answers: MutableMapping[tuple[float, ...], Any],
@@ -79,7 +79,7 @@ class Patches:
         # answers in another size of batch may be of other bits
         values = (batch_size, *first.ravel().tolist())
         if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
-            self._answers[values] = self._network.copy(self.predict([index], batch_size)[0])
+            self._answers[values] = self._network.device.copy(self.predict([index], batch_size)[0])
         return self._answers.get(values)
 
     def predict(self, indices: list[Zyx], batch_size: int) -> Any:
@@ -89,7 +89,7 @@ class Patches:
         if self._batch is None or len(self._batch) != batch_size:
             shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
             self._batch = None
-            self._batch = self._network.empty((batch_size, self._cutout.shape[0], *shape))
+            self._batch = self._network.device.empty((batch_size, self._cutout.shape[0], *shape))
         for position in range(batch_size):
             self._batch[position] = self._volume[slices[min(position, len(slices) - 1)]]
         predictions = self._network.predict(self._normalize(self._batch))

@@ -104,7 +104,7 @@ class Worker:
         model = self._model()
         inference = self.job.config.inference
         self._predictor = load_predictor(model, inference, allow_pickle=launch.allow_pickle)
-        found = self._predictor.describe()
+        found = self._predictor.description
         if found != self.job.engine:
             raise WorkerFault(
                 f"this worker's engine is {found}, the job was launched with {self.job.engine}: "
@@ -222,7 +222,7 @@ class Worker:
             lambda e: isinstance(e, TransientReadError),
         )
         seconds = time.perf_counter() - start
-        return Cutout(array, self._predictor.begin_upload(array), box, seconds, attempts)
+        return Cutout(array, self._predictor.device.begin_upload(array), box, seconds, attempts)
 
     def whole_core(self, index: int, cutout: Cutout) -> Core:
         """A chunk's core as it is to be written, from every patch that touches it.
@@ -308,7 +308,7 @@ class Worker:
                 except NonFiniteError:
                     raise NonFiniteError(_explain_non_finite(cutout.array)) from None
                 except DeviceOutOfMemory:
-                    if not self._predictor.make_room():
+                    if not self._predictor.device.make_room():
                         raise
 
         with self._device_lock:

@@ -10,22 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.cli.main import main
-from beam_inference.engines.augmented import AugmentedPredictor, symmetries
-from beam_inference.engines.identity import IdentityPredictor
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.augmented import augment, symmetries
+from beam_inference.engines.numpy_device import NumpyDevice
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.torch_forward import torch_predictor
 
 
-class NumpyPredictor(IdentityPredictor):
-    def __init__(self, function):
-        super().__init__()
-        self._function = function
-
-    def predict(self, batch):
-        return self._function(batch)
+def predictor_in_numpy(function):
+    return Predictor(NumpyDevice(), function)
 
 
-def torch_predictor(function):
-    return TorchPredictor(
+def predictor_in_torch(function):
+    return torch_predictor(
         lambda batch: torch.from_numpy(function(batch.numpy())), torch.device("cpu")
     )
 
@@ -128,16 +124,16 @@ NEAREST = [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]
         pytest.param([(0, -1, -2)], id="one whose transpose is no channel"),
     ],
 )
-@pytest.mark.parametrize("predictor", [NumpyPredictor, torch_predictor])
-def test_means_are_those_of_brute_force(kind, offsets, predictor):
+@pytest.mark.parametrize("make", [predictor_in_numpy, predictor_in_torch])
+def test_means_are_those_of_brute_force(kind, offsets, make):
     function = asymmetric(len(offsets))
     patch = np.random.default_rng(0).random((1, 3, 5, 5), np.float32)
     expected, count = brute_force(function, patch, kind, offsets)
-    augmented = AugmentedPredictor(predictor(function), kind, offsets)
-    with augmented.session():
-        found = augmented.download(
-            augmented.predict(augmented.upload(np.stack([patch, 2 * patch])))
-        )()
+    predictor = make(function)
+    device = predictor.device
+    forward = augment(predictor.predict, device, kind, offsets)
+    with device.session():
+        found = device.download(forward(device.upload(np.stack([patch, 2 * patch]))))()
     inside = count > 0  # pairs that reach beyond the patch are the network's own affair
     np.testing.assert_allclose(found[0][inside], expected[inside], rtol=1e-5)
     np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5)
@@ -157,7 +153,7 @@ def test_any_offsets(data):
     patch = np.random.default_rng(1).random((1, *shape), np.float32)
     function = asymmetric(len(offsets))
     expected, count = brute_force(function, patch, kind, offsets)
-    found = AugmentedPredictor(NumpyPredictor(function), kind, offsets).predict(patch[None])[0]
+    found = augment(function, NumpyDevice(), kind, offsets)(patch[None])[0]
     np.testing.assert_allclose(found[count > 0], expected[count > 0], rtol=1e-5)
 
 
@@ -179,7 +175,7 @@ def test_a_symmetric_network_is_left_as_it_is():
         return result
 
     batch = np.random.default_rng(2).random((2, 1, 4, 6, 6), np.float32)
-    found = AugmentedPredictor(NumpyPredictor(differences), "xyz", NEAREST).predict(batch)
+    found = augment(differences, NumpyDevice(), "xyz", NEAREST)(batch)
     plain = differences(batch)
     for channel, inside in enumerate([np.s_[:, 1:], np.s_[:, :, 1:], np.s_[:, :, :, 1:]]):
         np.testing.assert_allclose(found[:, channel][inside], plain[:, channel][inside], rtol=1e-5)

@@ -1,6 +1,7 @@
 """What holds on every device: tried on the CPU always, and where there is one on a CUDA device, too (``gpu``)."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,11 +11,11 @@ from helpers import job_values, plan_of, read_volume, toy, write_job
 from torch import nn
 
 from beam_inference.cli.main import main
-from beam_inference.engines.augmented import AugmentedPredictor
+from beam_inference.engines.augmented import augment
 from beam_inference.engines.batch_norm_folding import folded
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators.normalize import unit
@@ -79,7 +80,7 @@ def oracle(forward):
 
 
 def test_the_result_is_the_formulas_and_the_same_for_all_chunk_shapes(device):
-    predictor = TorchPredictor(network(device), device)
+    predictor = torch_predictor(network(device), device)
     whole, _ = inferred(predictor)
     np.testing.assert_allclose(whole, oracle(network(torch.device("cpu"))), atol=1e-5)
     for chunk in ((7, 40, 48), (20, 11, 17)):
@@ -87,7 +88,7 @@ def test_the_result_is_the_formulas_and_the_same_for_all_chunk_shapes(device):
 
 
 def test_values_are_encoded_there_as_here(device):
-    predictor = TorchPredictor(network(device), device, activation="sigmoid")
+    predictor = torch_predictor(network(device), device, activation="sigmoid")
     floats, _ = inferred(predictor)
     np.testing.assert_array_equal(
         inferred(predictor, encoding=UINT8)[0], quantize(floats.copy(), *UINT8)
@@ -102,12 +103,12 @@ def test_a_batch_that_is_too_large_is_halved(device):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return layers(batch)
 
-    found, batch_size = inferred(TorchPredictor(forward, device), batch_size=8)
+    found, batch_size = inferred(torch_predictor(forward, device), batch_size=8)
     assert batch_size == 2
-    np.testing.assert_array_equal(found, inferred(TorchPredictor(layers, device), batch_size=2)[0])
+    np.testing.assert_array_equal(found, inferred(torch_predictor(layers, device), batch_size=2)[0])
     assert (
         fastest_batch_size(
-            TorchPredictor(forward, device),
+            torch_predictor(forward, device),
             volume()[:, :8, :16, :16],
             unit(np.dtype("uint8")),
             bool,
@@ -121,7 +122,7 @@ def test_one_patch_that_is_too_large_is_said(device):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(DeviceOutOfMemory, match="a batch of one patch"):
-        inferred(TorchPredictor(forward, device))
+        inferred(torch_predictor(forward, device))
 
 
 def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
@@ -136,7 +137,9 @@ def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
                 answers.append(answer.swapaxes(3, 4) if transpose else answer)
         return torch.stack(answers).mean(0)
 
-    predictor = AugmentedPredictor(TorchPredictor(network(device), device), "xy", [None, None])
+    plain = torch_predictor(network(device), device)
+    forward = augment(plain.predict, plain.device, "xy", [None, None])
+    predictor = replace(plain, predict=forward)
     np.testing.assert_allclose(inferred(predictor)[0], oracle(mean), atol=1e-5)
 
 
@@ -147,10 +150,10 @@ def test_layouts_and_folded_norms_answer_alike(device, layout):
     layers = network(device)
     layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
     layers[1].running_mean += 0.3
-    expected, _ = inferred(TorchPredictor(layers, device))
+    expected, _ = inferred(torch_predictor(layers, device))
     simpler = folded(layers, (1, 1, 8, 16, 16), device)
     assert simpler is not layers
-    found, _ = inferred(TorchPredictor(simpler, device, memory_format=layout))
+    found, _ = inferred(torch_predictor(simpler, device, memory_format=layout))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -159,7 +162,7 @@ def test_folding_does_not_depend_on_what_was_computed_before(device):
     layers = network(device)
     layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
     first = folded(layers, (1, 1, 8, 16, 16), device)
-    inferred(TorchPredictor(layers, device))
+    inferred(torch_predictor(layers, device))
     second = folded(layers, (1, 1, 8, 16, 16), device)
     assert first is not layers
     assert second is not layers
@@ -167,8 +170,8 @@ def test_folding_does_not_depend_on_what_was_computed_before(device):
 
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.gpu)])
 def test_half_precision_is_near(device, precision):
-    full, _ = inferred(TorchPredictor(network(device), device))
-    half, _ = inferred(TorchPredictor(network(device), device, precision))
+    full, _ = inferred(torch_predictor(network(device), device))
+    half, _ = inferred(torch_predictor(network(device), device, precision=precision))
     assert half.dtype == np.float32
     assert 0 < np.abs(half - full).max() < 0.02
 
@@ -193,7 +196,7 @@ def test_a_job_runs_on_it_to_the_same_bits_twice(device, seams, volume_in, tmp_p
 @pytest.mark.parametrize("is_short_of_memory", [False, True])
 def test_what_is_uploaded_ahead_by_another_thread_arrives_whole(device, is_short_of_memory):
     """While the device computes, one after the other, through the same pinned memory."""
-    predictor = TorchPredictor(network(device), device)
+    predictor = torch_predictor(network(device), device)
     random = np.random.default_rng(1)
     arrays = [
         random.integers(0, 200, (2, 30, 200, 50 * k)).astype(dtype)
@@ -201,25 +204,25 @@ def test_what_is_uploaded_ahead_by_another_thread_arrives_whole(device, is_short
         for dtype in DTYPES
     ]
     busy = torch.ones(1000, 1000, device=device)
-    with ThreadPoolExecutor(1) as readers, predictor.session():
-        upcoming = readers.submit(predictor.begin_upload, arrays[0])
+    with ThreadPoolExecutor(1) as readers, predictor.device.session():
+        upcoming = readers.submit(predictor.device.begin_upload, arrays[0])
         for k, array in enumerate(arrays):
             arrived = upcoming.result()
             if k + 1 < len(arrays):
-                upcoming = readers.submit(predictor.begin_upload, arrays[k + 1])
+                upcoming = readers.submit(predictor.device.begin_upload, arrays[k + 1])
             if is_short_of_memory and k == 5:
-                predictor.make_room()
+                predictor.device.make_room()
             for _ in range(20):
                 busy = (busy @ busy).tanh()
-            found = predictor.download(arrived().float())()
+            found = predictor.device.download(arrived().float())()
             np.testing.assert_array_equal(found, array.astype(np.float32))
 
 
 def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
-    predictor = TorchPredictor(network(device), device)
+    predictor = torch_predictor(network(device), device)
     work = plan().work(0)
     array = volume()
     inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
     with ThreadPoolExecutor(1) as readers:
-        uploaded = readers.submit(predictor.begin_upload, array).result()
+        uploaded = readers.submit(predictor.device.begin_upload, array).result()
     np.testing.assert_array_equal(inferring(uploaded=uploaded).core, inferring().core)

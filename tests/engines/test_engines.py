@@ -5,6 +5,7 @@ import logging
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,8 @@ def loaded(model, engine, **inference):
 
 
 def answer(predictor, batch):
-    with predictor.session():
-        return predictor.download(predictor.predict(predictor.upload(batch)))().copy()
+    with predictor.device.session():
+        return predictor.device.download(predictor.predict(predictor.device.upload(batch)))().copy()
 
 
 def batch_of(model, count=2, depth=PATCH[0]):
@@ -88,7 +89,7 @@ def test_every_engine_gives_what_pytorch_gives(model, engine):
     predictor = loaded(model, engine, **patch)
     np.testing.assert_allclose(answer(predictor, batch), expected, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(answer(predictor, batch), answer(predictor, batch))
-    described = predictor.describe()
+    described = predictor.description
     assert described["engine"] == engine
     assert described["threads"] == "1"
 
@@ -117,7 +118,7 @@ def test_another_batch_size_as_after_halving(engine):
 
 def test_threads_describe_the_engine():
     one, two = (loaded(toy("conv"), "openvino", threads=threads) for threads in (1, 2))
-    assert (one.describe()["threads"], two.describe()["threads"]) == ("1", "2")
+    assert (one.description["threads"], two.description["threads"]) == ("1", "2")
 
 
 def test_a_torchscript_file(tmp_path):
@@ -182,7 +183,7 @@ def test_files_of_the_engines_own(converted, name, engine):
     assert load_reference(job.model, job.inference) is None
     assert (
         describe_engine(job.model, job.inference)
-        == load_predictor(job.model, job.inference).describe()
+        == load_predictor(job.model, job.inference).description
     )
 
 
@@ -229,22 +230,20 @@ def test_a_wrong_engine_is_refused_and_what_it_differs_by_is_told(caplog):
 
 
 @pytest.mark.parametrize("fault", ["last", "exchanged"])
-def test_an_engine_that_is_wrong_in_some_of_a_batch_only_is_refused(fault, monkeypatch):
+def test_an_engine_that_is_wrong_in_some_of_a_batch_only_is_refused(fault):
     patch = batch_of(FIB25)[0]
     model = toy("conv")
     right = loaded(model, "torch")
     wrong = loaded(model, "openvino")
-    predict = wrong.predict
 
     def faulty(batch):
-        answer = predict(batch).clone()
+        answer = wrong.predict(batch).clone()
         if fault == "last":
             answer[-1, :, -1] += 0.01
         return answer if fault == "last" else answer.flip(0)
 
-    monkeypatch.setattr(wrong, "predict", faulty)
     with pytest.raises(EngineError, match="differs from PyTorch"):
-        check_difference(wrong, right, patch, lambda batch: batch, 3)
+        check_difference(replace(wrong, predict=faulty), right, patch, lambda batch: batch, 3)
 
 
 def test_half_precision_is_held_against_full_precision(caplog):
@@ -253,7 +252,7 @@ def test_half_precision_is_held_against_full_precision(caplog):
     job = config(FIB25, precision="bfloat16")
     half = load_predictor(job.model, job.inference)
     reference = load_reference(job.model, job.inference)
-    assert reference.describe()["precision"] == "float32"
+    assert reference.description["precision"] == "float32"
     patch = batch_of(FIB25)[0]
     check_difference(half, reference, patch, lambda batch: batch, 2)
     assert "torch in bfloat16 differs" in caplog.text

@@ -103,7 +103,7 @@ def test_one_patch_takes_the_way_of_two_and_has_its_bits(name, tmp_path):
     config = parse_job(job_values("in", "out", model=model, inference=keys), Path("/"))
     predictor = load_predictor(config.model, config.inference)
     two = random(2, 1, 8, 16, 32)
-    with predictor.session():
+    with predictor.device.session():
         done, one = convolutions(predictor.predict, two[:1])
         assert "aten::mkldnn_convolution" in done
         assert not {key for key in done if "slow_conv" in key}
@@ -189,7 +189,7 @@ def test_low_precision_is_still_autocasts():
     batch = random(1, 1, 8, 16, 16)
     torch.manual_seed(0)
     network = nn.Conv3d(1, 2, 3, padding=1)
-    with predictor.session(), torch.autocast("cpu", torch.bfloat16):
+    with predictor.device.session(), torch.autocast("cpu", torch.bfloat16):
         expected = network(batch).float()
-    with predictor.session():
+    with predictor.device.session():
         torch.testing.assert_close(predictor.predict(batch), expected, rtol=0, atol=0)

@@ -15,7 +15,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines import speed as probe
 from beam_inference.engines.loading import engines_to_measure
 from beam_inference.engines.speed import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.job.place import Place
 from beam_inference.launch import engine_trial as launch
@@ -38,7 +38,7 @@ def batch_size(per_call, per_patch=0.0, fits=lambda _: True, most=None):
         now += per_call + per_patch * len(batch)
         return batch
 
-    predictor = TorchPredictor(forward, torch.device("cpu"))
+    predictor = torch_predictor(forward, torch.device("cpu"))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
         return fastest_batch_size(predictor, PATCH, lambda batch: batch, fits), sorted(set(seen))
@@ -58,7 +58,7 @@ def test_a_device_without_memory_ends_the_search():
 
 
 def test_a_network_that_takes_no_other_batch_is_given_one_patch():
-    predictor = TorchPredictor(lambda batch: batch.reshape(1, 1, 2, 4, 4), torch.device("cpu"))
+    predictor = torch_predictor(lambda batch: batch.reshape(1, 1, 2, 4, 4), torch.device("cpu"))
     assert fastest_batch_size(predictor, PATCH, lambda batch: batch, lambda _: True) == 1
 
 
@@ -124,7 +124,7 @@ def test_the_fastest_engine_is_found_at_the_first_launch_and_kept(
     timed = []
 
     def seconds(predictor, *_):
-        timed.append(predictor.describe())
+        timed.append(predictor.description)
         return 0.1 if len(timed) - 1 == best else 0.2
 
     with monkeypatch.context() as quick:
@@ -184,7 +184,7 @@ def test_one_that_fails_is_left_out(error, volume_in, tmp_path, monkeypatch):
     job = str(write_job(tmp_path / "job.yaml", values))
 
     def fail(predictor, *others):
-        if predictor.describe().get("memory_format"):
+        if predictor.description.get("memory_format"):
             raise error
         return seconds_per_patch(predictor, *others)
 

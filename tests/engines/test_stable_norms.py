@@ -68,8 +68,8 @@ def answer(path, batch, engine, **model):
         job_values("in", "out", model={"path": path, **model}, inference=inference), Path("/")
     )
     predictor = load_predictor(job.model, job.inference)
-    with predictor.session():
-        return predictor.download(predictor.predict(predictor.upload(batch)))().copy()
+    with predictor.device.session():
+        return predictor.device.download(predictor.predict(predictor.device.upload(batch)))().copy()
 
 
 def exact(network, batch):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_device import TorchDevice
 from beam_inference.engines.transfers import Downloads, Uploads
 
 CPU = torch.device("cpu")
@@ -151,10 +151,10 @@ def test_an_upload_is_not_awaited_before_it_is_taken():
 
 
 def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
-    predictor = TorchPredictor(torch.nn.Identity(), CPU)
     empty = torch.empty
     array = np.ones((1, 2, 3, 4), np.uint8)
-    predictor._uploads = uploads = Uploads(CPU)
+    uploads = Uploads(CPU)
+    device = TorchDevice(CPU, uploads=uploads)
 
     def no_room(*size, **options):
         if "device" in options:
@@ -163,9 +163,9 @@ def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
 
     with monkeypatch.context() as full:
         full.setattr(torch, "empty", no_room)
-        arrived = predictor.begin_upload(array)
+        arrived = device.begin_upload(array)
     np.testing.assert_array_equal(arrived(), array)
-    np.testing.assert_array_equal(predictor.begin_upload(array)(), array)
+    np.testing.assert_array_equal(device.begin_upload(array)(), array)
     assert uploads._stream.copies == [], "and it is not tried again"
 
 

@@ -8,7 +8,7 @@ from helpers import job_values, toy
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.engines.trial import SETTLING_CALLS, check_contract, settle
 from beam_inference.errors import ModelContractError
 from beam_inference.operators.normalize import Normalization
@@ -67,9 +67,9 @@ def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
         "output_channels": 1,
     }
     patch = np.ones((1, 6, 8, 10), np.uint8)
-    predictor = TorchPredictor(little_room, torch.device("cpu"))
+    predictor = torch_predictor(little_room, torch.device("cpu"))
     assert check_contract(predictor, patch, Normalization(), **settings).high == 1
-    predictor = TorchPredictor(no_room, torch.device("cpu"))
+    predictor = torch_predictor(no_room, torch.device("cpu"))
     with pytest.raises(ModelContractError, match=r"out of memory for one patch of \[6, 8, 10\]"):
         check_contract(predictor, patch, Normalization(), **settings)
 
@@ -92,7 +92,7 @@ def test_what_a_batch_that_was_too_large_held_is_free_before_the_next_is_tried()
         "crop_margin": (0, 0, 0),
         "output_channels": 1,
     }
-    predictor = TorchPredictor(network, torch.device("cpu"))
+    predictor = torch_predictor(network, torch.device("cpu"))
     assert (
         check_contract(
             predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings
@@ -114,7 +114,7 @@ def test_where_half_a_batch_is_refused_it_is_said_why_it_was_tried():
         "crop_margin": (0, 0, 0),
         "output_channels": 1,
     }
-    predictor = TorchPredictor(network, torch.device("cpu"))
+    predictor = torch_predictor(network, torch.device("cpu"))
     with pytest.raises(
         ModelContractError,
         match=r"expected 4.*\(4 at a time are too many for the device's memory\)",
@@ -131,7 +131,7 @@ def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to
             raise ValueError("not three")
         return batch
 
-    predictor = TorchPredictor(network, torch.device("cpu"))
+    predictor = torch_predictor(network, torch.device("cpu"))
     settle(predictor, (2, 1, 4, 6, 8))
     assert shapes == [(2, 1, 4, 6, 8)] * SETTLING_CALLS
     settle(predictor, (3, 1, 4, 6, 8))
@@ -146,7 +146,7 @@ def test_what_a_network_makes_at_its_first_call_is_not_of_its_working_set():
             kept.append(torch.ones(2**24))
         return batch + torch.ones(2**21).sum()
 
-    predictor = TorchPredictor(network, torch.device("cpu"))
+    predictor = torch_predictor(network, torch.device("cpu"))
     settings = {
         "batch_size": 1,
         "patch_shape": (6, 8, 10),

@@ -12,7 +12,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines.choice import describe_engine
 from beam_inference.engines.devices import resolved_device
 from beam_inference.engines.loading import load_predictor
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
 from beam_inference.models.files import model_sha256
 
@@ -27,8 +27,8 @@ def config(model, inference=None, folder="/"):
 def predict(model, inference=None, batch=BATCH, **options):
     job = config(model, inference)
     predictor = load_predictor(job.model, job.inference, **options)
-    with predictor.session():
-        return predictor.download(predictor.predict(predictor.upload(batch)))()
+    with predictor.device.session():
+        return predictor.device.download(predictor.predict(predictor.device.upload(batch)))()
 
 
 def toy(name, **keys):
@@ -339,14 +339,14 @@ def test_a_launcher_knows_what_a_worker_will_say(tmp_path, trained):
         job = config(model)
         assert (
             describe_engine(job.model, job.inference)
-            == load_predictor(job.model, job.inference).describe()
+            == load_predictor(job.model, job.inference).description
         )
 
 
 def test_parameters_that_no_weights_file_states_describe_the_engine():
     def parameters(name):
         job = config(toy(name))
-        return load_predictor(job.model, job.inference).describe()["parameters"]
+        return load_predictor(job.model, job.inference).description["parameters"]
 
     assert parameters("conv") == parameters("conv") != parameters("batch_norm")
     with pytest.raises(ModelContractError, match="other parameters at every call"):
@@ -370,8 +370,8 @@ def test_torchs_device_errors_are_translated(error, translated):
     def fail(batch):
         raise error
 
-    predictor = TorchPredictor(fail, torch.device("cpu"))
-    with predictor.session(), pytest.raises(translated):
+    predictor = torch_predictor(fail, torch.device("cpu"))
+    with predictor.device.session(), pytest.raises(translated):
         predictor.predict(torch.zeros(1, 1, 2, 2, 2))
 
 

@@ -8,9 +8,9 @@ from helpers import oracle, plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_inference.engines.identity import IdentityPredictor
+from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
-from beam_inference.engines.torch_predictor import TorchPredictor
+from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.geometry.blending import patch_weights
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -21,11 +21,11 @@ from beam_inference.worker.chunk_inference import infer_chunk
 from beam_inference.worker.patches import UNIFORM_ANSWERS
 
 
-class NumpyNetwork(IdentityPredictor):
-    """A network on the host, given as a function; counts its calls and the sizes of their batches."""
+class NumpyNetwork(NumpyDevice):
+    """A network and its device, given as a function; notes the sizes of the batches it is called with."""
 
     def __init__(self, function=lambda batch: batch, largest_batch=10**9):
-        super().__init__()
+        self.device = self
         self._function = function
         self._largest_batch = largest_batch
         self.batches = []
@@ -307,7 +307,7 @@ def with_complement(batch):
 
 
 def torch_network():
-    return TorchPredictor(lambda batch: torch.cat([batch, 1 - batch], 1), torch.device("cpu"))
+    return torch_predictor(lambda batch: torch.cat([batch, 1 - batch], 1), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8", "int8", "uint16", "int16"])

@@ -344,13 +344,13 @@ def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(
 ):
     worker = Worker(launch(inference={"seams": seams}))
     begun = []
-    begin = worker._predictor.begin_upload
+    begin = worker._predictor.device.begin_upload
 
     def told(array):
         begun.append(threading.current_thread().name.partition("_")[0])
         return begin(array)
 
-    monkeypatch.setattr(worker._predictor, "begin_upload", told)
+    monkeypatch.setattr(worker._predictor.device, "begin_upload", told)
     if seams == "exchange":
         exchange = SeamExchange(worker)
         list(exchange.add_up(everything(worker)))
@@ -374,7 +374,8 @@ def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
     predictor = worker._predictor
     calls = []
     given_up = []
-    doing = getattr(predictor, fails_at)
+    failing = predictor if fails_at == "predict" else predictor.device
+    doing = getattr(failing, fails_at)
 
     def cramped(*arguments):
         calls.append(fails_at)
@@ -386,8 +387,8 @@ def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
         given_up.append(True)
         return len(given_up) == 1
 
-    monkeypatch.setattr(predictor, fails_at, cramped)
-    monkeypatch.setattr(predictor, "make_room", make_room)
+    monkeypatch.setattr(failing, fails_at, cramped)
+    monkeypatch.setattr(predictor.device, "make_room", make_room)
     assert set(outcomes(worker).values()) == {"done"}
     assert given_up == [True]
     assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {4}

@@ -1,0 +1,102 @@
+"""Forward passes of PyTorch's networks: precision, layout of arrays, activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from beam_inference.engines.device_errors import device_errors
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.torch_device import TorchDevice
+from beam_inference.errors import ModelContractError
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def torch_forward(
+    network: Callable[[Tensor], Any],
+    device_type: str,
+    *,
+    precision: str = "float32",
+    activation: str = "none",
+    dims: int = 3,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> Callable[[Tensor], Tensor]:
+    """The forward pass of a network on tensors of PyTorch.
+
+    Args:
+        network: maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of
+            as many axes.
+        device_type: "cpu" or "cuda".
+        precision: ``inference.precision``; in half precision the network is run by autocast.
+        activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
+        dims: 2 or 3.
+        memory_format: of the network's input.
+
+    Returns:
+        A function of float32 tensors (N, C, Z, Y, X) to the same. It raises DeviceOutOfMemory or
+        WorkerFault where the device fails, ModelContractError where the network's answer is not one
+        real tensor.
+    """
+    dtype = _AUTOCAST.get(precision)
+
+    def forward(batch: Tensor) -> Tensor:
+        with device_errors():
+            batch = batch[:, :, 0] if dims == 2 else batch
+            with nullcontext() if dtype is None else torch.autocast(device_type, dtype):
+                result = network(batch.contiguous(memory_format=memory_format))
+            if not isinstance(result, Tensor) or result.is_complex():
+                raise ModelContractError(
+                    f"the network returns a {type(result).__name__}; expected one real tensor "
+                    "(batch, channels, z, y, x). Wrap it in a module that returns the one to "
+                    "write."
+                )
+            if dims == 2 and result.ndim == 4:
+                result = result[:, :, None]
+            # A network may return its input, which the next batch overwrites: never more than one
+            # batch is alive.
+            return _activate(result.float(), activation)
+
+    return forward
+
+
+def torch_predictor(
+    network: Callable[[Tensor], Any],
+    device: torch.device,
+    *,
+    precision: str = "float32",
+    activation: str = "none",
+    dims: int = 3,
+    threads: int = 1,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    description: Mapping[str, str] | None = None,
+) -> Predictor:
+    """A network of PyTorch's on its device.
+
+    ``device`` and ``threads`` are as for :class:`beam_inference.engines.torch_device.TorchDevice`,
+    ``description`` is what determines the output's bits; the others are as for
+    :func:`torch_forward`.
+    """
+    forward = torch_forward(
+        network,
+        device.type,
+        precision=precision,
+        activation=activation,
+        dims=dims,
+        memory_format=memory_format,
+    )
+    return Predictor(
+        TorchDevice(device, precision, threads),
+        forward,
+        {"device": device.type, **(description or {})},
+    )
+
+
+def _activate(values: Tensor, activation: str) -> Tensor:
+    if activation == "sigmoid":
+        return values.sigmoid()
+    return values.softmax(dim=1) if activation == "softmax" else values
