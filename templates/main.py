@@ -1,4 +1,4 @@
-"""Flags-only entry, for launchers that know no sub-commands: ``main.py --job=job.yaml [flags of run]``."""
+"""Run a job, for launchers that pass flags only: ``main.py --job=job.yaml [flags of run]``."""
 
 import sys
 

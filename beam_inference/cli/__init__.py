@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: one module per group of commands, with arguments and actions together."""

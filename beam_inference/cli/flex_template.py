@@ -1,10 +1,10 @@
-"""The metadata of the Dataflow Flex Template: a form for the flags of ``templates/main.py``, made from their parser.
+"""The metadata of the Dataflow Flex Template: a form, generated from the parser of ``run``'s flags.
 
-The launcher runs ``main.py`` with these parameters and with the launch's environment as Beam's
-flags, which are no
-parameters: ``--runner --project --region --job_name --template_location`` (not to be changed),
-    ``--staging_location --temp_location``, and as asked for ``--machine_type
-    --service_account_email --network --subnetwork`` and so on.
+The launcher runs ``templates/main.py`` with the parameters of the form. It also passes the
+environment of the launch as Beam's flags, so these are not parameters: ``--runner``, ``--project``,
+``--region``, ``--job_name`` and ``--template_location``, which must not be changed;
+``--staging_location`` and ``--temp_location``; and, if requested, ``--machine_type``,
+``--service_account_email``, ``--network``, ``--subnetwork`` and so on.
 
     python -m beam_inference.cli.flex_template > templates/flex/metadata.json
 """
@@ -20,7 +20,7 @@ from beam_inference.beam.dataflow_gpus import DRIVERS, GPUS
 
 
 class _Field(NamedTuple):
-    """What a form needs to know of a flag beyond its parser: a label, a type, and which values to accept."""
+    """What the form needs beyond the parser: a label, a type, and a pattern of accepted values."""
 
     label: str
     type: str
@@ -50,14 +50,13 @@ _FIELDS = {
     "gpu_sharing": _Field("GPU sharing", "ENUM"),
 }
 _ONLY_WITH_GPU = ("gpu_count", "gpu_driver", "gpu_sharing")
-# --set is repeatable, and its values have commas, which gcloud splits at
+# --set is left out: it is repeatable, and gcloud would split its values at commas
 _NOT_IN_A_FORM = ("help", "debug", "set")
 
 _IMAGE = {
     "name": "sdk_container_image",
     "label": "Image of the workers",
-    # Required, because without it the workers would be Beam's own, which have neither this package
-    # nor its network.
+    # Required: without it the workers would run Beam's own image, which lacks this package.
     "helpText": (
         "The image of this template, with its tag: the workers run in the same one as the launcher."
     ),
@@ -70,7 +69,7 @@ def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
     """The metadata of a Flex Template whose parameters are the flags of ``parser``.
 
     Raises:
-        LookupError: a flag is not described here.
+        LookupError: a flag has no label and type in this module, or no help.
     """
     groups = {
         id(action): group.title
@@ -82,14 +81,15 @@ def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
         for action in parser._actions
         if action.dest not in _NOT_IN_A_FORM
     ]
-    required = [each for each in parameters if "isOptional" not in each]
+    required = [parameter for parameter in parameters if "isOptional" not in parameter]
+    optional = [parameter for parameter in parameters if "isOptional" in parameter]
     return {
         "name": "beam-inference",
         "description": (
             "Run a trained 3-D ConvNet over a volume of any size, or what an earlier launch left "
             "of it."
         ),
-        "parameters": [*required, _IMAGE, *(each for each in parameters if each not in required)],
+        "parameters": [*required, _IMAGE, *optional],
     }
 
 
@@ -129,7 +129,7 @@ def _parameter(
 
 def main() -> int:
     """Print the metadata of the template that runs ``templates/main.py``."""
-    from beam_inference.cli.arguments import flags_parser
+    from beam_inference.cli.run import flags_parser
 
     print(json.dumps(metadata(flags_parser()), indent=2, ensure_ascii=False))
     return 0

@@ -1,7 +1,7 @@
-"""The command line, from its words to an exit code.
+"""The command line: from its words to an exit code.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound,
-    130 interrupted.
+130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,63 +14,83 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from beam_inference.cli import commands
-from beam_inference.cli.arguments import as_given, command_parser, flags_parser, overrides
+from beam_inference.cli import jobs, labels, look, other, plan, run, volumes
+from beam_inference.cli.command import EXIT_CODES
 from beam_inference.cli.logs import configure
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import BAD_INPUT, FAILED, INTERRUPTED, BeamInferenceError, UserError
 
 logger = logging.getLogger(__name__)
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code. Errors of ours become one message on standard error."""
-    parser = command_parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    known, beam_flags = parser.parse_known_args(words)
-    if beam_flags and not known.takes_beam_flags:
-        parser.error(f"unrecognized arguments: {' '.join(beam_flags)}")
-    known.beam_flags = beam_flags
-    known.words = ["beam-inference", *words]
-    known.main = main  # the demo gives commands itself
-    return guarded(known)
+COMMAND_MODULES = (plan, run, jobs, look, volumes, labels, other)
+"""Each has a function ``add(subparsers)``, which declares its commands, in the order of the help."""
 
 
-def run_with_flags(arguments: Sequence[str] | None = None) -> int:
-    """``run``, for launchers that pass flags only: ``--job=job.yaml`` and the flags of ``run``.
+def command_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. Its result has an ``action``, which runs the command."""
+    parser = argparse.ArgumentParser(
+        prog="beam-inference",
+        description="Run a trained 3-D ConvNet over a volume of any size.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    for module in COMMAND_MODULES:
+        module.add(subparsers)
+    return parser
 
-    Launchers with forms pass every field: ``--flag=`` is a flag not given, and switches take
-        ``=true`` or ``=false``.
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code. Expected errors become one message on stderr.
+
+    Args:
+        words: what follows the program's name; ``sys.argv`` if not given.
     """
-    parser = flags_parser()
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    known, beam_flags = parser.parse_known_args(as_given(words, parser))
-    known.beam_flags = beam_flags
-    known.words = ["python", sys.argv[0], *words]
-    known.command = commands.run
-    known.json = False
-    return guarded(known)
+    parser = command_parser()
+    words = list(sys.argv[1:] if words is None else words)
+    arguments, beam_flags = parser.parse_known_args(words)
+    if beam_flags and not arguments.takes_beam_flags:
+        parser.error(f"unrecognized arguments: {' '.join(beam_flags)}")
+    arguments.beam_flags = beam_flags
+    arguments.command_line = ["beam-inference", *words]
+    # for the commands that need the whole command line: demo runs commands, completion lists them
+    arguments.run_command = main
+    arguments.parser = parser
+    return run_guarded(arguments)
 
 
-def guarded(known: argparse.Namespace) -> int:
-    """Run the parsed command, with errors told as one message."""
-    debug = getattr(known, "debug", False)
-    structured = getattr(known, "log_format", "text") == "json"
+def run_with_flags(words: Sequence[str] | None = None) -> int:
+    """Run the command ``run`` for launchers that pass flags only: ``--job=job.yaml`` and run's own.
+
+    Launchers with forms pass every field: ``--flag=`` counts as not given, and switches take
+    ``=true`` or ``=false``.
+    """
+    parser = run.flags_parser()
+    words = list(sys.argv[1:] if words is None else words)
+    arguments, beam_flags = parser.parse_known_args(run.drop_empty_flags(words, parser))
+    arguments.beam_flags = beam_flags
+    arguments.command_line = ["python", sys.argv[0], *words]
+    return run_guarded(arguments)
+
+
+def run_guarded(arguments: argparse.Namespace) -> int:
+    """Run the parsed command and return its exit code; an error becomes one message."""
+    debug = getattr(arguments, "debug", False)
+    structured = getattr(arguments, "log_format", "text") == "json"
     configure(debug=debug, structured=structured)
     use_one_heap()
     try:
-        if hasattr(known, "set"):
-            known.overrides = overrides(known)
-        with _terminable():
-            return int(known.command(known))
+        with _sigterm_as_interrupt():
+            return int(arguments.action(arguments))
     except KeyboardInterrupt:
-        _tell("interrupted", structured)
+        _report("interrupted", structured)
         return INTERRUPTED
     except UserError as error:
-        _tell(f"error: {error}", structured)
+        _report(f"error: {error}", structured)
         return BAD_INPUT
     except BeamInferenceError as error:
-        _tell(f"error: {error}", structured)
+        _report(f"error: {error}", structured)
         return FAILED
     except BrokenPipeError:
         return FAILED
@@ -78,7 +98,7 @@ def guarded(known: argparse.Namespace) -> int:
         if debug:
             raise
         reason = " ".join(str(error).split()) or "no message"
-        _tell(
+        _report(
             f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a "
             "defect of beam-inference. With --debug the command shows where it happened.",
             structured,
@@ -86,7 +106,7 @@ def guarded(known: argparse.Namespace) -> int:
         return FAILED
 
 
-def _tell(message: str, structured: bool) -> None:
+def _report(message: str, structured: bool) -> None:
     if structured:
         logger.error(message.removeprefix("error: "))
     else:
@@ -94,8 +114,8 @@ def _tell(message: str, structured: bool) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: while a job runs both stop it gently; before and after that, both end the command."""
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Treat SIGTERM as Ctrl-C: a running job stops gently, anything else ends at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

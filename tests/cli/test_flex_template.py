@@ -1,4 +1,4 @@
-"""The Flex Template: its form says what the command line says, and its images hold what the lock says."""
+"""The Flex Template: its form agrees with the command line, and its images with the lock file."""
 
 import argparse
 import json
@@ -13,8 +13,8 @@ import pytest
 import yaml
 from fakes.dataflow import DataflowStandIn
 
-from beam_inference.cli import arguments
 from beam_inference.cli.flex_template import main, metadata
+from beam_inference.cli.run import drop_empty_flags, flags_parser
 
 ROOT = Path(__file__).parents[2]
 FLEX = ROOT / "templates" / "flex"
@@ -23,7 +23,7 @@ IMAGES = ["Dockerfile", "Dockerfile.cpu"]
 
 @pytest.fixture(scope="module")
 def parser():
-    return arguments.flags_parser()
+    return flags_parser()
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_the_committed_form_is_the_generated_one(parser):
 
 def test_the_command_prints_the_form(capsys):
     assert main() == 0
-    assert json.loads(capsys.readouterr().out) == metadata(arguments.flags_parser())
+    assert json.loads(capsys.readouterr().out) == metadata(flags_parser())
 
 
 def test_googles_own_type_reads_it(parser):
@@ -212,7 +212,7 @@ def test_patterns_are_posix(parameters):
 
 
 def test_defaults_of_a_form_are_no_wish(parser, parameters):
-    """A form passes every field: what it holds before anybody writes into it must mean what no flag means."""
+    """A form passes every field: one that nobody has filled in must mean the same as no flags."""
     filled = [
         f"--{name}={p['defaultValue']}" for name, p in parameters.items() if "defaultValue" in p
     ]
@@ -221,7 +221,7 @@ def test_defaults_of_a_form_are_no_wish(parser, parameters):
         for name, p in parameters.items()
         if "defaultValue" not in p and p.get("isOptional")
     ]
-    words = arguments.as_given(["--job=gs://b/job.yaml", *filled, *empty], parser)
+    words = drop_empty_flags(["--job=gs://b/job.yaml", *filled, *empty], parser)
     assert parser.parse_args(words) == parser.parse_args(["--job=gs://b/job.yaml"])
 
 

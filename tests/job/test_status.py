@@ -9,6 +9,8 @@ import pytest
 import yaml
 from helpers import truncated
 
+from beam_inference.cli.jobs import StatusOptions
+from beam_inference.cli.jobs import status as print_status_of
 from beam_inference.cli.main import main
 from beam_inference.job.state import State
 from beam_inference.job.status import _rate, job_status
@@ -34,7 +36,8 @@ def test_a_job_that_is_complete(job, tmp_path, capsys):
     )
     assert datetime.now(UTC) - status.latest < timedelta(minutes=1)
     capsys.readouterr()
-    assert main(["status", path, "--watch"]) == 0
+    options = StatusOptions(overrides=(), job=path, watch=True, json=False)
+    assert print_status_of(options, watch_seconds=0.05) == 0
     assert "18 of 18 chunks done (100.0%), 0 missing\ncomplete" in capsys.readouterr().out
 
 
@@ -67,14 +70,14 @@ def test_before_the_first_launch(job, capsys):
     assert "holds no job" in capsys.readouterr().err
 
 
-def test_watching_a_job_from_beside_it(job, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("beam_inference.cli.commands._WATCH_SECONDS", 0.05)
+def test_watching_a_job_from_beside_it(job, tmp_path, capsys):
     path = job()
     (tmp_path / "some").write_text("0\n")
     assert main(["run", path, "--chunks", str(tmp_path / "some")]) == 0
     rest = threading.Timer(0.5, main, [["run", path]])
     rest.start()
-    assert main(["status", path, "--watch"]) == 0
+    options = StatusOptions(overrides=(), job=path, watch=True, json=False)
+    assert print_status_of(options, watch_seconds=0.05) == 0
     rest.join()
     out = capsys.readouterr().out
     assert "17 missing" in out

@@ -1,6 +1,6 @@
-"""The Airflow DAGs without Airflow: their fields are flags of the command line, and what they make of a filled form.
+"""The Airflow DAGs without Airflow: their fields are flags, and a filled form becomes a launch.
 
-Airflow's modules are empty shells here; ``make airflow-test`` runs the DAGs in a real one.
+Airflow's modules are empty shells here; ``make airflow-test`` runs the DAGs in a real Airflow.
 """
 
 import ast
@@ -17,8 +17,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from beam_inference.beam.dataflow_gpus import DRIVERS, GPUS, SHARINGS
-from beam_inference.cli import arguments
 from beam_inference.cli.flex_template import metadata
+from beam_inference.cli.main import command_parser
+from beam_inference.cli.run import flags_parser
 
 TEMPLATES = Path(__file__).parents[2] / "templates"
 FILES = sorted((TEMPLATES / "airflow").glob("*.py"))
@@ -80,17 +81,17 @@ def context(dags, fields, **run):
 
 
 def test_the_fields_are_flags_of_the_command_line(dags):
-    known = {action.dest for action in arguments.flags_parser()._actions}
+    known = {action.dest for action in flags_parser()._actions}
     assert {"job", "chunks", *dags.common.OVERRIDES, *dags.dataflow.GPU_FIELDS} <= known
     flags = [f"--{name}=1" for name in dags.common.OVERRIDES if name not in ("roi", "resume")]
-    _, unknown = arguments.command_parser().parse_known_args(
+    _, unknown = command_parser().parse_known_args(
         ["verify", "job.yaml", "--deep", *flags, "--roi=0x0x0:1x1x1", "--resume=true"]
     )
     assert unknown == []
 
 
 def test_the_dataflow_form_is_that_of_the_template(dags):
-    template = {each["name"]: each for each in metadata(arguments.flags_parser())["parameters"]}
+    template = {each["name"]: each for each in metadata(flags_parser())["parameters"]}
     assert set(dags.dataflow.TEMPLATE_FIELDS) == template.keys() - NOT_IN_THE_FORMS
     fields = {name: param.keywords for name, param in dags.dataflow._form().items()}
     assert set(dags.dataflow.ENVIRONMENT_FIELDS) < fields.keys()

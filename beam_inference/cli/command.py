@@ -1,0 +1,117 @@
+"""How a command is declared: its parser, its options as a dataclass, and the function that acts."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Self, TypeAlias, TypeVar
+
+Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+EXIT_CODES = """\
+exit codes: 0 complete, 1 failed, 2 bad input,
+3 finished with quarantined chunks within job.max_failed_chunks, 130 interrupted
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a command. Each command has a subclass, whose fields are named as its arguments."""
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The options of this class, taken from parsed arguments of the same names."""
+        return cls(**{field.name: getattr(arguments, field.name) for field in fields(cls)})
+
+
+@dataclass(frozen=True)
+class PipelineOptions(Options):
+    """Options of every command that runs a Beam pipeline.
+
+    Attributes:
+        beam_flags: the arguments that the command does not know itself: flags of Apache Beam.
+        command_line: the whole command as it was given, program name included.
+    """
+
+    beam_flags: Sequence[str]
+    command_line: Sequence[str]
+
+    @property
+    def command_text(self) -> str:
+        """The command as it can be typed into a shell."""
+        return shlex.join(self.command_line)
+
+    @property
+    def command_to_continue(self) -> str:
+        """The command that does what is missing, as it can be typed into a shell."""
+        return shlex.join(word for word in self.command_line if word != "--overwrite")
+
+
+AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+def add_command(
+    subparsers: Subparsers, name: str, help: str, *examples: str, description: str | None = None
+) -> argparse.ArgumentParser:
+    """Add the parser of a command.
+
+    Args:
+        subparsers: where commands are added.
+        name: the command.
+        help: one line for the list of commands.
+        examples: what may be typed after ``beam-inference NAME``.
+        description: what its own help says first; ``help`` if not given.
+    """
+    lines = "".join(f"\n  beam-inference {name} {words}".rstrip() for words in examples)
+    return subparsers.add_parser(
+        name,
+        help=help,
+        description=textwrap.fill(description or f"{help[0].upper()}{help[1:]}.", 100),
+        epilog=f"{'examples' if len(examples) > 1 else 'example'}:{lines}\n\n{EXIT_CODES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def set_action(
+    parser: argparse.ArgumentParser,
+    options: type[AnyOptions],
+    action: Callable[[AnyOptions], int],
+    *,
+    takes_beam_flags: bool = False,
+) -> None:
+    """Say what a command does.
+
+    Args:
+        parser: the parser of the command.
+        options: the class of its options.
+        action: called with the options; returns an exit code.
+        takes_beam_flags: whether flags of Apache Beam may follow.
+    """
+    parser.set_defaults(
+        options=options,
+        action=lambda arguments: action(options.from_arguments(arguments)),
+        takes_beam_flags=takes_beam_flags,
+    )
+
+
+def add_logging(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say how a command logs."""
+    parser.add_argument(
+        "--log_format",
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="log lines for people (text), or one JSON object per line (json)",
+    )
+    add_debug(parser)
+
+
+def add_debug(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that turns on all messages."""
+    parser.add_argument(
+        "--debug", action="store_true", help="show all log messages, Beam's too, and stack traces"
+    )

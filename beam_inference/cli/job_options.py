@@ -1,0 +1,175 @@
+"""What the commands on jobs share: the job file, its overrides, and the job that was launched."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from beam_inference.cli.command import Options, add_logging
+from beam_inference.errors import StateError
+
+if TYPE_CHECKING:
+    from beam_inference.config.job import JobConfig
+    from beam_inference.job.resolved_job import ResolvedJob
+    from beam_inference.job.state import State
+
+
+@dataclass(frozen=True)
+class OverrideOptions(Options):
+    """Options of every command that reads a job file.
+
+    Attributes:
+        overrides: ``key.key=value`` each; they replace what the job file says.
+    """
+
+    overrides: Sequence[str]
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The options of this class, taken from parsed arguments; see :func:`overrides_of`."""
+        return super().from_arguments(
+            argparse.Namespace(**vars(arguments), overrides=overrides_of(arguments))
+        )
+
+
+@dataclass(frozen=True)
+class JobOptions(OverrideOptions):
+    """Options of every command on one job.
+
+    Attributes:
+        job: path or URL of the job file.
+    """
+
+    job: str
+
+    def load(self) -> JobConfig:
+        """Read the job file and apply the overrides."""
+        from beam_inference.launch.job_files import load_job
+
+        return load_job(self.job, self.overrides)
+
+
+@dataclass(frozen=True)
+class LaunchedJob:
+    """A job that was launched before.
+
+    Attributes:
+        config: the job file as it is now.
+        state: the state folder of the job.
+        job: the job as it was launched.
+    """
+
+    config: JobConfig
+    state: State
+    job: ResolvedJob
+
+    def at_its_place(self) -> ResolvedJob:
+        """The job as it was launched, with the output where the job file has it now.
+
+        Raises:
+            StateError: the job file describes another job.
+        """
+        from beam_inference.launch.resume import as_launched
+
+        return as_launched(self.config, self.job, self.state.url)
+
+
+def load_launched_job(options: JobOptions, consequence: str) -> LaunchedJob:
+    """Read the job file, and find the job that was launched with it.
+
+    Args:
+        options: the job file and its overrides.
+        consequence: what it means if there is none, such as "nothing to verify".
+
+    Raises:
+        StateError: the state folder holds no job.
+    """
+    from beam_inference.job.state import State, default_state_url
+
+    config = options.load()
+    state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    if job is None:
+        raise StateError(
+            f"{consequence}: {state.url} holds no job. Has it been run, and with this output.path?"
+        )
+    return LaunchedJob(config, state, job)
+
+
+def add_job(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a command on one job: the job file, its overrides, and logging."""
+    parser.add_argument("job", metavar="JOB.YAML", help="the job file, a path or URL")
+    add_overrides(parser)
+    add_logging(parser)
+
+
+class _Override(NamedTuple):
+    """A key of the job file that has a flag of its own. Without a metavar it is true or false."""
+
+    key: str
+    metavar: str | None
+    help: str
+
+
+_OVERRIDES = {
+    "input": _Override("input.path", "URL", "the volume to read"),
+    "output": _Override("output.path", "URL", "the volume to write"),
+    "model": _Override("model.path", "URL", "the network"),
+    "weights": _Override("model.weights", "URL", "the network's weights, if model is a factory"),
+    "resume": _Override("job.resume", None, "skip chunks that have a receipt"),
+    "max_failed_chunks": _Override(
+        "job.max_failed_chunks", "N", "fail if more chunks than this are quarantined"
+    ),
+}
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each key that often changes between runs, and ``--set`` for any other key."""
+    group = parser.add_argument_group("instead of what the job file says")
+    for name, override in _OVERRIDES.items():
+        group.add_argument(
+            f"--{name}",
+            metavar=override.metavar,
+            choices=("true", "false") if override.metavar is None else None,
+            help=f"{override.help} ({override.key})",
+        )
+    group.add_argument(
+        "--roi",
+        type=_roi,
+        metavar="START:STOP",
+        help="the box to produce, such as 0x0x0:64x512x512 (z, y, x)",
+    )
+    group.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY.KEY=VALUE",
+        help="any key of the job file; repeatable",
+    )
+
+
+def _roi(text: str) -> str:
+    corner = r"-?\d+x-?\d+x-?\d+"
+    if not re.fullmatch(f"{corner}:{corner}", text):
+        raise argparse.ArgumentTypeError(
+            f"expected START:STOP such as 0x0x0:64x512x512, in z, y, x; found {text}"
+        )
+    return text
+
+
+def overrides_of(arguments: argparse.Namespace) -> list[str]:
+    """List all overrides among parsed arguments as ``key.key=value``; those of ``--set`` are last."""
+    overrides = []
+    for name, override in _OVERRIDES.items():
+        value = getattr(arguments, name)
+        if value is not None:
+            text = json.dumps(value) if override.metavar == "URL" else value
+            overrides.append(f"{override.key}={text}")
+    if arguments.roi is not None:
+        start, _, stop = arguments.roi.partition(":")
+        overrides += [f"roi.start={start}", f"roi.stop={stop}"]
+    return [*overrides, *arguments.set]

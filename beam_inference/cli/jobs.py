@@ -1,0 +1,178 @@
+"""The commands on a job that was launched: ``status``, ``verify`` and ``clean``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from beam_inference.cli.command import Subparsers, add_command, set_action
+from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
+from beam_inference.errors import COMPLETE, FAILED, StateError
+
+WATCH_SECONDS = 5.0
+"""Pause of ``status --watch``, at least."""
+
+
+@dataclass(frozen=True)
+class StatusOptions(JobOptions):
+    """Options of ``status``."""
+
+    watch: bool
+    json: bool
+
+
+@dataclass(frozen=True)
+class VerifyOptions(JobOptions):
+    """Options of ``verify``."""
+
+    deep: bool
+    json: bool
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    _add_status(subparsers)
+    _add_verify(subparsers)
+    clean_parser = add_command(
+        subparsers, "clean", "remove seam files that a complete job has left behind", "job.yaml"
+    )
+    add_job(clean_parser)
+    set_action(clean_parser, JobOptions, clean)
+
+
+def _add_status(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "status",
+        "show the progress of a job, on any runner, from any machine",
+        "job.yaml",
+        "job.yaml --watch",
+    )
+    add_job(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--watch",
+        action="store_true",
+        help="repeat every few seconds until nothing is missing",
+    )
+    how.add_argument("--json", action="store_true", help="print JSON")
+    set_action(parser, StatusOptions, status)
+
+
+def _add_verify(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "verify",
+        "check whether a job is complete; exit code 0 only if it is",
+        "job.yaml",
+        "job.yaml --deep",
+    )
+    add_job(parser)
+    parser.add_argument(
+        "--deep", action="store_true", help="read every chunk back and compare its checksum"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    set_action(parser, VerifyOptions, verify)
+
+
+def status(options: StatusOptions, watch_seconds: float = WATCH_SECONDS) -> int:
+    """Print how far a job is; with ``watch`` again and again until nothing is missing."""
+    while True:
+        start = time.monotonic()
+        is_finished = _print_status(options)
+        sys.stdout.flush()
+        if is_finished or not options.watch:
+            return COMPLETE
+        # the pause grows with the cost of looking
+        time.sleep(max(watch_seconds, 10 * (time.monotonic() - start)))
+
+
+def _print_status(options: StatusOptions) -> bool:
+    """Print how far a job is; whether nothing more is to come of it."""
+    from beam_inference.cli.status_text import (
+        as_json,
+        print_pyramid_status,
+        print_status,
+        status_values,
+    )
+    from beam_inference.job.status import job_status
+    from beam_inference.launch.output_pyramid import pyramid_of, status_of
+
+    launched = load_launched_job(options, "nothing to tell")
+    progress = job_status(launched.job, launched.state, datetime.now(UTC))
+    pyramid = pyramid_of(launched.config)
+    levels = None if pyramid is None else status_of(pyramid)
+    if options.json:
+        print(as_json(status_values(progress, levels)))
+    else:
+        print_status(progress)
+        if levels is not None:
+            print_pyramid_status(levels, waits=progress.done < progress.planned)
+    pyramid_to_come = levels is not None and not levels.complete and not progress.quarantined
+    return not (progress.missing or pyramid_to_come)
+
+
+def verify(options: VerifyOptions) -> int:
+    """Check whether a job is complete, and print what was found."""
+    from rich.console import Console
+
+    from beam_inference.cli.status_text import (
+        as_json,
+        print_pyramid_status,
+        print_verification,
+        verification_values,
+    )
+    from beam_inference.job.parts import output_spec
+    from beam_inference.job.verification import verify as verify_job
+    from beam_inference.launch.output_pyramid import pyramid_of, status_of
+    from beam_inference.volumes.outputs import open_output
+
+    launched = load_launched_job(options, "nothing to verify")
+    job = launched.at_its_place()
+    output = open_output(output_spec(job)) if options.deep else None
+    if options.deep and output is None:
+        raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
+    with Console(stderr=True).status("verifying") as line:
+        report = verify_job(
+            job,
+            launched.state,
+            output,
+            lambda done: line.update(f"verifying: {done:,} chunks checked"),
+        )
+    pyramid = pyramid_of(launched.config)
+    levels = None if pyramid is None else status_of(pyramid)
+    values = verification_values(report, levels, deep=options.deep)
+    # the exit code says what was found, even if nobody reads the report any more
+    with suppress(BrokenPipeError):
+        if options.json:
+            print(as_json(values))
+        else:
+            print_verification(report, deep=options.deep)
+            if levels is not None:
+                print_pyramid_status(levels, waits=report.receipts < report.chunks)
+        sys.stdout.flush()
+    return COMPLETE if values["complete"] else FAILED
+
+
+def clean(options: JobOptions) -> int:
+    """Remove the seam files of a complete job.
+
+    There are some if a worker that was given up for dead wrote them late.
+    """
+    from beam_inference.worker.seam_files import SeamFiles
+
+    launched = load_launched_job(options, "nothing to clean")
+    job = launched.job
+    count = job.plan.chunks.count
+    unfinished = count - launched.state.of(job).count_receipts(0, count)
+    if unfinished:
+        raise StateError(
+            f"{unfinished} of {count} chunks have no receipt, and may still need their seam files: "
+            "run them first"
+        )
+    seam_files = SeamFiles(launched.state.url, launched.config.storage, job.fingerprint)
+    print(f"{seam_files.forget_all()} seam files removed")
+    return COMPLETE

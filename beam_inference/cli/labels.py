@@ -1,0 +1,298 @@
+"""The commands that make a segmentation from a volume: ``components`` and ``segment``."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from beam_inference.cli.argument_types import channels, natural, positive, shape
+from beam_inference.cli.command import (
+    PipelineOptions,
+    Subparsers,
+    add_command,
+    add_logging,
+    set_action,
+)
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.zyx import Zyx
+
+
+@dataclass(frozen=True)
+class LabelOptions(PipelineOptions):
+    """Options of both commands."""
+
+    source: str
+    target: str
+    scale: int
+    min_size: int
+    format: str
+    chunk_shape: Zyx | None
+    block_shape: Zyx | None
+    shard_shape: Zyx | None
+    pyramid: bool
+    overwrite: bool
+
+
+@dataclass(frozen=True)
+class ComponentsOptions(LabelOptions):
+    """Options of ``components``; ``multilabel`` is ``threshold=None``."""
+
+    threshold: float | None
+    channel: int | None
+    connectivity: int
+
+
+@dataclass(frozen=True)
+class SegmentOptions(LabelOptions):
+    """Options of ``segment``."""
+
+    threshold: float
+    low: float
+    high: float
+    channels: Zyx
+    to_next: bool
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    _add_components(subparsers)
+    _add_segment(subparsers)
+
+
+def _add_components(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "components",
+        "label the connected components of a map or a segmentation, exact across chunks",
+        "boundaries objects --threshold 0.5 --min-size 100",
+        "gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner",
+        description=(
+            "Label the connected components of a volume, as if all of it were in memory. Any flag "
+            "of Apache Beam may follow."
+        ),
+    )
+    parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
+    foreground = parser.add_mutually_exclusive_group(required=True)
+    foreground.add_argument(
+        "--threshold",
+        type=float,
+        metavar="T",
+        help="foreground is every voxel of at least T, in stored units",
+    )
+    foreground.add_argument(
+        "--multilabel",
+        action="store_true",
+        help=(
+            "IN is a segmentation: touching voxels of the same label are one component; 0 is "
+            "background"
+        ),
+    )
+    parser.add_argument(
+        "--channel", type=natural, metavar="C", help="channel of IN; required if it has several"
+    )
+    parser.add_argument(
+        "--connectivity",
+        type=int,
+        choices=(6, 18, 26),
+        default=6,
+        help="voxels touch by faces (6), edges too (18), or corners too (26) (default: 6)",
+    )
+    _add_label_arguments(parser, "components", chunk_side=256)
+    set_action(parser, ComponentsOptions, components, takes_beam_flags=True)
+
+
+def _add_segment(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "segment",
+        "segment a map of affinities: watershed and mean-affinity agglomeration, exact across "
+        "chunks",
+        "affinities objects --threshold 0.6 --low 0.1 --high 0.99",
+        "gs://bucket/affinities gs://bucket/objects --threshold 128 --low 25 --high 253 --channels "
+        "2,1,0 --runner=DataflowRunner",
+        description=(
+            "Segment a volume of affinities, as if all of it were in memory. Affinities are given "
+            "in stored units: 0 to 1, or 0 to 255 where they are stored as bytes. Any flag of "
+            "Apache Beam may follow."
+        ),
+    )
+    parser.add_argument("source", metavar="IN", help="the affinities, a path or URL")
+    parser.add_argument("target", metavar="OUT", help="the segmentation to write, a path or URL")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        required=True,
+        metavar="T",
+        help="merge fragments while their mean affinity is at least T",
+    )
+    parser.add_argument(
+        "--low",
+        type=float,
+        required=True,
+        metavar="T",
+        help="never join two voxels of a lower affinity",
+    )
+    parser.add_argument(
+        "--high",
+        type=float,
+        required=True,
+        metavar="T",
+        help="always join two voxels of this affinity or more",
+    )
+    parser.add_argument(
+        "--channels",
+        type=channels,
+        default=(0, 1, 2),
+        metavar="Z,Y,X",
+        help="channels of IN that hold the affinities along z, y and x (default: 0,1,2)",
+    )
+    parser.add_argument(
+        "--to-next",
+        "--to_next",
+        action="store_true",
+        help="affinities of a voxel are to the next voxels (default: to the previous ones)",
+    )
+    _add_label_arguments(parser, "segments", chunk_side=128)
+    set_action(parser, SegmentOptions, segment, takes_beam_flags=True)
+
+
+def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_side: int) -> None:
+    """Add the arguments of both commands; ``plural`` is what they make."""
+    parser.add_argument(
+        "--scale",
+        type=natural,
+        default=0,
+        metavar="S",
+        help="scale of IN, if it is precomputed (default: 0)",
+    )
+    parser.add_argument(
+        "--min-size",
+        "--min_size",
+        type=positive,
+        default=1,
+        metavar="N",
+        help=f"remove {plural} of fewer voxels (default: 1)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("precomputed", "zarr3", "zarr2", "ome_zarr", "n5"),
+        default="precomputed",
+        help="format of OUT (default: precomputed, compressed as a segmentation)",
+    )
+    parser.add_argument(
+        "--chunk_shape",
+        "--chunk-shape",
+        type=shape,
+        metavar="ZxYxX",
+        help=f"voxels of a unit of work (default: about {chunk_side} on a side)",
+    )
+    parser.add_argument(
+        "--block_shape",
+        "--block-shape",
+        type=shape,
+        metavar="ZxYxX",
+        help="blocks of OUT (default: those of IN)",
+    )
+    parser.add_argument(
+        "--shard_shape",
+        "--shard-shape",
+        type=shape,
+        metavar="ZxYxX",
+        help="shards of OUT: files of many blocks (default: none)",
+    )
+    parser.add_argument(
+        "--pyramid", action="store_true", help="then make coarser scales of OUT, by mode"
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="discard what was done for OUT, and do everything again",
+    )
+    add_logging(parser)
+
+
+def components(options: ComponentsOptions) -> int:
+    """Label the connected components of a volume."""
+    from beam_inference.segmentation.component_job import components_described, planned_components
+    from beam_inference.segmentation.component_stages import component_stages
+    from beam_inference.segmentation.make_labels import make_labels
+
+    work = planned_components(
+        *_source_and_target(options),
+        threshold=options.threshold,
+        channel=options.channel,
+        connectivity=options.connectivity,
+        **_common_arguments(options),
+    )
+    return make_labels(
+        work,
+        components_described(work),
+        component_stages,
+        options.beam_flags,
+        again=options.command_to_continue,
+        overwrite=options.overwrite,
+        pyramid=options.pyramid,
+    )
+
+
+def segment(options: SegmentOptions) -> int:
+    """Segment a volume of affinities."""
+    from beam_inference.segmentation.make_labels import make_labels
+    from beam_inference.segmentation.segment_job import (
+        planned_segmentation,
+        segmentation_described,
+    )
+    from beam_inference.segmentation.segment_stages import segment_stages
+
+    work = planned_segmentation(
+        *_source_and_target(options),
+        threshold=options.threshold,
+        low=options.low,
+        high=options.high,
+        channels=options.channels,
+        to_next=options.to_next,
+        **_common_arguments(options),
+    )
+    return make_labels(
+        work,
+        segmentation_described(work),
+        segment_stages,
+        options.beam_flags,
+        again=options.command_to_continue,
+        overwrite=options.overwrite,
+        pyramid=options.pyramid,
+    )
+
+
+def _source_and_target(options: LabelOptions) -> tuple[str, str]:
+    from beam_inference.beam.stage_runner import check_place
+    from beam_inference.volumes.kvstores import url_of
+
+    source = url_of(options.source)
+    target = url_of(options.target)
+    check_place(options.beam_flags, [source, target])
+    if target.startswith("http"):
+        raise ConfigError(
+            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
+    return source, target
+
+
+def _common_arguments(options: LabelOptions) -> dict[str, Any]:
+    from beam_inference.segmentation.layout import Layout
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+    layout = Layout(
+        format=options.format,
+        chunk_shape=options.chunk_shape,
+        block_shape=options.block_shape,
+        shard_shape=options.shard_shape,
+    )
+    return {
+        "scale": options.scale,
+        "min_size": options.min_size,
+        "layout": layout,
+        "storage": storage_of_environment(LOCAL),
+    }

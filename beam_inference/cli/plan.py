@@ -1,0 +1,162 @@
+"""The command ``plan``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from beam_inference.cli.argument_types import gib, positive, price
+from beam_inference.cli.command import Subparsers, add_command, set_action
+from beam_inference.cli.job_options import JobOptions, add_job
+from beam_inference.errors import COMPLETE, ConfigError
+
+if TYPE_CHECKING:
+    from beam_inference.launch.survey import Survey
+
+CHUNK_TIME_VARIATION = 0.3
+"""Assumed standard deviation of the seconds per chunk over their mean, for ``--calibrate``."""
+
+
+@dataclass(frozen=True)
+class PlanOptions(JobOptions):
+    """Options of ``plan``."""
+
+    suggest: bool
+    calibrate: bool
+    prices: str | None
+    worker_price: float | None
+    allow_pickle: bool
+    json: bool
+    workers: int
+    worker_memory: float
+    write: bool
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "plan",
+        "show the size and cost of a job; submits nothing",
+        "job.yaml",
+        "job.yaml --suggest --workers 16 --worker-memory 8 --write",
+        "job.yaml --calibrate --workers 16 --worker-price 0.40",
+    )
+    add_job(parser)
+    parser.add_argument(
+        "--suggest", action="store_true", help="find the best chunk shape for each seam mode"
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help=(
+            "time the network, the input and the store here, and estimate run time and cost. With "
+            "--suggest: count the memory that the network takes here"
+        ),
+    )
+    parser.add_argument(
+        "--prices",
+        metavar="PRICES.YAML",
+        help="prices for --calibrate, a file such as templates/prices.yaml",
+    )
+    parser.add_argument(
+        "--worker-price",
+        type=price,
+        metavar="P",
+        help="price of one hour of one worker; overrides the one in --prices",
+    )
+    parser.add_argument(
+        "--allow_pickle", action="store_true", help="as for run; for --calibrate only"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of worker processes, for --suggest and --calibrate (default: 1)",
+    )
+    parser.add_argument(
+        "--worker-memory",
+        type=gib,
+        default=2.0,
+        metavar="GIB",
+        help="memory for the chunks of one worker process, for --suggest (default: 2)",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="write the suggested chunk_shape into the job file; with --suggest",
+    )
+    set_action(parser, PlanOptions, plan)
+
+
+def plan(options: PlanOptions) -> int:
+    """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
+    from beam_inference.cli.plan_text import print_plan
+    from beam_inference.launch.output_pyramid import planned
+    from beam_inference.launch.survey import survey
+
+    if options.write and not options.suggest:
+        raise ConfigError("--write writes what --suggest finds into the job file: give both")
+    has_prices = options.prices is not None or options.worker_price is not None
+    if has_prices and (options.suggest or not options.calibrate):
+        raise ConfigError("prices are used only with --calibrate, without --suggest")
+    job = survey(options.load())
+    if options.suggest:
+        return _suggest(job, options)
+    if options.calibrate:
+        return _calibrate(job, options)
+    print_plan(job, planned(job), as_json=options.json)
+    return COMPLETE
+
+
+def _suggest(job: Survey, options: PlanOptions) -> int:
+    from beam_inference.cli.plan_text import print_suggestions
+    from beam_inference.job.place import THIS_PROCESS
+    from beam_inference.launch.engine_trial import try_network_here
+    from beam_inference.launch.job_files import set_chunk_shape
+    from beam_inference.launch.survey import suggested
+
+    if options.calibrate:  # what the network allocates is then counted
+        job, _ = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
+    memory = round(options.worker_memory * 2**30)
+    plans = {
+        seams: suggested(job, seams, THIS_PROCESS, memory, options.workers)
+        for seams in job.job.config.seam_modes
+    }
+    print_suggestions(job, plans, memory, options.workers, as_json=options.json)
+    if options.write:
+        best = plans[job.job.plan.seams]
+        if best is None:
+            raise ConfigError(
+                f"no chunk shape fits {options.worker_memory:g} GiB per worker; nothing was written"
+            )
+        set_chunk_shape(options.job, best.chunks.chunk_shape)
+        print(
+            f"{options.job}: inference.chunk_shape is now {list(best.chunks.chunk_shape)}",
+            file=sys.stderr if options.json else sys.stdout,
+        )
+    return COMPLETE
+
+
+def _calibrate(job: Survey, options: PlanOptions) -> int:
+    from beam_inference.cli.plan_text import print_estimates
+    from beam_inference.job.place import THIS_PROCESS
+    from beam_inference.launch.calibration import calibrate
+    from beam_inference.launch.cost import Prices, estimates, totals
+    from beam_inference.launch.engine_trial import try_network_here
+    from beam_inference.launch.job_files import load_prices
+    from beam_inference.launch.output_pyramid import planned, with_pyramid
+
+    prices = Prices() if options.prices is None else load_prices(options.prices)
+    if options.worker_price is not None:
+        prices = prices.model_copy(update={"worker_hour": options.worker_price})
+    job, predictor = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
+    pyramid = planned(job)
+    measured = calibrate(job, predictor)
+    whole = with_pyramid(totals(job), pyramid)
+    expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION)
+    print_estimates(job, pyramid, measured, whole, expected, as_json=options.json)
+    return COMPLETE

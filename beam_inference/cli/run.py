@@ -1,0 +1,216 @@
+"""The command ``run``, and its flags for launchers that know no commands."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from beam_inference.beam.dataflow_gpus import (
+    GpuOptions,
+    add_gpu_flags,
+    check_device,
+    dataflow_flags,
+    gpu_options,
+)
+from beam_inference.cli.argument_types import seed, share
+from beam_inference.cli.command import (
+    EXIT_CODES,
+    PipelineOptions,
+    Subparsers,
+    add_command,
+    add_logging,
+    set_action,
+)
+from beam_inference.cli.job_options import JobOptions, add_overrides
+from beam_inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RunOptions(JobOptions, PipelineOptions):
+    """Options of ``run``."""
+
+    chunks: str | None
+    sample: float | None
+    seed: int
+    overwrite: bool
+    allow_pickle: bool
+    gpus: GpuOptions | None
+    log_format: str
+    json: bool
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> Self:
+        """The options of this class, taken from parsed arguments.
+
+        Raises:
+            ConfigError: the options on GPUs contradict each other.
+        """
+        return super().from_arguments(
+            argparse.Namespace(**vars(arguments), gpus=gpu_options(arguments))
+        )
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the command."""
+    parser = add_command(
+        subparsers,
+        "run",
+        "run a job, or the part of it that is missing",
+        "job.yaml",
+        "job.yaml --sample 0.001",
+        "job.yaml --chunks quarantine.jsonl",
+        "gs://bucket/job.yaml --runner=DataflowRunner --project=… --region=… "
+        "--sdk_container_image=…",
+        description=(
+            "Run a job, or the part of it that is missing. Any flag of Apache Beam may follow, "
+            "such as --runner=…"
+        ),
+    )
+    parser.add_argument("job", metavar="JOB.YAML", help="the job file, a path or URL")
+    _add_run_flags(parser)
+    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    set_action(parser, RunOptions, run, takes_beam_flags=True)
+
+
+def flags_parser() -> argparse.ArgumentParser:
+    """The parser for launchers that know no commands: the flags of ``run``, and ``--job``."""
+    parser = argparse.ArgumentParser(
+        description="Run a beam-inference job.", epilog=EXIT_CODES, allow_abbrev=False
+    )
+    parser.add_argument(
+        "--job", required=True, metavar="JOB.YAML", help="the job file, a path or URL"
+    )
+    _add_run_flags(parser)
+    set_action(parser, RunOptions, run, takes_beam_flags=True)
+    parser.set_defaults(json=False)
+    return parser
+
+
+def _add_run_flags(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument(
+        "--chunks",
+        metavar="FILE",
+        help="do only the chunks in this file: a quarantine file, or one chunk index per line",
+    )
+    parser.add_argument(
+        "--sample",
+        type=share,
+        metavar="SHARE",
+        help="do only this share of the chunks, such as 0.001, as a pilot",
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        default=0,
+        metavar="N",
+        help="seed of the sample: another seed chooses other chunks (default: 0)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete an earlier launch's state, and do every chunk again",
+    )
+    parser.add_argument(
+        "--allow_pickle",
+        action="store_true",
+        help="load model files that can execute code they carry",
+    )
+    add_gpu_flags(parser)
+    add_logging(parser)
+
+
+def drop_empty_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """What a user would type for a form that passes every field.
+
+    Args:
+        words: the fields: empty ones as ``--flag=``, switches as ``--switch=true`` or ``=false``.
+        parser: the parser that defines them.
+
+    Returns:
+        The words without empty flags, and with switches given or left out.
+    """
+    switches = {
+        option
+        for action in parser._actions
+        if action.nargs == 0
+        for option in action.option_strings
+    }
+    kept = []
+    for word in words:
+        name, separator, value = word.partition("=")
+        if separator and name in switches:
+            if value not in ("true", "false", ""):
+                parser.error(f"{name} takes true or false; found {value}")
+            if value == "true":
+                kept.append(name)
+        elif value or not separator or name not in parser._option_string_actions:
+            kept.append(word)
+    return kept
+
+
+def run(options: RunOptions) -> int:
+    """Run a job, or the part of it that is missing, and print the outcome."""
+    from beam_inference.cli.status_text import as_json, outcome_values, print_outcome
+    from beam_inference.launch.run_job import run_job
+
+    _check_job_comes_first(options)
+    config = options.load()
+    flags = _flags_with_gpus(options)
+    check_device(config.inference.device, options.gpus, flags)
+    # with --json, standard output is for the object alone: a network may print, too
+    with redirect_stdout(sys.stderr) if options.json else nullcontext():
+        outcome = run_job(
+            config,
+            flags,
+            chunks_file=options.chunks,
+            sample=None if options.sample is None else (options.sample, options.seed),
+            overwrite=options.overwrite,
+            allow_pickle=options.allow_pickle,
+        )
+    # the exit code says how the job went, even if nobody reads the summary any more
+    with suppress(BrokenPipeError):
+        if options.json:
+            print(as_json(outcome_values(outcome, config)))
+        else:
+            settings = [f"--set={override}" for override in options.overrides]
+            print_outcome(
+                outcome,
+                config,
+                options.command_line,
+                ["beam-inference", "view", options.job, *settings],
+            )
+        sys.stdout.flush()
+    return outcome.exit_code
+
+
+def _check_job_comes_first(options: RunOptions) -> None:
+    """Refuse ``run --runner DirectRunner job.yaml``: argparse takes DirectRunner for the job file."""
+    if "://" in options.job or Path(options.job).exists():
+        return
+    if any(not flag.startswith("-") for flag in options.beam_flags):
+        raise ConfigError(
+            f"there is no job file {options.job}. Put the job file first, or write flags with =: "
+            "--runner=DirectRunner"
+        )
+
+
+def _flags_with_gpus(options: RunOptions) -> list[str]:
+    """Beam's flags, with those that the GPU options stand for, which are shown to the user."""
+    if options.gpus is None:
+        return list(options.beam_flags)
+    added = dataflow_flags(options.gpus, options.beam_flags)
+    message = f"--gpu={options.gpus.gpu} asks for: {' '.join(added)}"
+    if options.log_format == "json":
+        logger.info(message)
+    else:
+        print(message, file=sys.stderr)
+    return [*options.beam_flags, *added]

@@ -1,0 +1,340 @@
+"""The commands on volumes: ``convert``, ``pyramid`` and ``levels``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
+from beam_inference.cli.command import (
+    PipelineOptions,
+    Subparsers,
+    add_command,
+    add_logging,
+    set_action,
+)
+from beam_inference.errors import COMPLETE, ConfigError
+from beam_inference.geometry.zyx import Zyx
+
+
+def add(subparsers: Subparsers) -> None:
+    """Add the commands."""
+    _add_convert(subparsers)
+    _add_levels(subparsers)
+    _add_pyramid(subparsers)
+
+
+@dataclass(frozen=True)
+class ConvertOptions(PipelineOptions):
+    """Options of ``convert``."""
+
+    source: str
+    target: str
+    format: str | None
+    dataset: str | None
+    scale: int
+    block_shape: Zyx | None
+    shard_shape: Zyx | None
+    encoding: str | None
+    labels: bool
+    voxel_size: tuple[float, float, float] | None
+    offset: Zyx | None
+    drop: str
+    overwrite: bool
+
+
+def _add_convert(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "convert",
+        "convert a volume from one format into another",
+        "'slices/*.png' em --voxel-size 40,4,4",
+        "gs://bucket/em em.h5:raw --scale 2",
+        description=(
+            "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, "
+            "zarr, N5. Volumes of blocks are written by a Beam job, whose flags may follow. Given "
+            "again, the command continues a conversion that was interrupted."
+        ),
+    )
+    parser.add_argument(
+        "source",
+        metavar="IN",
+        help="a file, a folder or a quoted glob of slices, or a volume's URL",
+    )
+    parser.add_argument(
+        "target",
+        metavar="OUT",
+        help="a path or URL; a single file if its name ends with .tif, .h5, …",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="format of OUT (default: by its name, else precomputed)",
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="dataset of IN, if it holds several")
+    parser.add_argument(
+        "--scale",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="scale of IN, if it has several (default: 0)",
+    )
+    parser.add_argument(
+        "--block_shape",
+        "--block-shape",
+        type=shape,
+        metavar="Z,Y,X",
+        help="shape of blocks (default: about 64³)",
+    )
+    parser.add_argument(
+        "--shard_shape",
+        "--shard-shape",
+        type=shape,
+        metavar="Z,Y,X",
+        help="shape of shards: files of many blocks",
+    )
+    parser.add_argument(
+        "--encoding", metavar="NAME", help="encoding of precomputed blocks: raw, png, jpeg, …"
+    )
+    parser.add_argument(
+        "--labels",
+        action="store_true",
+        help="the values are object ids: a precomputed OUT is marked as a segmentation",
+    )
+    parser.add_argument(
+        "--voxel-size",
+        "--voxel_size",
+        type=voxel_size,
+        metavar="Z,Y,X",
+        help="voxel size in nm, instead of what IN says",
+    )
+    parser.add_argument(
+        "--offset",
+        type=offset,
+        metavar="Z,Y,X",
+        help="position of the first voxel; write --offset=-1,0,0",
+    )
+    parser.add_argument(
+        "--drop",
+        default="",
+        metavar="WHAT",
+        help="what OUT may lose: offset, voxel-size, or both with a comma",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace what is at OUT; do every chunk again"
+    )
+    add_logging(parser)
+    set_action(parser, ConvertOptions, convert, takes_beam_flags=True)
+
+
+def convert(options: ConvertOptions) -> int:
+    """Convert a volume from one format into another."""
+    from beam_inference.conversion.convert import Request
+    from beam_inference.conversion.convert import convert as convert_volume
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+    request = Request(
+        source=options.source,
+        target=options.target,
+        format=options.format,
+        dataset=options.dataset,
+        scale=options.scale,
+        block_shape=options.block_shape,
+        shard_shape=options.shard_shape,
+        encoding=options.encoding,
+        labels=options.labels,
+        voxel_size_nm=options.voxel_size,
+        offset=options.offset,
+        drop=tuple(word for word in options.drop.split(",") if word),
+        overwrite=options.overwrite,
+        storage=storage_of_environment(LOCAL),
+    )
+    return convert_volume(request, options.beam_flags, options.command_text)
+
+
+@dataclass(frozen=True)
+class LevelsOptions(PipelineOptions):
+    """Options of ``levels``."""
+
+    volume: str
+    to: str
+    scale: int
+    channel: list[int] | None
+    overwrite: bool
+
+
+def _add_levels(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "levels",
+        "count a volume's values, for normalizing by them",
+        "gs://bucket/em --to levels.json",
+        description=(
+            "Count a volume's values, overall and in each section along z, and write quantiles, "
+            "mean and standard deviation to a file. A job normalizes by it with model.normalize: "
+            "{levels: FILE}. Any flag of Apache Beam may follow."
+        ),
+    )
+    parser.add_argument("volume", metavar="VOLUME", help="a path or URL")
+    parser.add_argument(
+        "--to", required=True, metavar="FILE.JSON", help="the file to write, a path or URL"
+    )
+    parser.add_argument(
+        "--scale", type=int, default=0, metavar="N", help="scale of the volume (default: 0)"
+    )
+    parser.add_argument(
+        "--channel", type=int, action="append", metavar="C", help="only this channel; repeatable"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="count again, after the volume was changed"
+    )
+    add_logging(parser)
+    set_action(parser, LevelsOptions, levels, takes_beam_flags=True)
+
+
+def levels(options: LevelsOptions) -> int:
+    """Count a volume's values."""
+    from beam_inference.beam.stage_runner import (
+        begin,
+        check_place,
+        print_task_outcome,
+        run_tasks,
+        task_job,
+    )
+    from beam_inference.operators.level_counts import (
+        CountValues,
+        SumCounts,
+        chunks_to_count,
+        described,
+    )
+    from beam_inference.volumes.kvstores import (
+        LOCAL,
+        delete_folder,
+        open_kvstore,
+        read_key,
+        storage_of_environment,
+        url_of,
+    )
+    from beam_inference.volumes.opening import open_volume
+
+    storage = storage_of_environment(LOCAL)
+    path = url_of(options.volume)
+    to = url_of(options.to)
+    check_place(options.beam_flags, [path, to])
+    channel = None if options.channel is None else tuple(options.channel)
+    volume = open_volume(path, scale=options.scale, channel=options.channel, storage=storage)
+    chunks = chunks_to_count(volume)
+    counting = CountValues(path, options.scale, channel, storage, f"{to}.parts/counts", chunks)
+    folder, _, name = to.rpartition("/")
+    job = task_job(
+        "levels",
+        described(path, options.scale, channel, volume),
+        f"{to}.parts",
+        storage,
+        [counting, SumCounts(counting, (folder, name))],
+    )
+    gone = read_key(open_kvstore(folder, storage), name, folder) is None
+    begin(job, overwrite=options.overwrite or gone)
+    outcome = run_tasks(job, options.beam_flags, chunks.roi.size / chunks.count)
+    if outcome.exit_code == COMPLETE:
+        delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
+    print_task_outcome(outcome, to, options.command_to_continue)
+    return outcome.exit_code
+
+
+@dataclass(frozen=True)
+class PyramidOptions(PipelineOptions):
+    """Options of ``pyramid``; ``levels`` is the number of coarser scales."""
+
+    volume: str
+    method: Literal["mean", "mode"] | None
+    factor: Zyx | None
+    levels: int | None
+    scale: int
+    dry_run: bool
+    json: bool
+    overwrite: bool
+
+
+def _add_pyramid(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "pyramid",
+        "make coarser scales of a volume",
+        "gs://bucket/em --dry-run",
+        "segmentation --method=mode --factor=1x2x2 --levels=3",
+        description=(
+            "Make coarser scales of a volume, or those that are missing. Any flag of Apache Beam "
+            "may follow."
+        ),
+    )
+    parser.add_argument(
+        "volume", metavar="VOLUME", help="a precomputed volume or OME-Zarr group, a path or URL"
+    )
+    parser.add_argument(
+        "--method",
+        choices=("mean", "mode"),
+        help=(
+            "mean for images and maps, mode for labels (default: mode if the volume says it is a "
+            "segmentation)"
+        ),
+    )
+    parser.add_argument(
+        "--factor",
+        type=shape,
+        metavar="ZxYxX",
+        help="from each scale to the next (default: such as 1x2x2 until isotropic, then 2x2x2)",
+    )
+    parser.add_argument(
+        "--levels",
+        type=positive,
+        metavar="N",
+        help="number of coarser scales (default: until one block holds the volume)",
+    )
+    parser.add_argument(
+        "--scale",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="scale that they are made from (default: 0, the finest)",
+    )
+    parser.add_argument(
+        "--dry-run",
+        "--dry_run",
+        action="store_true",
+        help="show what would be made; write nothing",
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="remove existing coarser scales first"
+    )
+    add_logging(parser)
+    set_action(parser, PyramidOptions, pyramid, takes_beam_flags=True)
+
+
+def pyramid(options: PyramidOptions) -> int:
+    """Make coarser scales of a volume."""
+    from beam_inference.beam.stage_runner import check_place, print_task_outcome
+    from beam_inference.cli.plan_text import print_pyramid
+    from beam_inference.pyramid.pyramid import make_pyramid, plan_pyramid
+    from beam_inference.pyramid.scales import multiscale_volume
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
+
+    if options.json and not options.dry_run:
+        raise ConfigError("--json shows what would be made: give it with --dry-run")
+    url = url_of(options.volume)
+    check_place(options.beam_flags, [url])
+    if url.startswith("http"):
+        raise ConfigError(
+            f"{url}: http(s):// can only be read from; levels are written beside their volume"
+        )
+    volume = multiscale_volume(url, storage_of_environment(LOCAL), options.scale)
+    plan = plan_pyramid(volume, options.method, options.factor, options.levels)
+    print_pyramid(plan, as_json=options.json)
+    if options.dry_run:
+        return COMPLETE
+    sys.stdout.flush()
+    outcome = make_pyramid(plan, options.beam_flags, overwrite=options.overwrite)
+    print_task_outcome(outcome, f"{url}, with {len(plan.levels)} more levels", options.command_text)
+    return outcome.exit_code
