@@ -23,7 +23,7 @@ from scipy import ndimage
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.segmentation.layout import Layout
-from beam_inference.segmentation.segment_job import planned_segmentation
+from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.outputs import OutputSpec, create_output
@@ -94,7 +94,7 @@ def affinities(image: NDArray[np.uint8], labels: NDArray[Any]) -> NDArray[np.flo
 def segmented() -> None:
     """All stages, one after the other."""
     url = f"memory://segments{next(_names)}"
-    work = planned_segmentation(
+    work = plan_segmentation(
         "memory://affinities",
         url,
         threshold=THRESHOLD,

@@ -153,7 +153,7 @@ def tiff_bytes(array, *, order=">", tile=None, rows=None):
     return bytes(out)
 
 
-def written(path: Path, content: bytes) -> str:
+def write_file(path: Path, content: bytes) -> str:
     """The path, with a file there; compressed if its name ends with .gz."""
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return str(path)

@@ -215,11 +215,11 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
 
 def components(options: ComponentsOptions) -> int:
     """Label the connected components of a volume."""
-    from beam_inference.segmentation.component_job import components_described, planned_components
+    from beam_inference.segmentation.component_job import components_described, plan_components
     from beam_inference.segmentation.component_stages import component_stages
     from beam_inference.segmentation.make_labels import make_labels
 
-    work = planned_components(
+    work = plan_components(
         *_source_and_target(options),
         threshold=options.threshold,
         channel=options.channel,
@@ -241,12 +241,12 @@ def segment(options: SegmentOptions) -> int:
     """Segment a volume of affinities."""
     from beam_inference.segmentation.make_labels import make_labels
     from beam_inference.segmentation.segment_job import (
-        planned_segmentation,
+        plan_segmentation,
         segmentation_described,
     )
     from beam_inference.segmentation.segment_stages import segment_stages
 
-    work = planned_segmentation(
+    work = plan_segmentation(
         *_source_and_target(options),
         threshold=options.threshold,
         low=options.low,

@@ -7,7 +7,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from beam_inference.conversion.copying import Cut, copy, cut, moved
+from beam_inference.beam.stages import DoChunk
+from beam_inference.conversion.copying import ChunkShapes, choose_chunk_shapes, copy, moved
 from beam_inference.conversion.protocol import Source
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -39,9 +40,9 @@ class CopyBlocks:
         return "copy"
 
     @property
-    def shapes(self) -> Cut:
+    def shapes(self) -> ChunkShapes:
         """How the source is cut, into whole shards or blocks."""
-        return cut(self.source.facts, self.target.write_shape)
+        return choose_chunk_shapes(self.source.info, self.target.write_shape)
 
     @property
     def grid(self) -> ChunkGrid:
@@ -58,13 +59,13 @@ class CopyBlocks:
         """Number of chunks."""
         return self.grid.count
 
-    def opened(self) -> Any:
+    def opened(self) -> DoChunk:
         """Open both; what is returned copies one chunk."""
-        read = self.source.opened()
+        read = self.source.open()
         volume = open_output(self.target)
         if volume is None:
             raise WorkerFault(f"the target {self.target.url} is gone")
-        start = self.source.facts.bounds.start
+        start = self.source.info.bounds.start
         back: Zyx = (
             start[0] - self.box.start[0],
             start[1] - self.box.start[1],
@@ -77,7 +78,7 @@ class CopyBlocks:
         def do(index: int) -> None:
             box = self.grid.core_box(index).intersection(self.box)
             if box.size:
-                copy(read_moved, volume.write, box, self.shapes, self.source.facts)
+                copy(read_moved, volume.write, box, self.shapes, self.source.info)
 
         return do
 

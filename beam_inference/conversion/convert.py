@@ -32,14 +32,14 @@ from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import SHARDED_FORMATS, Output
 from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
-from beam_inference.conversion.copying import copy, cut, moved
+from beam_inference.conversion.copying import choose_chunk_shapes, copy, moved
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.find_source import StoredVolume, find_source, split_dataset
-from beam_inference.conversion.protocol import Facts, Source
+from beam_inference.conversion.protocol import Source, SourceInfo
 from beam_inference.conversion.targets import (
     FILE_FORMATS,
-    check_holds,
-    filling,
+    check_file_can_hold,
+    fill_file,
     format_of,
     grain_of,
 )
@@ -110,16 +110,16 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
     if not set(request.drop) <= {"offset", "voxel-size"}:
         raise ConfigError(f"--drop {','.join(request.drop)}: expected offset, voxel-size, or both")
     source = find_source(request.source, request.dataset, request.scale, request.storage)
-    facts = source.facts
-    print(f"source: {_told(facts)}")
-    for note in facts.notes:
+    info = source.info
+    print(f"source: {_told(info)}")
+    for note in info.notes:
         print(f"note: {note}", file=sys.stderr)
-    if not facts.bounds.size:
+    if not info.bounds.size:
         raise ConfigError(f"{request.source} has no voxels")
     box = (
-        facts.bounds
+        info.bounds
         if request.offset is None
-        else BoundingBox(request.offset, _stop(request.offset, facts))
+        else BoundingBox(request.offset, _stop(request.offset, info))
     )
     path, dataset = split_dataset(request.target)
     format = request.format or format_of(path) or _BY_SUFFIX.get(Path(path).suffix, "precomputed")
@@ -145,19 +145,19 @@ def _into_file(
         raise ConfigError(
             f"format {format} has no blocks: --block_shape and the like are for others"
         )
-    size = request.voxel_size_nm or source.facts.voxel_size_nm
+    size = request.voxel_size_nm or source.info.voxel_size_nm
     if size is None and FILE_FORMATS[format].voxel_size and "voxel-size" not in request.drop:
         raise ConfigError(_NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
-    spec = FileSpec(box, source.facts.channels, source.facts.dtype, size)
-    check_holds(path, format, spec, request.drop)
+    spec = FileSpec(box, source.info.channels, source.info.dtype, size)
+    check_file_can_hold(path, format, spec, request.drop)
     _check_replaceable(request, path, format)
     print(f"target: {path}, {format}")
-    shapes = cut(source.facts, grain_of(format))
+    shapes = choose_chunk_shapes(source.info, grain_of(format))
     chunks = ChunkGrid(box, shapes.chunk)
-    back = _difference(source.facts.bounds.start, box.start)
-    read = source.opened()
+    back = _difference(source.info.bounds.start, box.start)
+    read = source.open()
     done = 0
-    with filling(path, format, spec, dataset) as target:
+    with fill_file(path, format, spec, dataset) as target:
         total = chunks.count + target.steps
         with Progress(Phase("chunks", total, box.size / total, lambda: done)) as progress:
             for index in range(chunks.count):
@@ -166,7 +166,7 @@ def _into_file(
                     target.put,
                     chunks.core_box(index),
                     shapes,
-                    source.facts,
+                    source.info,
                 )
                 done += 1
                 progress.update()
@@ -185,10 +185,10 @@ def _into_blocks(
     flags: Sequence[str],
     again: str,
 ) -> int:
-    facts = source.facts
+    info = source.info
     if request.drop:
         raise ConfigError(f"--drop {','.join(request.drop)}: format {format} holds all there is")
-    size = request.voxel_size_nm or facts.voxel_size_nm
+    size = request.voxel_size_nm or info.voxel_size_nm
     if size is None:
         raise ConfigError(_NO_VOXEL_SIZE)
     if re.match("https?://", request.target):
@@ -204,9 +204,9 @@ def _into_blocks(
         raise ConfigError(
             f"{request.target} is the source: choose another place, so as not to overwrite it"
         )
-    spec = _output(request, facts, box, format, url, size)
+    spec = _output(request, info, box, format, url, size)
     task = CopyBlocks(source, spec, box)
-    scratch = task.shapes.scratch_bytes(facts)
+    scratch = task.shapes.scratch_bytes(info)
     folder = tempfile.gettempdir()
     if place_of(beam_options(flags)).is_this_machine and scratch > shutil.disk_usage(folder).free:
         raise ConfigError(
@@ -241,7 +241,7 @@ def _into_blocks(
 
 
 def _output(
-    request: Request, facts: Facts, box: BoundingBox, format: str, url: str, size: VoxelSizeNm
+    request: Request, info: SourceInfo, box: BoundingBox, format: str, url: str, size: VoxelSizeNm
 ) -> OutputSpec:
     """The volume to be; what it cannot be is refused."""
     try:
@@ -254,8 +254,8 @@ def _output(
     spec = OutputSpec(
         url=url,
         format=format,
-        dtype=facts.dtype,
-        channels=facts.channels,
+        dtype=info.dtype,
+        channels=info.channels,
         bounds=bounds,
         block_shape=request.block_shape or default_block_shape(box.shape, size),
         voxel_size_nm=size,
@@ -266,14 +266,14 @@ def _output(
     )
     if request.encoding is not None and format != "precomputed":
         raise ConfigError(f"--encoding {request.encoding} is for --format precomputed")
-    if spec.encoding != "raw" and facts.channels > 1:
+    if spec.encoding != "raw" and info.channels > 1:
         raise ConfigError(
             f"--encoding {spec.encoding} is for one channel (readers disagree about the order of "
-            f"more), and {request.source} has {facts.channels}"
+            f"more), and {request.source} has {info.channels}"
         )
-    if spec.labels and np.dtype(facts.dtype).kind == "f":
+    if spec.labels and np.dtype(info.dtype).kind == "f":
         raise ConfigError(
-            f"--labels: {request.source} holds {facts.dtype}, and names of objects are integers"
+            f"--labels: {request.source} holds {info.dtype}, and names of objects are integers"
         )
     if spec.shard_shape is not None and format not in SHARDED_FORMATS:
         raise ConfigError(
@@ -327,12 +327,12 @@ def _local_target(path: str, format: str) -> str:
     return str(Path(local or path).absolute())
 
 
-def _told(facts: Facts) -> str:
-    size = "not stated" if facts.voxel_size_nm is None else f"{_shape(facts.voxel_size_nm)} nm"
+def _told(info: SourceInfo) -> str:
+    size = "not stated" if info.voxel_size_nm is None else f"{_shape(info.voxel_size_nm)} nm"
     return (
-        f"{_shape(facts.bounds.shape)} voxels (z, y, x) from {facts.bounds.start}, "
-        f"{facts.channels} channel{'' if facts.channels == 1 else 's'} of {facts.dtype}; voxel "
-        f"size {size}; {facts.bounds.size * facts.itemsize / 2**20:.1f} MiB"
+        f"{_shape(info.bounds.shape)} voxels (z, y, x) from {info.bounds.start}, "
+        f"{info.channels} channel{'' if info.channels == 1 else 's'} of {info.dtype}; voxel "
+        f"size {size}; {info.bounds.size * info.itemsize / 2**20:.1f} MiB"
     )
 
 
@@ -340,8 +340,8 @@ def _shape(values: Sequence[float]) -> str:
     return " × ".join(f"{each:.9g}" for each in values)
 
 
-def _stop(offset: Zyx, facts: Facts) -> Zyx:
-    z, y, x = facts.bounds.shape
+def _stop(offset: Zyx, info: SourceInfo) -> Zyx:
+    z, y, x = info.bounds.shape
     return (offset[0] + z, offset[1] + y, offset[2] + x)
 
 

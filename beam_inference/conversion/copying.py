@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.conversion.protocol import Facts, Read
+from beam_inference.conversion.protocol import Read, SourceInfo
 from beam_inference.conversion.raw_array import RawLayout
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -39,7 +39,7 @@ Put = Callable[[BoundingBox, NDArray[Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ChunkShapes:
     """Shapes, ZYX, each whole blocks.
 
     Attributes:
@@ -50,30 +50,30 @@ class Cut:
     chunk: Zyx
     window: Zyx
 
-    def scratch_bytes(self, facts: Facts) -> int:
+    def scratch_bytes(self, info: SourceInfo) -> int:
         """What a chunk needs of disk; 0 where it is held in memory."""
         if self.chunk == self.window:
             return 0
         return (
-            math.prod(min(c, n) for c, n in zip(self.chunk, facts.bounds.shape, strict=True))
-            * facts.itemsize
+            math.prod(min(c, n) for c, n in zip(self.chunk, info.bounds.shape, strict=True))
+            * info.itemsize
         )
 
 
-def cut(facts: Facts, block_shape: Zyx) -> Cut:
+def choose_chunk_shapes(info: SourceInfo, block_shape: Zyx) -> ChunkShapes:
     """Chunks of a source for a target with such blocks."""
-    extent = _zyx(_up(n, b) for n, b in zip(facts.bounds.shape, block_shape, strict=True))
-    grain = _zyx(_up(g, b) for g, b in zip(facts.grain, block_shape, strict=True))
+    extent = _zyx(_up(n, b) for n, b in zip(info.bounds.shape, block_shape, strict=True))
+    grain = _zyx(_up(g, b) for g, b in zip(info.grain, block_shape, strict=True))
     chunk = _zyx(min(g, e) for g, e in zip(grain, extent, strict=True))
-    window = _shrunk(chunk, block_shape, facts.itemsize)
+    window = _shrunk(chunk, block_shape, info.itemsize)
     if window != chunk:
-        return Cut(chunk if facts.grain[0] == 1 else window, window)
+        return ChunkShapes(chunk if info.grain[0] == 1 else window, window)
     grown = list(chunk)
     for axis in (2, 1, 0):
-        times = max(1, WINDOW_BYTES // (math.prod(grown) * facts.itemsize))
+        times = max(1, WINDOW_BYTES // (math.prod(grown) * info.itemsize))
         grown[axis] = min(grown[axis] * times, extent[axis])
     chunk = _zyx(grown)
-    return Cut(chunk, chunk)
+    return ChunkShapes(chunk, chunk)
 
 
 def _shrunk(shape: Zyx, block: Zyx, itemsize: int) -> Zyx:
@@ -87,13 +87,13 @@ def _shrunk(shape: Zyx, block: Zyx, itemsize: int) -> Zyx:
     return _zyx(shrunk)
 
 
-def copy(read: Read, put: Put, box: BoundingBox, shapes: Cut, facts: Facts) -> None:
+def copy(read: Read, put: Put, box: BoundingBox, shapes: ChunkShapes, info: SourceInfo) -> None:
     """Copy a chunk of a source, window by window.
 
     Raises:
         WorkerFault: there is no space for a slab that does not fit into memory.
     """
-    size = box.size * facts.itemsize
+    size = box.size * info.itemsize
     if all(n <= w for n, w in zip(box.shape, shapes.window, strict=True)):
         put(box, read(box))
         return
@@ -104,7 +104,7 @@ def copy(read: Read, put: Put, box: BoundingBox, shapes: Cut, facts: Facts) -> N
             f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. "
             "Set TMPDIR to a folder with more space, or choose blocks that are flatter."
         )
-    layout = RawLayout(np.dtype(facts.dtype).str, (facts.channels, *box.shape), "CZYX", 0)
+    layout = RawLayout(np.dtype(info.dtype).str, (info.channels, *box.shape), "CZYX", 0)
     with tempfile.TemporaryFile() as file:
         file.truncate(layout.stop)
         depth = max(1, WINDOW_BYTES // (size // box.shape[0]))

@@ -14,7 +14,7 @@ from beam_inference.conversion.mrc import mrc_source
 from beam_inference.conversion.nifti import nifti_source
 from beam_inference.conversion.npy import npy_source, npz_source
 from beam_inference.conversion.nrrd import nrrd_source
-from beam_inference.conversion.protocol import Facts, Read, Source
+from beam_inference.conversion.protocol import Read, Source, SourceInfo
 from beam_inference.conversion.stacks import slice_stack
 from beam_inference.conversion.tiff import tiff_source
 from beam_inference.errors import ConfigError, VolumeError
@@ -48,14 +48,14 @@ class StoredVolume:
     Attributes:
         url: where it lies. scale: which one of a pyramid.
         storage: how it is reached.
-        facts: what is known of it.
+        info: what is known of it.
         place: where it lies, made canonical.
     """
 
     url: str
     scale: int
     storage: Storage
-    facts: Facts
+    info: SourceInfo
     place: str
 
     @property
@@ -63,7 +63,7 @@ class StoredVolume:
         """Its place; nobody writes to a source while it is converted."""
         return {"volume": self.url, "scale": self.scale}
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """Open it."""
         return open_volume(self.url, scale=self.scale, storage=self.storage).read
 
@@ -76,10 +76,10 @@ def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
     """
     volume = open_volume(url, scale=scale, storage=storage)
     z, y, x = (max(1, int(n)) for n in volume.read_shape)
-    facts = Facts(
+    info = SourceInfo(
         volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x)
     )
-    return StoredVolume(url, scale, storage, facts, volume.place)
+    return StoredVolume(url, scale, storage, info, volume.place)
 
 
 def find_source(path: str, dataset: str | None, scale: int, storage: Storage) -> Source:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import (
     FREE,
-    Facts,
     Read,
+    SourceInfo,
     as_czyx,
     library,
     number_dtype,
@@ -38,24 +38,24 @@ class Hdf5Source:
         path: of the file.
         dataset: its name in there.
         axes: a letter for each of its axes, such as "CZYX".
-        facts: what is known of it.
+        info: what is known of it.
     """
 
     path: str
     dataset: str
     axes: str
-    facts: Facts
+    info: SourceInfo
 
     @property
     def identity(self) -> dict[str, Any]:
         """The file as it is."""
         return file_identity(self.path) | {"dataset": self.dataset}
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """Open the file; HDF5 reads one window at a time."""
         file = _opened(self.path)
         dataset = file[self.dataset]
-        origin = self.facts.bounds.start
+        origin = self.info.bounds.start
         lock = threading.Lock()
 
         def read(box: BoundingBox) -> NDArray[Any]:
@@ -70,7 +70,7 @@ class Hdf5Source:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
                 ) from error
-            return np.ascontiguousarray(as_czyx(array, self.axes), dtype=self.facts.dtype)
+            return np.ascontiguousarray(as_czyx(array, self.axes), dtype=self.info.dtype)
 
         weakref.finalize(read, file.close)
         return read
@@ -109,7 +109,9 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
         grain: Zyx = (chunks["Z"], chunks["Y"], chunks["X"]) if chunks else FREE
         stop = (offset[0] + shape[0], offset[1] + shape[1], offset[2] + shape[2])
         dtype = number_dtype(dataset.dtype, f"{path}:{name}")
-        facts = Facts(BoundingBox(offset, stop), int(extent.get("C", 1)), dtype, size, grain, notes)
+        info = SourceInfo(
+            BoundingBox(offset, stop), int(extent.get("C", 1)), dtype, size, grain, notes
+        )
         if dataset.size:
             try:
                 dataset[(0,) * dataset.ndim]
@@ -118,7 +120,7 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
                     f"{path}:{name} cannot be decoded: {error}. If it needs a plugin: pip install "
                     "hdf5plugin"
                 ) from None
-    return Hdf5Source(path, name, axes, facts)
+    return Hdf5Source(path, name, axes, info)
 
 
 def _volumes(file: Any) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype
+from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, open_packed
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -65,7 +65,7 @@ def mrc_source(path: str) -> RawSource:
     bounds = BoundingBox((z0, y0, x0), (z0 + shape[0], y0 + shape[1], x0 + shape[2]))
     known = (z, y, x) if min(z, y, x) > 0 else None
     return RawSource(
-        path, layout, Facts(bounds, 1, number_dtype(dtype, path), known, FREE), packing
+        path, layout, SourceInfo(bounds, 1, number_dtype(dtype, path), known, FREE), packing
     )
 
 

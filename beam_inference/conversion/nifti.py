@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype, placed
+from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype, placed
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -64,7 +64,7 @@ def nifti_source(path: str) -> RawSource:
     return RawSource(
         path,
         layout,
-        Facts(bounds, channels, dtype, size, FREE, notes),
+        SourceInfo(bounds, channels, dtype, size, FREE, notes),
         packing="gzip" if packed else None,
         scaling=(float(data.slope), float(data.inter)) if scaled else None,
     )

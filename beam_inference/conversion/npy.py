@@ -9,7 +9,7 @@ from typing import IO
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.protocol import FREE, Facts, number_dtype
+from beam_inference.conversion.protocol import FREE, SourceInfo, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -73,7 +73,9 @@ def _source(path: str, layout: RawLayout, packing: str | None) -> RawSource:
     extent = dict(zip(layout.axes, layout.shape, strict=True))
     bounds = BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"]))
     dtype = number_dtype(np.dtype(layout.dtype), path)
-    return RawSource(path, layout, Facts(bounds, extent.get("C", 1), dtype, None, FREE), packing)
+    return RawSource(
+        path, layout, SourceInfo(bounds, extent.get("C", 1), dtype, None, FREE), packing
+    )
 
 
 def create_npy(path: str, spec: FileSpec) -> RawLayout:

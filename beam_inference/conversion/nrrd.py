@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, Facts, library, number_dtype, placed
+from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype, placed
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -82,10 +82,10 @@ def _source(
     size, offset, notes = _geometry(header, positions)
     shape = (extent.get("Z", 1), extent["Y"], extent["X"])
     stop = (offset[0] + shape[0], offset[1] + shape[1], offset[2] + shape[2])
-    facts = Facts(
+    info = SourceInfo(
         BoundingBox(offset, stop), extent.get("C", 1), number_dtype(dtype, path), size, FREE, notes
     )
-    return RawSource(path, layout, facts, packing, start if packing else 0)
+    return RawSource(path, layout, info, packing, start if packing else 0)
 
 
 def _axes(path: str, header: dict[str, Any], sizes: list[int]) -> str:

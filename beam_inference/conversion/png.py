@@ -27,7 +27,7 @@ def _pillow() -> Any:
     return image
 
 
-def picture_header(path: str) -> tuple[int, int, int, str, Zyx]:
+def read_picture_header(path: str) -> tuple[int, int, int, str, Zyx]:
     """Channels, y, x, dtype and grain of a slice.
 
     Raises:

@@ -24,7 +24,7 @@ May be called from several threads. Raises PermanentReadError, or what
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class SourceInfo:
     """What is known of a source before a voxel is read.
 
     Attributes:
@@ -55,14 +55,14 @@ class Source(Protocol):
     """A volume to be read: a small picklable value."""
 
     @property
-    def facts(self) -> Facts:
+    def info(self) -> SourceInfo:
         """What is known of it."""
 
     @property
     def identity(self) -> dict[str, Any]:
         """What determines its voxels, as JSON values: a file that has changed is another source."""
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """Open it, once per process."""
 
 

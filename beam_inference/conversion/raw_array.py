@@ -23,7 +23,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.conversion.protocol import Facts, Read, as_czyx
+from beam_inference.conversion.protocol import Read, SourceInfo, as_czyx
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 
@@ -74,7 +74,7 @@ class RawSource:
     Attributes:
         path: of the file.
         layout: of the array, in the file or in what it unpacks to.
-        facts: what is known of it.
+        info: what is known of it.
         packing: None, "gzip", "bzip2", or the name of a member of a zip archive.
         packed_from: where in the file the compressed bytes begin.
         scaling: a slope and an intercept that make float32 values of what is stored, or None where
@@ -83,7 +83,7 @@ class RawSource:
 
     path: str
     layout: RawLayout
-    facts: Facts
+    info: SourceInfo
     packing: str | None = None
     packed_from: int = 0
     scaling: tuple[float, float] | None = None
@@ -95,18 +95,18 @@ class RawSource:
             "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
         }
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """A file that is compressed is unpacked once, to a temporary one that goes with the process."""
         file: str | IO[bytes] = self.path
         if self.packing is not None:
-            file = unpacked(self.path, self.packing, self.packed_from, self.layout.stop)
+            file = unpack(self.path, self.packing, self.packed_from, self.layout.stop)
         layout = self.layout
-        facts = self.facts
+        info = self.info
         scaling = self.scaling
 
         def read(box: BoundingBox) -> NDArray[Any]:
             start, stop = (
-                tuple(a - o for a, o in zip(p, facts.bounds.start, strict=True))
+                tuple(a - o for a, o in zip(p, info.bounds.start, strict=True))
                 for p in (box.start, box.stop)
             )
             try:
@@ -146,7 +146,7 @@ def check_length(path: str, layout: RawLayout) -> None:
         )
 
 
-def unpacked(path: str, packing: str, start: int, size: int) -> IO[bytes]:
+def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
     """The decompressed bytes of a file, in a file without a name.
 
     Raises:

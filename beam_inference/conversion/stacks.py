@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.conversion.png import picture_header, read_picture
-from beam_inference.conversion.protocol import Facts, Read
-from beam_inference.conversion.tiff import read_slice, slice_header
+from beam_inference.conversion.png import read_picture, read_picture_header
+from beam_inference.conversion.protocol import Read, SourceInfo
+from beam_inference.conversion.tiff import read_slice, read_slice_header
 from beam_inference.errors import VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 
 _Header = tuple[int, int, int, str, Zyx]
 _READERS: dict[str, tuple[Callable[[str], _Header], Callable[[str, BoundingBox], NDArray[Any]]]] = {
-    **dict.fromkeys((".tif", ".tiff"), (slice_header, read_slice)),
-    **dict.fromkeys((".png", ".jpg", ".jpeg"), (picture_header, read_picture)),
+    **dict.fromkeys((".tif", ".tiff"), (read_slice_header, read_slice)),
+    **dict.fromkeys((".png", ".jpg", ".jpeg"), (read_picture_header, read_picture)),
 }
 _HEADERS_AT_A_TIME = 8
 _NAMED = 8
@@ -39,20 +39,20 @@ class SliceStack:
         pattern: a glob that gives the files, and perhaps others that are no slices.
         names_hash: of the names, in order.
         files_hash: of their names, sizes and times.
-        facts: what is known of it.
+        info: what is known of it.
     """
 
     pattern: str
     names_hash: str
     files_hash: str
-    facts: Facts
+    info: SourceInfo
 
     @property
     def identity(self) -> dict[str, Any]:
         """The files as they are."""
         return {"slices": self.pattern, "files": self.files_hash}
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """List the files again."""
         paths = _paths(self.pattern)
         if _hash(paths) != self.names_hash:
@@ -63,7 +63,7 @@ class SliceStack:
 
         def read(box: BoundingBox) -> NDArray[Any]:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
-            out = np.empty((self.facts.channels, *box.shape), self.facts.dtype)
+            out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             for z in range(box.start[0], box.stop[0]):
                 out[:, z - box.start[0]] = read_one(paths[z], window)[:, 0]
             return out
@@ -98,10 +98,10 @@ def slice_stack(pattern: str) -> SliceStack:
     files = _hash(
         [f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in zip(paths, statuses, strict=True)]
     )
-    facts = Facts(
+    info = SourceInfo(
         bounds, channels, dtype, None, grain, numbering_notes([Path(path).name for path in paths])
     )
-    return SliceStack(pattern, _hash(paths), files, facts)
+    return SliceStack(pattern, _hash(paths), files, info)
 
 
 def _paths(pattern: str) -> list[str]:

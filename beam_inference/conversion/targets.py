@@ -103,7 +103,7 @@ def format_of(path: str) -> str | None:
     )
 
 
-def check_holds(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> None:
+def check_file_can_hold(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> None:
     """Refuse what a file would not hold, but for what is in ``drop``: "offset" or "voxel-size".
 
     Raises:
@@ -153,7 +153,7 @@ def grain_of(format: str) -> Zyx:
 
 
 @dataclass(frozen=True, slots=True)
-class Filling:
+class FileTarget:
     """A target while it is filled.
 
     Attributes:
@@ -168,7 +168,7 @@ class Filling:
 
 
 @contextmanager
-def filling(path: str, format: str, spec: FileSpec, dataset: str | None) -> Iterator[Filling]:
+def fill_file(path: str, format: str, spec: FileSpec, dataset: str | None) -> Iterator[FileTarget]:
     """Fill a file: it gets its name at the end; when something fails, nothing is left.
 
     Raises:
@@ -202,13 +202,13 @@ def filling(path: str, format: str, spec: FileSpec, dataset: str | None) -> Iter
 @contextmanager
 def _begun(
     path: Path, scratch: Path, format: str, spec: FileSpec, dataset: str | None, *, packed: bool
-) -> Iterator[Filling]:
+) -> Iterator[FileTarget]:
     z, y, x = spec.bounds.start
     origin = (-z, -y, -x)
     if format == "hdf5":
         file = Hdf5Target(str(path), dataset, spec)
         try:
-            yield Filling(
+            yield FileTarget(
                 lambda box, array: file.write(moved(box, origin), array), lambda: iter(()), 0
             )
         finally:
@@ -225,11 +225,11 @@ def _begun(
 
     if create is None:
         path.mkdir()
-        yield Filling(put, lambda: _to_slices(raw, layout, spec, path), spec.bounds.shape[0])
+        yield FileTarget(put, lambda: _to_slices(raw, layout, spec, path), spec.bounds.shape[0])
     elif packed:
-        yield Filling(put, lambda: _to_gzip(raw, path), ceil_div(layout.stop, WINDOW_BYTES))
+        yield FileTarget(put, lambda: _to_gzip(raw, path), ceil_div(layout.stop, WINDOW_BYTES))
     else:
-        yield Filling(put, lambda: iter(()), 0)
+        yield FileTarget(put, lambda: iter(()), 0)
 
 
 def _to_slices(raw: Path, layout: RawLayout, spec: FileSpec, folder: Path) -> Iterator[None]:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.protocol import FREE, Facts, Read, library, number_dtype
+from beam_inference.conversion.protocol import FREE, Read, SourceInfo, library, number_dtype
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -92,12 +92,14 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
             int(series.dataoffset),
         )
         check_length(path, layout)
-        return RawSource(path, layout, Facts(bounds, extent.get("C", 1), dtype, size, FREE, notes))
+        return RawSource(
+            path, layout, SourceInfo(bounds, extent.get("C", 1), dtype, size, FREE, notes)
+        )
     names = "".join(axis for _, axis in leading)
-    facts = Facts(bounds, extent.get("C", 1), dtype, size, page_grain(page), notes)
-    source = TiffPages(path, number, names, facts)
+    info = SourceInfo(bounds, extent.get("C", 1), dtype, size, page_grain(page), notes)
+    source = TiffPages(path, number, names, info)
     try:
-        source.opened()(BoundingBox((0, 0, 0), (1, 1, 1)))
+        source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))
     except PermanentReadError as error:
         raise VolumeError(str(error)) from None
     return source
@@ -152,31 +154,31 @@ class TiffPages:
         path: of the file.
         series: number of the image in it.
         leading: letters of the axes over pages, slowest first: "Z", "CZ", "ZC", "C" or none.
-        facts: what is known of it.
+        info: what is known of it.
     """
 
     path: str
     series: int
     leading: str
-    facts: Facts
+    info: SourceInfo
 
     @property
     def identity(self) -> dict[str, Any]:
         """The file as it is."""
         return file_identity(self.path) | {"series": self.series}
 
-    def opened(self) -> Read:
+    def open(self) -> Read:
         """The list of pages is read once."""
         tiff = library("tifffile", "TIFF").TiffFile(self.path)
         pages = tiff.series[self.series].pages
         lock = threading.Lock()  # of the file's position, while a page's header is read
         file = os.open(self.path, os.O_RDONLY)
-        depth = self.facts.bounds.shape[0]
-        channels = self.facts.channels
+        depth = self.info.bounds.shape[0]
+        channels = self.info.channels
 
         def read(box: BoundingBox) -> NDArray[Any]:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
-            out = np.empty((channels, *box.shape), self.facts.dtype)
+            out = np.empty((channels, *box.shape), self.info.dtype)
             for z in range(box.start[0], box.stop[0]):
                 for c in range(channels) if "C" in self.leading else (None,):
                     number = (
@@ -319,7 +321,7 @@ def create_tiff(path: str, spec: FileSpec) -> RawLayout:
     return RawLayout(np.dtype(spec.dtype).newbyteorder("<").str, shape, "ZCYX", offset)
 
 
-def slice_header(path: str) -> tuple[int, int, int, str, Zyx]:
+def read_slice_header(path: str) -> tuple[int, int, int, str, Zyx]:
     """Channels, y, x, dtype and grain of a file of one page.
 
     Raises:

@@ -52,7 +52,7 @@ class RegionGraph:
     counts: NDArray[np.int64]
 
 
-def summed(
+def sum_edges(
     names: NDArray[np.int64],
     pairs: NDArray[np.int64],
     sums: NDArray[np.int64],
@@ -69,7 +69,7 @@ def summed(
     return once, np.add.reduceat(sums[order], starts), np.add.reduceat(counts[order], starts)
 
 
-def combined(graphs: Sequence[RegionGraph]) -> RegionGraph:
+def combine_graphs(graphs: Sequence[RegionGraph]) -> RegionGraph:
     """Parts of a volume's graph as one: what several of them know of a region or an edge adds up."""
     names = np.unique(np.concatenate([graph.names for graph in graphs]))
     records = no_records(len(names))
@@ -81,7 +81,7 @@ def combined(graphs: Sequence[RegionGraph]) -> RegionGraph:
     sums, counts = (
         np.concatenate([getattr(graph, part) for graph in graphs]) for part in ("sums", "counts")
     )
-    return RegionGraph(names, records, *summed(names, np.concatenate(pairs), sums, counts))
+    return RegionGraph(names, records, *sum_edges(names, np.concatenate(pairs), sums, counts))
 
 
 def agglomerate(
@@ -201,14 +201,14 @@ def _array(values: NDArray[np.int64]) -> array[int]:
     return array("q", values.tobytes())
 
 
-def joined_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.void]:
+def sum_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.void]:
     """What is known of what regions were joined to, at its place; elsewhere nothing."""
     records = no_records(len(graph.names))
     add_parts(records, joined, graph.records)
     return records
 
 
-def contracted(
+def contract(
     graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]
 ) -> RegionGraph:
     """The graph of what regions were joined to, of which some stay.
@@ -223,5 +223,5 @@ def contracted(
     pairs = joined[graph.pairs]
     left = stays[pairs].all(axis=1) & (pairs[:, 0] != pairs[:, 1])
     names = graph.names[stays]
-    edges = summed(names, places[pairs[left]], graph.sums[left], graph.counts[left])
-    return RegionGraph(names, joined_records(graph, joined)[stays], *edges)
+    edges = sum_edges(names, places[pairs[left]], graph.sums[left], graph.counts[left])
+    return RegionGraph(names, sum_records(graph, joined)[stays], *edges)

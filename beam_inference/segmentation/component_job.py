@@ -9,17 +9,17 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation.layout import (
     Layout,
-    checked_input,
-    comparable,
+    comparable_threshold,
     described,
-    output_and_grid,
+    open_input,
+    plan_output,
 )
-from beam_inference.segmentation.plans import Components
+from beam_inference.segmentation.plans import ComponentPlan
 
 _SIDE = 256
 
 
-def planned_components(
+def plan_components(
     source: str,
     target: str,
     *,
@@ -30,7 +30,7 @@ def planned_components(
     min_size: int = 1,
     layout: Layout,
     storage: Storage,
-) -> Components:
+) -> ComponentPlan:
     """What is to be made, all open questions decided; its scratch folder is named later.
 
     Args:
@@ -48,7 +48,7 @@ def planned_components(
     Raises:
         UserError: it cannot be done as asked.
     """
-    volume = checked_input(source, target, scale, storage)
+    volume = open_input(source, target, scale, storage)
     if channel is None and volume.channels > 1:
         raise ConfigError(
             f"{source} has the channels 0 … {volume.channels - 1}: say which with --channel"
@@ -63,12 +63,12 @@ def planned_components(
         )
     if threshold is not None and not math.isfinite(threshold):
         raise ConfigError(f"--threshold {threshold} is no number that voxels can be compared with")
-    output, grid = output_and_grid(volume, target, layout, _SIDE, storage)
-    return Components(
+    output, grid = plan_output(volume, target, layout, _SIDE, storage)
+    return ComponentPlan(
         source=source,
         scale=scale,
         channel=channel or 0,
-        threshold=None if threshold is None else comparable(threshold, volume.dtype),
+        threshold=None if threshold is None else comparable_threshold(threshold, volume.dtype),
         connectivity=connectivity,
         min_size=min_size,
         grid=grid,
@@ -78,10 +78,10 @@ def planned_components(
     )
 
 
-def components_described(work: Components) -> dict[str, Any]:
+def components_described(plan: ComponentPlan) -> dict[str, Any]:
     """What determines the bytes that are written."""
-    return described(work) | {
-        "input": {"path": work.source, "scale": work.scale, "channel": work.channel},
-        "threshold": work.threshold,
-        "connectivity": work.connectivity,
+    return described(plan) | {
+        "input": {"path": plan.source, "scale": plan.scale, "channel": plan.channel},
+        "threshold": plan.threshold,
+        "connectivity": plan.connectivity,
     }

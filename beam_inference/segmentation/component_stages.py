@@ -28,43 +28,43 @@ from beam_inference.segmentation.numbering import (
     Stage,
     faces_after,
     ids_of,
-    leave_chunk,
-    leave_pairs,
-    numbering,
+    numbering_stages,
+    save_chunk,
+    save_pairs,
 )
-from beam_inference.segmentation.plans import Components, Labelling
+from beam_inference.segmentation.plans import ComponentPlan, LabelPlan
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.table import tabulate
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 
 
-def component_stages(work: Components) -> tuple[Stage, ...]:
+def component_stages(plan: ComponentPlan) -> tuple[Stage, ...]:
     """All stages, in their order."""
     return (
-        Stage("label", work.grid.count, partial(label, work)),
-        Stage("match", work.grid.count, partial(match, work)),
-        *numbering(work),
-        Stage("relabel", work.grid.count, partial(relabel, work)),
-        Stage("tabulate", work.grid.shape[0], partial(tabulate, work)),
-        Stage("clean", 1, partial(clean, work)),
+        Stage("label", plan.grid.count, partial(label, plan)),
+        Stage("match", plan.grid.count, partial(match, plan)),
+        *numbering_stages(plan),
+        Stage("relabel", plan.grid.count, partial(relabel, plan)),
+        Stage("tabulate", plan.grid.shape[0], partial(tabulate, plan)),
+        Stage("clean", 1, partial(clean, plan)),
     )
 
 
-def label(work: Components) -> DoChunk:
+def label(plan: ComponentPlan) -> DoChunk:
     """Label each chunk alone."""
     source = open_volume(
-        work.source, scale=work.scale, channel=[work.channel], storage=work.storage
+        plan.source, scale=plan.scale, channel=[plan.channel], storage=plan.storage
     )
-    labels = create_output(work.scratch_labels())
-    scratch = work.scratch()
+    labels = create_output(plan.scratch_labels())
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = work.grid.core_box(index)
-        values = np.ascontiguousarray(work.foreground(source.read(core)[0]))
-        chunk, faces = label_chunk(values, core, work.grid, index, work.connectivity, work.min_size)
+        core = plan.grid.core_box(index)
+        values = np.ascontiguousarray(plan.foreground(source.read(core)[0]))
+        chunk, faces = label_chunk(values, core, plan.grid, index, plan.connectivity, plan.min_size)
         labels.write(core, chunk.labels[np.newaxis])
-        leave_chunk(work, scratch, index, chunk, _named(faces))
+        save_chunk(plan, scratch, index, chunk, _named(faces))
 
     return do
 
@@ -83,33 +83,33 @@ def _faces(named: Arrays) -> Faces:
     return Faces(first, last, named["values"])
 
 
-def match(work: Components) -> DoChunk:
+def match(plan: ComponentPlan) -> DoChunk:
     """Find, at the seams after a chunk, which labels are one."""
-    scratch = work.scratch()
-    grid = work.grid
+    scratch = plan.scratch()
+    grid = plan.grid
 
     def do(index: int) -> None:
-        faces = {step: _faces(named) for step, named in faces_after(work, scratch, index).items()}
-        pairs = equivalences(faces, grid.core_box(index).shape, work.connectivity)
-        leave_pairs(work, scratch, index, pairs, len(faces[0, 0, 0].values))
+        faces = {step: _faces(named) for step, named in faces_after(plan, scratch, index).items()}
+        pairs = equivalences(faces, grid.core_box(index).shape, plan.connectivity)
+        save_pairs(plan, scratch, index, pairs, len(faces[0, 0, 0].values))
 
     return do
 
 
-def relabel(work: Labelling) -> DoChunk:
+def relabel(plan: LabelPlan) -> DoChunk:
     """Write the output."""
-    labels = create_output(work.scratch_labels())
-    output = create_output(work.output)
-    scratch = work.scratch()
+    labels = create_output(plan.scratch_labels())
+    output = create_output(plan.output)
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = work.grid.core_box(index)
+        core = plan.grid.core_box(index)
         output.write(core, ids_of(scratch, index).astype(output.dtype)[labels.read(core)])
 
     return do
 
 
-def clean(work: Labelling) -> DoChunk:
+def clean(plan: LabelPlan) -> DoChunk:
     """Remove the scratch folder."""
-    scratch = work.scratch()
+    scratch = plan.scratch()
     return lambda _: scratch.delete()

@@ -109,12 +109,12 @@ def label_chunk(
         min_size: components of fewer voxels are left out, where no neighbour can have more of them.
     """
     labels, count = _components(values, connectivity)
-    chunk = arranged(labels, count, core, grid, index, min_size)
+    chunk = arrange_labels(labels, count, core, grid, index, min_size)
     first, last = planes_at_seams(chunk.labels, grid, index)
     return chunk, Faces(first, last, values.reshape(-1)[chunk.first[: chunk.touching]])
 
 
-def arranged(
+def arrange_labels(
     labels: NDArray[np.uint32],
     count: int,
     core: BoundingBox,

@@ -14,7 +14,7 @@ from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.segmentation.labelling import cc3d_library
-from beam_inference.segmentation.plans import Labelling
+from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.volumes.kvstores import place_of_url
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import OutputSpec, check_output, default_bounds, open_output
@@ -43,7 +43,7 @@ class Layout:
     shard_shape: Zyx | None = None
 
 
-def checked_input(source: str, target: str, scale: int, storage: Storage) -> Volume:
+def open_input(source: str, target: str, scale: int, storage: Storage) -> Volume:
     """The input, of which an output can be made elsewhere.
 
     Raises:
@@ -66,7 +66,7 @@ def checked_input(source: str, target: str, scale: int, storage: Storage) -> Vol
     return volume
 
 
-def output_and_grid(
+def plan_output(
     volume: Volume, target: str, layout: Layout, side: int, storage: Storage
 ) -> tuple[OutputSpec, ChunkGrid]:
     """The output, and chunks that tile the input and write whole blocks.
@@ -135,30 +135,30 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
         )
 
 
-def described(work: Labelling) -> dict[str, Any]:
+def described(plan: LabelPlan) -> dict[str, Any]:
     """What determines the bytes that are written, whatever they are labels of."""
     return {
-        "min_size": work.min_size,
-        "bounds": [work.grid.roi.start, work.grid.roi.stop],
-        "chunk_shape": work.grid.chunk_shape,
+        "min_size": plan.min_size,
+        "bounds": [plan.grid.roi.start, plan.grid.roi.stop],
+        "chunk_shape": plan.grid.chunk_shape,
         "output": {
-            "format": work.output.format,
-            "dtype": work.output.dtype,
-            "block_shape": work.output.block_shape,
-            "shard_shape": work.output.shard_shape,
-            "voxel_size_nm": work.output.voxel_size_nm,
+            "format": plan.output.format,
+            "dtype": plan.output.dtype,
+            "block_shape": plan.output.block_shape,
+            "shard_shape": plan.output.shard_shape,
+            "voxel_size_nm": plan.output.voxel_size_nm,
         },
         "stages": 2,  # counts up when what they leave for one another changes
     }
 
 
-def memory_gib(work: Labelling) -> float:
+def memory_gib(plan: LabelPlan) -> float:
     """What the largest chunk takes, with each of a worker's threads."""
-    shape = (min(a, b) for a, b in zip(work.grid.chunk_shape, work.grid.roi.shape, strict=True))
-    return math.prod(shape) * work.bytes_per_voxel / 2**30
+    shape = (min(a, b) for a, b in zip(plan.grid.chunk_shape, plan.grid.roi.shape, strict=True))
+    return math.prod(shape) * plan.bytes_per_voxel / 2**30
 
 
-def comparable(threshold: float, dtype: np.dtype[Any]) -> float:
+def comparable_threshold(threshold: float, dtype: np.dtype[Any]) -> float:
     """Integers are compared with the next whole number: exact, where a float could not hold their values."""
     return threshold if dtype.kind == "f" else math.ceil(threshold)
 

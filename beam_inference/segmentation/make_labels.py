@@ -25,18 +25,18 @@ from beam_inference.pyramid.pyramid import (
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.segmentation.layout import memory_gib
 from beam_inference.segmentation.numbering import Stage
-from beam_inference.segmentation.plans import Components, Labelling, Segmentation
+from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
 from beam_inference.segmentation.table import count_of
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import create_output
 
-Work = TypeVar("Work", bound=Labelling)
+Work = TypeVar("Work", bound=LabelPlan)
 
 _MULTISCALE = ("precomputed", "ome_zarr")
 
 
 def make_labels(
-    work: Work,
+    plan: Work,
     description: dict[str, Any],
     stages: Callable[[Work], tuple[Stage, ...]],
     flags: Sequence[str],
@@ -54,38 +54,38 @@ def make_labels(
     Raises:
         UserError: it cannot be done as asked.
     """
-    if pyramid and work.output.format not in _MULTISCALE:
+    if pyramid and plan.output.format not in _MULTISCALE:
         raise ConfigError(
-            f"--pyramid: {work.output.format} holds one scale; precomputed and ome_zarr hold "
+            f"--pyramid: {plan.output.format} holds one scale; precomputed and ome_zarr hold "
             "several"
         )
-    job = task_job(work.kind, description, work.output.url, work.storage, ())
-    work = replace(work, scratch_url=f"{job.state_url}/{work.kind}_scratch/{job.fingerprint[:16]}")
-    job = replace(job, tasks=stages(work))
+    job = task_job(plan.kind, description, plan.output.url, plan.storage, ())
+    plan = replace(plan, scratch_url=f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}")
+    job = replace(job, tasks=stages(plan))
     if not overwrite:
         _refuse_another_kind(job)
     begin(job, overwrite=overwrite)
-    create_output(work.output)
+    create_output(plan.output)
     if overwrite:
-        _forget(job, work)
-    grid = work.grid
+        _forget(job, plan)
+    grid = plan.grid
     print(
-        f"{grid.count} chunks, {memory_gib(work):.2g} GiB for each that is under "
-        f"way{work.more_memory}",
+        f"{grid.count} chunks, {memory_gib(plan):.2g} GiB for each that is under "
+        f"way{plan.more_memory}",
         flush=True,
     )
     outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
     done = outcome.exit_code == COMPLETE
     made = (
-        f"{count_of(work)} {work.table_folder} in {work.output.url}, listed in {work.table_url}"
+        f"{count_of(plan)} {plan.table_folder} in {plan.output.url}, listed in {plan.table_url}"
         if done
         else ""
     )
     print_task_outcome(outcome, made, again)
-    return _coarser(work, flags, again) if done and pyramid else outcome.exit_code
+    return _coarser(plan, flags, again) if done and pyramid else outcome.exit_code
 
 
-_KINDS: tuple[type[Labelling], ...] = (Components, Segmentation)
+_KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
 def _refuse_another_kind(job: TaskJob) -> None:
@@ -98,30 +98,30 @@ def _refuse_another_kind(job: TaskJob) -> None:
             )
 
 
-def _forget(job: TaskJob, work: Labelling) -> None:
+def _forget(job: TaskJob, plan: LabelPlan) -> None:
     """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
-    state, output = (open_kvstore(url, work.storage) for url in (job.state_url, work.output.url))
+    state, output = (open_kvstore(url, plan.storage) for url in (job.state_url, plan.output.url))
     for each in _KINDS:
         if each.kind != job.kind:
             delete_folder(state, job.state_url, f"{each.kind}/")
         delete_folder(state, job.state_url, f"{each.kind}_scratch/")
-        delete_folder(output, work.output.url, f"{each.table_folder}/")
-    if (levels := _levels(work)) is not None:
+        delete_folder(output, plan.output.url, f"{each.table_folder}/")
+    if (levels := _levels(plan)) is not None:
         remove(levels.job())
 
 
-def _levels(work: Labelling) -> Pyramid | None:
+def _levels(plan: LabelPlan) -> Pyramid | None:
     """The pyramid of the output, which is there; None if it has no place for one, or is one block."""
-    if work.output.format not in _MULTISCALE:
+    if plan.output.format not in _MULTISCALE:
         return None
     try:
-        return plan_pyramid(multiscale_volume(work.output.url, work.storage), "mode")
+        return plan_pyramid(multiscale_volume(plan.output.url, plan.storage), "mode")
     except NoLevelNeeded:
         return None
 
 
-def _coarser(work: Labelling, flags: Sequence[str], again: str) -> int:
-    planned = _levels(work)
+def _coarser(plan: LabelPlan, flags: Sequence[str], again: str) -> int:
+    planned = _levels(plan)
     if planned is None:
         return COMPLETE
     outcome = make_pyramid(planned, flags)

@@ -8,8 +8,8 @@ number    a row of chunks (x)    ids: the rank of a component's first voxel amon
 deliver   all at once            the ids of what crosses seams, to every chunk that it is in
 ========  =====================  =====================================================================================
 
-Before them, each chunk is labelled (:func:`leave_chunk`) and its labels are compared with its neighbours'
-(:func:`leave_pairs`). After them, :func:`ids_of` gives the id of each label of a chunk.
+Before them, each chunk is labelled (:func:`save_chunk`) and its labels are compared with its neighbours'
+(:func:`save_pairs`). After them, :func:`ids_of` gives the id of each label of a chunk.
 
 Ids are in the order of first voxels (z, y, x). So the ids of a plane follow those of all planes before it, and within a
 plane those of a row of chunks follow those of the rows before it: ``unite`` counts what begins in each plane of each
@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
-from beam_inference.segmentation.plans import Labelling
+from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.union import number_components, unite
@@ -54,18 +54,18 @@ class Stage:
         return self.open()
 
 
-def numbering(work: Labelling) -> tuple[Stage, ...]:
+def numbering_stages(plan: LabelPlan) -> tuple[Stage, ...]:
     """The stages, in their order."""
-    nz, ny, _ = work.grid.shape
+    nz, ny, _ = plan.grid.shape
     return (
-        Stage("unite", 1, partial(unite_chunks, work)),
-        Stage("number", nz * ny, partial(number, work)),
-        Stage("deliver", 1, partial(deliver, work)),
+        Stage("unite", 1, partial(unite_chunks, plan)),
+        Stage("number", nz * ny, partial(number, plan)),
+        Stage("deliver", 1, partial(deliver, plan)),
     )
 
 
-def leave_chunk(
-    work: Labelling,
+def save_chunk(
+    plan: LabelPlan,
     scratch: Scratch,
     index: int,
     chunk: LabelledChunk,
@@ -73,35 +73,35 @@ def leave_chunk(
 ) -> None:
     """Leave what is known of a labelled chunk; ``faces`` are for its neighbours, see :func:`faces_after`."""
     inner = chunk.records[chunk.touching :]
-    kept = _per_plane(work, inner, work.grid.core_box(index))
+    kept = _per_plane(plan, inner, plan.grid.core_box(index))
     scratch.write("faces", index, **faces)
     scratch.write("touching", index, records=chunk.records[: chunk.touching], kept=kept)
     scratch.write("inner", index, records=inner)
 
 
-def faces_after(work: Labelling, scratch: Scratch, index: int) -> dict[Zyx, Arrays]:
+def faces_after(plan: LabelPlan, scratch: Scratch, index: int) -> dict[Zyx, Arrays]:
     """The faces of a chunk, at (0, 0, 0), and of those of its neighbours at or after it that there are."""
     return {
         step: scratch.read("faces", chunk)
-        for step, chunk in _after(work, index).items()
+        for step, chunk in _after(plan, index).items()
         if chunk >= 0
     }
 
 
-def leave_pairs(
-    work: Labelling, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int
+def save_pairs(
+    plan: LabelPlan, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int
 ) -> None:
     """Leave which labels of a chunk and its neighbours are one, as pairs of codes; ``touching`` is the chunk's own."""
-    chunks = np.array(list(_after(work, index).values()))
+    chunks = np.array(list(_after(plan, index).values()))
     scratch.write("pairs", index, pairs=pairs, chunks=chunks, touching=np.array(touching))
 
 
-def _after(work: Labelling, index: int) -> dict[Zyx, int]:
+def _after(plan: LabelPlan, index: int) -> dict[Zyx, int]:
     there = dict.fromkeys(POSITIONS, -1)
     for step in POSITIONS:
-        z, y, x = (p + s for p, s in zip(work.grid.position(index), step, strict=True))
-        if all(p < n for p, n in zip((z, y, x), work.grid.shape, strict=True)):
-            there[step] = work.grid.index((z, y, x))
+        z, y, x = (p + s for p, s in zip(plan.grid.position(index), step, strict=True))
+        if all(p < n for p, n in zip((z, y, x), plan.grid.shape, strict=True)):
+            there[step] = plan.grid.index((z, y, x))
     return there
 
 
@@ -112,26 +112,26 @@ def ids_of(scratch: Scratch, index: int) -> NDArray[np.int64]:
     return ids
 
 
-def _planes(work: Labelling, records: NDArray[np.void]) -> NDArray[np.int64]:
+def _planes(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:
     """The plane of each component's first voxel, counted from the volume's first."""
-    _, y, x = work.grid.roi.shape
+    _, y, x = plan.grid.roi.shape
     planes: NDArray[np.int64] = records["first"] // (y * x)
     return planes
 
 
-def _per_plane(work: Labelling, records: NDArray[np.void], core: BoundingBox) -> NDArray[np.int64]:
+def _per_plane(plan: LabelPlan, records: NDArray[np.void], core: BoundingBox) -> NDArray[np.int64]:
     """How many components have their first voxel in each plane of a chunk."""
-    before = core.start[0] - work.grid.roi.start[0]
-    return np.bincount(_planes(work, records) - before, minlength=core.shape[0]).astype(np.int64)
+    before = core.start[0] - plan.grid.roi.start[0]
+    return np.bincount(_planes(plan, records) - before, minlength=core.shape[0]).astype(np.int64)
 
 
-def unite_chunks(work: Labelling) -> DoChunk:
+def unite_chunks(plan: LabelPlan) -> DoChunk:
     """Find the components that cross seams."""
-    return partial(_unite, work, work.scratch())
+    return partial(_unite, plan, plan.scratch())
 
 
-def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
-    every = range(work.grid.count)
+def _unite(plan: LabelPlan, scratch: Scratch, _: int) -> None:
+    every = range(plan.grid.count)
     touching = np.fromiter(
         (int(file["touching"]) for file in scratch.read_all("pairs", every)), np.int64
     )
@@ -145,23 +145,23 @@ def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
         )
         unite(component, one, other)
     records = no_records(number_components(component))
-    nz, ny, _x = work.grid.shape
-    planes = work.grid.roi.shape[0]
+    nz, ny, _x = plan.grid.shape
+    planes = plan.grid.roi.shape[0]
     # components, by the plane and the row of chunks of their first voxel
     kept = np.zeros((planes, ny), np.int64)
     for index, file in zip(every, scratch.read_all("touching", every), strict=True):
         add_parts(records, component[begins[index] : begins[index + 1]], file["records"])
-        z, y, _x = work.grid.position(index)
-        kept[slice(*work.planes_of(z)), y] += file["kept"]
+        z, y, _x = plan.grid.position(index)
+        kept[slice(*plan.planes_of(z)), y] += file["kept"]
 
-    rows = _rows(work, records)
-    large = np.flatnonzero(records["voxels"] >= work.min_size)
+    rows = _rows(plan, records)
+    large = np.flatnonzero(records["voxels"] >= plan.min_size)
     order = large[np.lexsort((records["first"][large], rows[large]))]
     numbers = np.full(len(records), -1, np.int64)
     numbers[order] = np.arange(len(order))
     records = records[order]
     rows = rows[order]
-    np.add.at(kept, (_planes(work, records), rows % ny), 1)
+    np.add.at(kept, (_planes(plan, records), rows % ny), 1)
     before = np.concatenate([[0], np.cumsum(kept)])
     ends = np.searchsorted(rows, np.arange(nz * ny + 1))
     scratch.write_all(
@@ -173,7 +173,7 @@ def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
         (
             (z, {"before": before[start * ny : stop * ny + 1]})
             for z in range(nz)
-            for start, stop in [work.planes_of(z)]
+            for start, stop in [plan.planes_of(z)]
         ),
     )
     scratch.write_all(
@@ -185,32 +185,32 @@ def _unite(work: Labelling, scratch: Scratch, _: int) -> None:
     )
 
 
-def _rows(work: Labelling, records: NDArray[np.void]) -> NDArray[np.int64]:
+def _rows(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:
     """The row of chunks in which each component's first voxel is."""
-    z, y, _ = np.unravel_index(records["first"], work.grid.roi.shape)
-    depth, height, _ = work.grid.chunk_shape
-    rows: NDArray[np.int64] = z // depth * work.grid.shape[1] + y // height
+    z, y, _ = np.unravel_index(records["first"], plan.grid.roi.shape)
+    depth, height, _ = plan.grid.chunk_shape
+    rows: NDArray[np.int64] = z // depth * plan.grid.shape[1] + y // height
     return rows
 
 
-def number(work: Labelling) -> DoChunk:
+def number(plan: LabelPlan) -> DoChunk:
     """Give their ids to the components whose first voxel is in a row of chunks."""
-    scratch = work.scratch()
-    _, ny, nx = work.grid.shape
+    scratch = plan.scratch()
+    _, ny, nx = plan.grid.shape
 
     def do(row: int) -> None:
         z, y = divmod(row, ny)
-        chunks = [work.grid.index((z, y, x)) for x in range(nx)]
+        chunks = [plan.grid.index((z, y, x)) for x in range(nx)]
         parts = [file["records"] for file in scratch.read_all("inner", chunks)]
         parts.append(scratch.read("crossing", row)["records"])
         records = np.concatenate(parts)
         order = np.argsort(records["first"])
         records = records[order]
-        planes = _planes(work, records)
+        planes = _planes(plan, records)
         within = np.arange(len(planes)) - np.searchsorted(planes, planes)
         before = scratch.read("before", z)["before"]
         ids = np.empty(len(order), np.int64)
-        ids[order] = 1 + before[(planes - work.planes_of(z)[0]) * ny + y] + within
+        ids[order] = 1 + before[(planes - plan.planes_of(z)[0]) * ny + y] + within
         *inner, crossing = np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
         scratch.write_all(
             "inner_ids",
@@ -222,14 +222,14 @@ def number(work: Labelling) -> DoChunk:
     return do
 
 
-def deliver(work: Labelling) -> DoChunk:
+def deliver(plan: LabelPlan) -> DoChunk:
     """Tell every chunk the ids of what crosses its seams."""
-    return partial(_deliver, work, work.scratch())
+    return partial(_deliver, plan, plan.scratch())
 
 
-def _deliver(work: Labelling, scratch: Scratch, _: int) -> None:
-    rows = range(work.grid.shape[0] * work.grid.shape[1])
-    every = range(work.grid.count)
+def _deliver(plan: LabelPlan, scratch: Scratch, _: int) -> None:
+    rows = range(plan.grid.shape[0] * plan.grid.shape[1])
+    every = range(plan.grid.count)
     # -1 is what goes
     ids = np.concatenate([*(file["ids"] for file in scratch.read_all("crossing_ids", rows)), [0]])
     numbers = zip(every, scratch.read_all("numbers", every), strict=True)

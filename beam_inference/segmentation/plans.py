@@ -15,7 +15,7 @@ from beam_inference.volumes.outputs import OutputSpec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Labelling:
+class LabelPlan:
     """Chunks whose labels become objects with ids, in a volume.
 
     Attributes:
@@ -80,7 +80,7 @@ class Labelling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Components(Labelling):
+class ComponentPlan(LabelPlan):
     """Connected components.
 
     Attributes:
@@ -103,7 +103,7 @@ class Components(Labelling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segmentation(Labelling):
+class SegmentationPlan(LabelPlan):
     """Fragments of a watershed of affinities, agglomerated by mean affinity.
 
     Attributes:

@@ -14,10 +14,10 @@ from beam_inference.segmentation.affinities import as_summands
 from beam_inference.segmentation.agglomeration import (
     RegionGraph,
     agglomerate,
-    combined,
-    contracted,
-    joined_records,
-    summed,
+    combine_graphs,
+    contract,
+    sum_edges,
+    sum_records,
 )
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays
@@ -65,14 +65,14 @@ class Outcome:
     records: NDArray[np.void]
 
 
-def settle_what_can_be(part: Part, threshold: float) -> Outcome:
+def settle_part(part: Part, threshold: float) -> Outcome:
     """Join what can be joined for certain; ``threshold`` is in the unit of the sums."""
     graph = part.graph
     known = ~np.isin(graph.names, np.concatenate(part.open))
     joined, waits = agglomerate(graph, known, threshold)
     final = (joined == np.arange(len(joined))) & ~waits
-    records = joined_records(graph, joined)[final]
-    rest = Part(contracted(graph, joined, waits), part.open)
+    records = sum_records(graph, joined)[final]
+    rest = Part(contract(graph, joined, waits), part.open)
     return Outcome(
         graph.names, graph.names[joined], ~waits[joined], rest, graph.names[final], records
     )
@@ -128,7 +128,7 @@ def chunk_part(
         RegionGraph(
             names,
             known,
-            *summed(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True))),
+            *sum_edges(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True))),
         ),
         tuple(side[side > 0] for side in sides),
     )
@@ -140,7 +140,7 @@ def _edges(
     """Edges between places in ``names``, -1 for background, summed over pairs."""
     there = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
     affinities = as_summands(links[there])
-    return summed(
+    return sum_edges(
         names, np.stack([one[there], other[there]], axis=1), affinities, np.ones_like(affinities)
     )
 
@@ -156,7 +156,7 @@ def group_part(parts: Mapping[Zyx, Part]) -> Part:
             if position[axis] == outer
         ]
         sides.append(np.unique(np.concatenate(found)))
-    return Part(combined([part.graph for part in parts.values()]), tuple(sides))
+    return Part(combine_graphs([part.graph for part in parts.values()]), tuple(sides))
 
 
 def as_arrays(part: Part) -> Arrays:

@@ -11,18 +11,18 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.layout import (
     Layout,
-    checked_input,
-    comparable,
+    comparable_threshold,
     described,
-    output_and_grid,
+    open_input,
+    plan_output,
 )
-from beam_inference.segmentation.plans import Segmentation
+from beam_inference.segmentation.plans import SegmentationPlan
 
 _SIDE = 128
 _DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
 
 
-def planned_segmentation(
+def plan_segmentation(
     source: str,
     target: str,
     *,
@@ -35,7 +35,7 @@ def planned_segmentation(
     min_size: int = 1,
     layout: Layout,
     storage: Storage,
-) -> Segmentation:
+) -> SegmentationPlan:
     """What is to be made, all open questions decided; its scratch folder is named later.
 
     Args:
@@ -55,7 +55,7 @@ def planned_segmentation(
     Raises:
         UserError: it cannot be done as asked.
     """
-    volume = checked_input(source, target, scale, storage)
+    volume = open_input(source, target, scale, storage)
     if len(set(channels)) < 3 or max(channels) >= volume.channels:
         raise ConfigError(
             f"--channels {','.join(map(str, channels))}: three different ones are needed, the "
@@ -73,16 +73,16 @@ def planned_segmentation(
             )
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
-    output, grid = output_and_grid(volume, target, layout, _SIDE, storage)
+    output, grid = plan_output(volume, target, layout, _SIDE, storage)
     if volume.dtype.kind == "u":
         low = max(low, 0)  # what is less stands for "no voxel"
-    return Segmentation(
+    return SegmentationPlan(
         source=source,
         scale=scale,
         channels=channels,
         to_next=to_next,
-        low=comparable(low, volume.dtype),
-        high=comparable(high, volume.dtype),
+        low=comparable_threshold(low, volume.dtype),
+        high=comparable_threshold(high, volume.dtype),
         threshold=threshold,
         floats=volume.dtype.kind == "f",
         min_size=min_size,
@@ -93,16 +93,16 @@ def planned_segmentation(
     )
 
 
-def segmentation_described(work: Segmentation) -> dict[str, Any]:
+def segmentation_described(plan: SegmentationPlan) -> dict[str, Any]:
     """What determines the bytes that are written."""
-    return described(work) | {
+    return described(plan) | {
         "input": {
-            "path": work.source,
-            "scale": work.scale,
-            "channels": work.channels,
-            "to_next": work.to_next,
+            "path": plan.source,
+            "scale": plan.scale,
+            "channels": plan.channels,
+            "to_next": plan.to_next,
         },
-        "low": work.low,
-        "high": work.high,
-        "threshold": work.threshold,
+        "low": plan.low,
+        "high": plan.high,
+        "threshold": plan.threshold,
     }

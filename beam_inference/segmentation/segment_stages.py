@@ -6,7 +6,7 @@ stage       is done for           what it does
 label       each chunk            the watershed of it alone; labels, records, and faces at seams, to the scratch folder
 match       each chunk            which labels on both sides of its seams are one, as pairs
 unite       all at once           \
-number      a row of chunks (x)    > ids of fragments, see :mod:`~beam_inference.segmentation.numbering`
+number      a row of chunks (x)    > ids of find_fragments, see :mod:`~beam_inference.segmentation.numbering`
 deliver     all at once           /
 join0       each chunk            the graph of its fragments; joins what can be joined for certain
 join1, …    each group of 2×2×2   the same of what is left of its chunks, or groups; the last is one group of all
@@ -32,17 +32,17 @@ from numpy.typing import NDArray
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import as_limit, read_links
 from beam_inference.segmentation.component_stages import clean
-from beam_inference.segmentation.labelling import STEPS, arranged, planes_at_seams, seams_of
+from beam_inference.segmentation.labelling import STEPS, arrange_labels, planes_at_seams, seams_of
 from beam_inference.segmentation.numbering import (
     DoChunk,
     Stage,
     faces_after,
     ids_of,
-    leave_chunk,
-    leave_pairs,
-    numbering,
+    numbering_stages,
+    save_chunk,
+    save_pairs,
 )
-from beam_inference.segmentation.plans import Segmentation
+from beam_inference.segmentation.plans import SegmentationPlan
 from beam_inference.segmentation.regions import (
     Names,
     Part,
@@ -50,91 +50,93 @@ from beam_inference.segmentation.regions import (
     chunk_part,
     from_arrays,
     group_part,
-    settle_what_can_be,
+    settle_part,
 )
 from beam_inference.segmentation.scratch import Arrays, Scratch
 from beam_inference.segmentation.table import tabulate_segments
-from beam_inference.segmentation.watershed import fragments, joined_pairs
+from beam_inference.segmentation.watershed import find_fragments, fragment_pairs
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.volume import Volume
 
 
-def segment_stages(work: Segmentation) -> tuple[Stage, ...]:
+def segment_stages(plan: SegmentationPlan) -> tuple[Stage, ...]:
     """All stages, in their order."""
-    chunks = work.grid.count
-    top = len(work.levels) - 1
-    groups = [int(np.prod(shape)) for shape in work.levels]
+    chunks = plan.grid.count
+    top = len(plan.levels) - 1
+    groups = [int(np.prod(shape)) for shape in plan.levels]
     return (
-        Stage("label", chunks, partial(label, work)),
-        Stage("match", chunks, partial(match, work)),
-        *numbering(replace(work, min_size=1)),  # a small fragment may be part of a large segment
-        Stage("join0", chunks, partial(join_chunk, work)),
+        Stage("label", chunks, partial(label, plan)),
+        Stage("match", chunks, partial(match, plan)),
+        *numbering_stages(
+            replace(plan, min_size=1)
+        ),  # a small fragment may be part of a large segment
+        Stage("join0", chunks, partial(join_chunk, plan)),
         *(
-            Stage(f"join{level}", groups[level], partial(join_group, work, level))
+            Stage(f"join{level}", groups[level], partial(join_group, plan, level))
             for level in range(1, top + 1)
         ),
         *(
-            Stage(f"settle{level}", groups[level], partial(settle, work, level))
+            Stage(f"settle{level}", groups[level], partial(settle, plan, level))
             for level in range(top - 1, 0, -1)
         ),
-        Stage("paint", chunks, partial(paint, work)),
-        Stage("tabulate", 1, partial(tabulate_segments, work, partial(_all_records, groups))),
-        Stage("clean", 1, partial(clean, work)),
+        Stage("paint", chunks, partial(paint, plan)),
+        Stage("tabulate", 1, partial(tabulate_segments, plan, partial(_all_records, groups))),
+        Stage("clean", 1, partial(clean, plan)),
     )
 
 
-def _affinities(work: Segmentation) -> Volume:
+def _affinities(plan: SegmentationPlan) -> Volume:
     return open_volume(
-        work.source, scale=work.scale, channel=list(work.channels), storage=work.storage
+        plan.source, scale=plan.scale, channel=list(plan.channels), storage=plan.storage
     )
 
 
-def label(work: Segmentation) -> DoChunk:
+def label(plan: SegmentationPlan) -> DoChunk:
     """Find the fragments of each chunk alone."""
-    source = _affinities(work)
-    labels = create_output(work.scratch_labels())
-    scratch = work.scratch()
+    source = _affinities(plan)
+    labels = create_output(plan.scratch_labels())
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = work.grid.core_box(index)
-        found, count, joined = fragments(
-            read_links(source, core, to_next=work.to_next), work.low, work.high
+        core = plan.grid.core_box(index)
+        found, count, joined = find_fragments(
+            read_links(source, core, to_next=plan.to_next), plan.low, plan.high
         )
-        chunk = arranged(found, count, core, work.grid, index, 1)
+        chunk = arrange_labels(found, count, core, plan.grid, index, 1)
         labels.write(core, chunk.labels[np.newaxis])
-        first, last = planes_at_seams(chunk.labels, work.grid, index)
+        first, last = planes_at_seams(chunk.labels, plan.grid, index)
         faces = joined | {f"first{axis}": plane for axis, plane in enumerate(first)}
         faces |= {f"last{axis}": plane for axis, plane in enumerate(last)} | {
             "touching": np.array(chunk.touching)
         }
-        leave_chunk(work, scratch, index, chunk, faces)
+        save_chunk(plan, scratch, index, chunk, faces)
 
     return do
 
 
-def match(work: Segmentation) -> DoChunk:
+def match(plan: SegmentationPlan) -> DoChunk:
     """Find, at the seams after a chunk, which labels are one fragment."""
-    scratch = work.scratch()
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        faces = faces_after(work, scratch, index)
-        leave_pairs(work, scratch, index, joined_pairs(faces), int(faces[0, 0, 0]["touching"]))
+        faces = faces_after(plan, scratch, index)
+        save_pairs(plan, scratch, index, fragment_pairs(faces), int(faces[0, 0, 0]["touching"]))
 
     return do
 
 
-def join_chunk(work: Segmentation) -> DoChunk:
+def join_chunk(plan: SegmentationPlan) -> DoChunk:
     """Join what can be joined within a chunk."""
-    source = _affinities(work)
-    labels = create_output(work.scratch_labels())
-    scratch = work.scratch()
+    source = _affinities(plan)
+    labels = create_output(plan.scratch_labels())
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = work.grid.core_box(index)
-        here, there = seams_of(work.grid, index)
+        core = plan.grid.core_box(index)
+        here, there = seams_of(plan.grid, index)
         before = [
-            _plane_before(work, scratch, index, axis) if here[axis] else _NO_PLANE
+            _plane_before(plan, scratch, index, axis) if here[axis] else _NO_PLANE
             for axis in range(3)
         ]
         touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
@@ -142,11 +144,11 @@ def join_chunk(work: Segmentation) -> DoChunk:
             labels.read(core)[0],
             ids_of(scratch, index),
             np.concatenate([touching, inner]),
-            read_links(source, core, to_next=work.to_next),
+            read_links(source, core, to_next=plan.to_next),
             before,
             there,
         )
-        _join(work, scratch, 0, index, part)
+        _join(plan, scratch, 0, index, part)
 
     return do
 
@@ -154,37 +156,37 @@ def join_chunk(work: Segmentation) -> DoChunk:
 _NO_PLANE: Names = np.zeros((0, 0), np.int64)
 
 
-def _plane_before(work: Segmentation, scratch: Scratch, index: int, axis: int) -> Names:
+def _plane_before(plan: SegmentationPlan, scratch: Scratch, index: int, axis: int) -> Names:
     """The fragments in the last plane of the chunk before one."""
-    z, y, x = (p - s for p, s in zip(work.grid.position(index), STEPS[axis], strict=True))
-    neighbour = work.grid.index((z, y, x))
+    z, y, x = (p - s for p, s in zip(plan.grid.position(index), STEPS[axis], strict=True))
+    neighbour = plan.grid.index((z, y, x))
     ids = np.concatenate([[0], scratch.read("touching_ids", neighbour)["ids"]])
     plane: Names = ids[np.squeeze(scratch.read("faces", neighbour)[f"last{axis}"], axis)]
     return plane
 
 
-def join_group(work: Segmentation, level: int) -> DoChunk:
+def join_group(plan: SegmentationPlan, level: int) -> DoChunk:
     """Join what can be joined within a group."""
-    scratch = work.scratch()
+    scratch = plan.scratch()
 
     def do(group: int) -> None:
-        position = np.unravel_index(group, work.levels[level])
+        position = np.unravel_index(group, plan.levels[level])
         parts: dict[Zyx, Part] = {}
         for z, y, x in product((0, 1), repeat=3):
             below = tuple(2 * int(p) + s for p, s in zip(position, (z, y, x), strict=True))
-            if all(p < n for p, n in zip(below, work.levels[level - 1], strict=True)):
+            if all(p < n for p, n in zip(below, plan.levels[level - 1], strict=True)):
                 file = scratch.read(
-                    f"rest{level - 1}", int(np.ravel_multi_index(below, work.levels[level - 1]))
+                    f"rest{level - 1}", int(np.ravel_multi_index(below, plan.levels[level - 1]))
                 )
                 parts[z, y, x] = from_arrays(file)
-        _join(work, scratch, level, group, group_part(parts))
+        _join(plan, scratch, level, group, group_part(parts))
 
     return do
 
 
-def _join(work: Segmentation, scratch: Scratch, level: int, index: int, part: Part) -> None:
-    outcome = settle_what_can_be(part, as_limit(work.threshold, floats=work.floats))
-    large = outcome.records["voxels"] >= work.min_size
+def _join(plan: SegmentationPlan, scratch: Scratch, level: int, index: int, part: Part) -> None:
+    outcome = settle_part(part, as_limit(plan.threshold, floats=plan.floats))
+    large = outcome.records["voxels"] >= plan.min_size
     small = np.isin(outcome.to, outcome.final[~large])
     scratch.write(f"rest{level}", index, **as_arrays(outcome.rest))
     scratch.write(
@@ -194,27 +196,27 @@ def _join(work: Segmentation, scratch: Scratch, level: int, index: int, part: Pa
     scratch.write(f"ends{level}", index, names=outcome.names, to=to, settled=outcome.settled)
 
 
-def settle(work: Segmentation, level: int) -> DoChunk:
+def settle(plan: SegmentationPlan, level: int) -> DoChunk:
     """Say what became of the regions that a group had to do with."""
-    scratch = work.scratch()
+    scratch = plan.scratch()
 
     def do(group: int) -> None:
-        names, to = _ends(work, scratch, level, group)
+        names, to = _ends(plan, scratch, level, group)
         scratch.write(f"settled{level}", group, names=names, to=to)
 
     return do
 
 
-def _ends(work: Segmentation, scratch: Scratch, level: int, index: int) -> tuple[Names, Names]:
+def _ends(plan: SegmentationPlan, scratch: Scratch, level: int, index: int) -> tuple[Names, Names]:
     """Names of a part's regions, ascending, and the segments that they are in; 0 for those that are removed."""
     here = scratch.read(f"ends{level}", index)
     names = here["names"]
     to = here["to"]
     settled = here["settled"]
     if not settled.all():
-        position = tuple(int(p) // 2 for p in np.unravel_index(index, work.levels[level]))
-        above = int(np.ravel_multi_index(position, work.levels[level + 1]))
-        last = level + 2 == len(work.levels)
+        position = tuple(int(p) // 2 for p in np.unravel_index(index, plan.levels[level]))
+        above = int(np.ravel_multi_index(position, plan.levels[level + 1]))
+        last = level + 2 == len(plan.levels)
         known = scratch.read(f"ends{level + 1}" if last else f"settled{level + 1}", above)
         to = np.where(settled, to, _looked_up(known["names"], known["to"], to))
     return names, to
@@ -225,16 +227,16 @@ def _looked_up(names: Names, values: Names, wanted: Names) -> NDArray[np.int64]:
     return found
 
 
-def paint(work: Segmentation) -> DoChunk:
+def paint(plan: SegmentationPlan) -> DoChunk:
     """Write the output."""
-    labels = create_output(work.scratch_labels())
-    output = create_output(work.output)
-    scratch = work.scratch()
+    labels = create_output(plan.scratch_labels())
+    output = create_output(plan.output)
+    scratch = plan.scratch()
 
     def do(index: int) -> None:
-        core = work.grid.core_box(index)
+        core = plan.grid.core_box(index)
         ids = ids_of(scratch, index)
-        names, to = _ends(work, scratch, 0, index)
+        names, to = _ends(plan, scratch, 0, index)
         ids[1:] = _looked_up(names, to, ids[1:]) if len(ids) > 1 else ids[1:]
         output.write(core, ids.astype(output.dtype)[labels.read(core)])
 

@@ -41,7 +41,7 @@ def no_link(dtype: np.dtype[Any]) -> int | float:
     return -np.inf if dtype.kind == "f" else -1
 
 
-def fragments(
+def find_fragments(
     links: Links, low: float, high: float
 ) -> tuple[NDArray[np.uint32], int, dict[str, NDArray[np.bool_]]]:
     """The fragments of a chunk.
@@ -112,12 +112,12 @@ def _parts(axis: int, part: slice) -> tuple[slice, ...]:
     return tuple(part if a == axis else slice(None) for a in range(3))
 
 
-def joined_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
+def fragment_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
     """Which labels of a chunk and of its neighbours are one fragment: pairs of codes, shape (pairs, 2).
 
     Args:
         chunks: of the chunk, at position (0, 0, 0), and of its neighbours: planes of labels at
-            seams, ``first0`` … ``last2``, and with the same shapes what :func:`fragments` says of
+            seams, ``first0`` … ``last2``, and with the same shapes what :func:`find_fragments` says of
             them.
     """
     pairs = [np.zeros((0, 2), np.int64)]

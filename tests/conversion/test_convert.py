@@ -12,10 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorstore as ts
-from conversion.test_find_source import holds, random_array, source_of
-from conversion.test_stacks import save_slices
-from foreign_files import tiff_bytes, written
+from foreign_files import tiff_bytes, write_file
 from helpers import read_volume, truncated, write_volume
+from source_volumes import assert_holds, random_array, save_slices, source_of
 
 from beam_inference.cli.main import main
 from beam_inference.job.place import Place
@@ -97,7 +96,7 @@ def test_round_trips_through_blocks(tmp_path, format, volume):
     source = source_of(tmp_path / "b.h5")
     assert source.dataset == "volumes/raw"
     padded = array if format == "precomputed" else np.pad(array, ((0, 0), (3, 0), (5, 0), (70, 0)))
-    holds(source, padded, (40.0, 4.0, 4.0), start if format == "precomputed" else (0, 0, 0))
+    assert_holds(source, padded, (40.0, 4.0, 4.0), start if format == "precomputed" else (0, 0, 0))
 
 
 @pytest.mark.slow
@@ -112,7 +111,7 @@ def test_volumes_that_other_libraries_wrote(tmp_path):
         )
         assert stored.shape == array.shape
         assert convert(tmp_path / f"z{version}", tmp_path / f"z{version}.nrrd", *SIZE) == 0
-        holds(source_of(tmp_path / f"z{version}.nrrd"), array, (40.0, 4.0, 4.0))
+        assert_holds(source_of(tmp_path / f"z{version}.nrrd"), array, (40.0, 4.0, 4.0))
     CloudVolume.from_numpy(
         np.asfortranarray(array.T),
         f"file://{tmp_path}/cv",
@@ -123,7 +122,7 @@ def test_volumes_that_other_libraries_wrote(tmp_path):
         compress=False,
     )
     assert convert(tmp_path / "cv", tmp_path / "cv.nii.gz") == 0
-    holds(source_of(tmp_path / "cv.nii.gz"), array, (40.0, 4.0, 4.0), (3, -5, 1))
+    assert_holds(source_of(tmp_path / "cv.nii.gz"), array, (40.0, 4.0, 4.0), (3, -5, 1))
 
 
 @pytest.mark.slow
@@ -148,7 +147,7 @@ def test_shards_labels_and_encodings(tmp_path):
 
 def test_a_big_endian_tiff_on_another_grid(tmp_path):
     array = random_array("uint16", (20, 70, 90))
-    path = written(tmp_path / "a.tif", tiff_bytes(array, tile=32))
+    path = write_file(tmp_path / "a.tif", tiff_bytes(array, tile=32))
     assert (
         convert(
             path,
@@ -238,7 +237,7 @@ def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     assert convert(folder, tmp_path / "a.npy") == 2
     assert (tmp_path / "a.npy").read_text() == "mine"
     assert convert(folder, tmp_path / "a.npy", "--overwrite") == 0
-    holds(source_of(tmp_path / "a.npy"), array)
+    assert_holds(source_of(tmp_path / "a.npy"), array)
     assert convert(tmp_path / "a.npy", tmp_path / "a.npy", "--overwrite") == 2
     assert convert(tmp_path / "em", tmp_path / "em", "--overwrite") == 2
     assert capsys.readouterr().err.count("is the source") == 2
@@ -246,7 +245,7 @@ def test_what_is_there_is_not_written_over(slices, tmp_path, capsys):
     assert "is a folder that holds" in capsys.readouterr().err
     assert convert(tmp_path / "a.npy", folder, "--format=png", "--overwrite") == 0
     assert not (folder / "s0.png").exists()
-    holds(source_of(folder), array)
+    assert_holds(source_of(folder), array)
 
 
 def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, capsys):
@@ -314,7 +313,9 @@ def test_a_source_that_breaks_on_the_way_to_a_file_leaves_none(volume_in, tmp_pa
     assert "cannot read" in capsys.readouterr().err
     assert not list(tmp_path.glob("*a.h5*"))
     assert convert(volume_in, tmp_path / "a.h5") == 0
-    holds(source_of(tmp_path / "a.h5"), read_volume(volume_in)[0], (10.0, 10.0, 10.0), (3, -5, 2))
+    assert_holds(
+        source_of(tmp_path / "a.h5"), read_volume(volume_in)[0], (10.0, 10.0, 10.0), (3, -5, 2)
+    )
 
 
 def test_a_scale_of_a_pyramid(tmp_path):
@@ -329,4 +330,4 @@ def test_a_scale_of_a_pyramid(tmp_path):
     }
     ts.open(coarse).result()[...] = array[:, ::2, ::2].T[..., None]
     assert convert(tmp_path / "em", tmp_path / "a.tif", "--scale=1") == 0
-    holds(source_of(tmp_path / "a.tif"), array[:, ::2, ::2], (10.0, 20.0, 20.0))
+    assert_holds(source_of(tmp_path / "a.tif"), array[:, ::2, ::2], (10.0, 20.0, 20.0))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from beam_inference.conversion import copying
 from beam_inference.conversion.blocks import default_block_shape
-from beam_inference.conversion.copying import WINDOW_BYTES, Cut, copy, cut
-from beam_inference.conversion.protocol import Facts
+from beam_inference.conversion.copying import WINDOW_BYTES, ChunkShapes, choose_chunk_shapes, copy
+from beam_inference.conversion.protocol import SourceInfo
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
@@ -21,14 +21,14 @@ BLOCKS = st.tuples(*[st.sampled_from([1, 16, 64, 100])] * 3)
 
 
 def facts(shape, grain=(1, 1, 1), dtype="uint8", channels=1):
-    return Facts(BoundingBox((0, 0, 0), shape), channels, dtype, None, grain)
+    return SourceInfo(BoundingBox((0, 0, 0), shape), channels, dtype, None, grain)
 
 
 @given(EDGES, BLOCKS, st.tuples(*[st.integers(1, 2000)] * 3), st.sampled_from(["uint8", "float64"]))
 def test_chunks_and_windows_are_whole_blocks_of_bounded_size(shape, block, grain, dtype):
     grain = tuple(min(g, n) for g, n in zip(grain, shape, strict=True))
     source = facts(shape, grain, dtype)
-    shapes = cut(source, block)
+    shapes = choose_chunk_shapes(source, block)
     for each in (shapes.chunk, shapes.window):
         assert all(n % b == 0 and n < s + b for n, b, s in zip(each, block, shape, strict=True))
     assert all(w <= c for w, c in zip(shapes.window, shapes.chunk, strict=True))
@@ -41,16 +41,18 @@ def test_chunks_and_windows_are_whole_blocks_of_bounded_size(shape, block, grain
 
 
 def test_some_sources():
-    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (64, 64, 64)) == Cut(
-        (64, 2048, 2048), (64, 512, 2048)
+    assert choose_chunk_shapes(
+        facts((1024, 2048, 2048), (1, 2048, 2048)), (64, 64, 64)
+    ) == ChunkShapes((64, 2048, 2048), (64, 512, 2048))
+    assert choose_chunk_shapes(
+        facts((1024, 2048, 2048), (1, 2048, 2048)), (16, 128, 128)
+    ) == ChunkShapes((16, 2048, 2048), (16, 2048, 2048))
+    assert choose_chunk_shapes(facts((1024, 2048, 2048)), (64, 64, 64)) == ChunkShapes(
+        (64, 512, 2048), (64, 512, 2048)
     )
-    assert cut(facts((1024, 2048, 2048), (1, 2048, 2048)), (16, 128, 128)) == Cut(
-        (16, 2048, 2048), (16, 2048, 2048)
-    )
-    assert cut(facts((1024, 2048, 2048)), (64, 64, 64)) == Cut((64, 512, 2048), (64, 512, 2048))
-    assert cut(facts((1024, 2048, 2048), (512, 512, 512)), (64, 64, 64)) == Cut(
-        (512, 256, 512), (512, 256, 512)
-    )
+    assert choose_chunk_shapes(
+        facts((1024, 2048, 2048), (512, 512, 512)), (64, 64, 64)
+    ) == ChunkShapes((512, 256, 512), (512, 256, 512))
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 3), BLOCKS, st.integers(1, 4000), st.booleans())
@@ -81,7 +83,7 @@ def test_every_voxel_is_copied_once_and_every_slice_read_once(shape, block, wind
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "WINDOW_BYTES", window_bytes)
-        shapes = cut(source, block)
+        shapes = choose_chunk_shapes(source, block)
         chunks = ChunkGrid(source.bounds, shapes.chunk)
         for index in range(chunks.count):
             copy(read, write, chunks.core_box(index), shapes, source)
@@ -93,7 +95,7 @@ def test_every_voxel_is_copied_once_and_every_slice_read_once(shape, block, wind
 def test_a_slab_that_does_not_fit_onto_the_disk(monkeypatch):
     shape = (64, 10**7, 10**7)
     source = facts(shape, (1, *shape[1:]))
-    shapes = cut(source, (64, 64, 64))
+    shapes = choose_chunk_shapes(source, (64, 64, 64))
     assert shapes.scratch_bytes(source) == math.prod(shape)
     with pytest.raises(WorkerFault, match=f"{tempfile.gettempdir()} has .* left; .* Set TMPDIR"):
         copy(None, None, source.bounds, shapes, source)

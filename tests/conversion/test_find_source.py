@@ -1,49 +1,15 @@
 """Volumes in files as other programs wrote them: voxels, sizes, offsets, and what is refused."""
 
-import pickle
-
 import h5py
 import numpy as np
 import pytest
-from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, written
+from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, write_file
 from hypothesis import given
 from hypothesis import strategies as st
+from source_volumes import assert_holds, random_array, source_of
 
-from beam_inference.conversion.find_source import find_source
 from beam_inference.conversion.protocol import as_czyx
 from beam_inference.errors import ConfigError, PermanentReadError, VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.volumes.kvstores import LOCAL
-
-RANDOM = np.random.default_rng(0)
-
-
-def random_array(dtype="uint16", shape=(5, 6, 7)):
-    if np.dtype(dtype).kind == "f":
-        return RANDOM.standard_normal(shape).astype(dtype)
-    info = np.iinfo(dtype)
-    native = np.dtype(dtype).newbyteorder("=")
-    return RANDOM.integers(info.min, info.max, shape, native, endpoint=True).astype(dtype)
-
-
-def source_of(path, dataset=None, scale=0):
-    return pickle.loads(pickle.dumps(find_source(str(path), dataset, scale, LOCAL)))
-
-
-def holds(source, array, size=None, start=(0, 0, 0)):
-    """Assert all that is known of a source, and its voxels, whole and in a window."""
-    czyx = array if array.ndim == 4 else array[None]
-    facts = source.facts
-    assert (facts.channels, *facts.bounds.shape) == czyx.shape
-    assert facts.bounds.start == start
-    assert facts.voxel_size_nm == size
-    read = source.opened()
-    whole = read(facts.bounds)
-    assert facts.dtype == whole.dtype.name == array.dtype.name
-    np.testing.assert_array_equal(whole, czyx)
-    lower = tuple(n // 3 for n in facts.bounds.shape)
-    box = BoundingBox(tuple(a + b for a, b in zip(start, lower, strict=True)), facts.bounds.stop)
-    np.testing.assert_array_equal(read(box), czyx[(slice(None), *(slice(n, None) for n in lower))])
 
 
 @given(st.permutations("CZYX"))
@@ -58,13 +24,15 @@ def test_axes_in_any_order(axes):
 def test_nifti(tmp_path, name, order):
     array = random_array("int16")
     content = nifti_bytes(array, (0.5, 0.25, 2.0), origin=(1.0, -0.5, 4.0), order=order)
-    holds(source_of(written(tmp_path / name, content)), array, (2e6, 0.25e6, 0.5e6), (2, -2, 2))
+    assert_holds(
+        source_of(write_file(tmp_path / name, content)), array, (2e6, 0.25e6, 0.5e6), (2, -2, 2)
+    )
 
 
 def test_nifti_in_micrometres_with_channels(tmp_path):
     array = random_array("uint64", (3, 4, 5, 6))
-    holds(
-        source_of(written(tmp_path / "a.nii", nifti_bytes(array, (4, 4, 40), unit=3))),
+    assert_holds(
+        source_of(write_file(tmp_path / "a.nii", nifti_bytes(array, (4, 4, 40), unit=3))),
         array,
         (4e4, 4e3, 4e3),
     )
@@ -79,22 +47,22 @@ def test_nifti_in_micrometres_with_channels(tmp_path):
 )
 def test_a_position_that_is_not_kept_is_told(tmp_path, matrix, origin, note):
     array = random_array("uint8")
-    source = source_of(written(tmp_path / "a.nii", nifti_bytes(array, (1, 1, 1), matrix, origin)))
-    holds(source, array, (1e6, 1e6, 1e6))
-    assert note in source.facts.notes[0]
+    source = source_of(
+        write_file(tmp_path / "a.nii", nifti_bytes(array, (1, 1, 1), matrix, origin))
+    )
+    assert_holds(source, array, (1e6, 1e6, 1e6))
+    assert note in source.info.notes[0]
 
 
 def test_nifti_with_scaled_values_is_what_nibabel_says(tmp_path):
     import nibabel
 
     array = random_array("int16")
-    path = written(tmp_path / "a.nii", nifti_bytes(array, (1, 1, 1), slope=0.37, intercept=-3.1))
+    path = write_file(tmp_path / "a.nii", nifti_bytes(array, (1, 1, 1), slope=0.37, intercept=-3.1))
     expected = nibabel.load(path).get_fdata(dtype=np.float32).T
     source = source_of(path)
-    assert "stored int16 × 0.37" in source.facts.notes[0]
-    np.testing.assert_allclose(
-        source.opened()(source.facts.bounds)[0], expected, rtol=1e-6, atol=1e-4
-    )
+    assert "stored int16 × 0.37" in source.info.notes[0]
+    np.testing.assert_allclose(source.open()(source.info.bounds)[0], expected, rtol=1e-6, atol=1e-4)
 
 
 @pytest.mark.parametrize("encoding", ["raw", "gzip"])
@@ -108,7 +76,9 @@ def test_nrrd(tmp_path, encoding, endian):
     ]
     lines += ["space directions: (4,0,0) (0,0.004,0) (0,0,40)", "space origin: (12,-0.02,0)"]
     content = nrrd_bytes(array, lines, encoding=encoding, endian=endian)
-    holds(source_of(written(tmp_path / "a.nrrd", content)), array, (40.0, 4.0, 4.0), (0, -5, 3))
+    assert_holds(
+        source_of(write_file(tmp_path / "a.nrrd", content)), array, (40.0, 4.0, 4.0), (0, -5, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,7 +91,9 @@ def test_nrrd_with_channels(tmp_path, kinds, axes):
     spacings = "nan 4 4 40" if none_first else "4 4 40 nan"
     units = '"" "nm" "nm" "nm"' if none_first else '"nm" "nm" "nm" ""'
     content = nrrd_bytes(array, [f"kinds: {kinds}", f"spacings: {spacings}", f"units: {units}"])
-    holds(source_of(written(tmp_path / "a.nrrd", content)), as_czyx(array, axes), (40.0, 4.0, 4.0))
+    assert_holds(
+        source_of(write_file(tmp_path / "a.nrrd", content)), as_czyx(array, axes), (40.0, 4.0, 4.0)
+    )
 
 
 def test_nrrd_with_its_data_beside_it(tmp_path):
@@ -129,9 +101,9 @@ def test_nrrd_with_its_data_beside_it(tmp_path):
     content = nrrd_bytes(array, ["data file: a.raw", "byte skip: -1", "spacings: 1 1 3"])
     header, _, data = content.partition(b"\n\n")
     (tmp_path / "a.raw").write_bytes(b"something before" + data)
-    source = source_of(written(tmp_path / "a.nhdr", header + b"\n\n"))
-    holds(source, array)
-    assert "says 3 × 1 × 1 (z, y, x), in no unit" in source.facts.notes[0]
+    source = source_of(write_file(tmp_path / "a.nhdr", header + b"\n\n"))
+    assert_holds(source, array)
+    assert "says 3 × 1 × 1 (z, y, x), in no unit" in source.info.notes[0]
 
 
 @pytest.mark.parametrize("name", ["a.mrc", "a.rec", "a.mrc.gz"])
@@ -139,13 +111,17 @@ def test_nrrd_with_its_data_beside_it(tmp_path):
 def test_mrc(tmp_path, name, order):
     array = random_array("int16")
     content = mrc_bytes(array, (13.3, 13.3, 20), (3, -5, 2), order=order, extended=128)
-    holds(source_of(written(tmp_path / name, content)), array, (2.0, 1.33, 1.33), (2, -5, 3))
+    assert_holds(
+        source_of(write_file(tmp_path / name, content)), array, (2.0, 1.33, 1.33), (2, -5, 3)
+    )
 
 
 @pytest.mark.parametrize(("imod", "dtype"), [(None, "int8"), (1, "int8"), (0, "uint8")])
 def test_bytes_of_mrc_are_signed_unless_imod_says_otherwise(tmp_path, imod, dtype):
     array = random_array(dtype)
-    holds(source_of(written(tmp_path / "a.mrc", mrc_bytes(array, (0, 0, 0), imod=imod))), array)
+    assert_holds(
+        source_of(write_file(tmp_path / "a.mrc", mrc_bytes(array, (0, 0, 0), imod=imod))), array
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,10 +135,10 @@ def test_bytes_of_mrc_are_signed_unless_imod_says_otherwise(tmp_path, imod, dtyp
 def test_npy(tmp_path, array):
     np.save(tmp_path / "a.npy", array)
     native = array.astype(array.dtype.newbyteorder("="))
-    holds(source_of(tmp_path / "a.npy"), native)
+    assert_holds(source_of(tmp_path / "a.npy"), native)
     np.savez_compressed(tmp_path / "a.npz", one=array, other=np.zeros(3))
-    holds(source_of(f"{tmp_path / 'a.npz'}:one"), native)
-    holds(source_of(tmp_path / "a.npz", "one"), native)
+    assert_holds(source_of(f"{tmp_path / 'a.npz'}:one"), native)
+    assert_holds(source_of(tmp_path / "a.npz", "one"), native)
     with pytest.raises(VolumeError, match="holds one, other"):
         source_of(tmp_path / "a.npz")
 
@@ -181,10 +157,10 @@ def test_hdf5(tmp_path):
         file["chunked"].attrs["element_size_um"] = [0.04, 0.004, 0.004]
         file["list"] = np.zeros(3)
     native = array.astype("uint16")
-    holds(source_of(f"{path}:volumes/raw"), native, (40.0, 4.0, 4.0), (2, -1, 0))
+    assert_holds(source_of(f"{path}:volumes/raw"), native, (40.0, 4.0, 4.0), (2, -1, 0))
     chunked = source_of(path, "/chunked")
-    holds(chunked, native, (40.0, 4.0, 4.0))
-    assert chunked.facts.grain == (8, 8, 8)
+    assert_holds(chunked, native, (40.0, 4.0, 4.0))
+    assert chunked.info.grain == (8, 8, 8)
     with pytest.raises(VolumeError, match="holds the volumes chunked, volumes/raw"):
         source_of(path)
     for name in ("nothing", "volumes"):
@@ -205,21 +181,21 @@ def test_a_file_that_was_cut_off(tmp_path, name):
         "a.nrrd": nrrd_bytes(array, []),
     }[name]
     with pytest.raises(VolumeError, match="was cut off"):
-        source_of(written(tmp_path / name, content[:-10]))
+        source_of(write_file(tmp_path / name, content[:-10]))
     for length in (0, 7):
         with pytest.raises(VolumeError, match="is no "):
-            source_of(written(tmp_path / name, content[:length]))
+            source_of(write_file(tmp_path / name, content[:length]))
 
 
 def test_a_compressed_file_that_was_cut_off(tmp_path):
-    path = written(
+    path = write_file(
         tmp_path / "a.nii.gz", nifti_bytes(random_array("int16", (30, 30, 30)), (1, 1, 1))
     )
     whole = (tmp_path / "a.nii.gz").read_bytes()
     (tmp_path / "a.nii.gz").write_bytes(whole[:-1000])
     source = source_of(path)
     with pytest.raises(PermanentReadError, match="cannot unpack"):
-        source.opened()
+        source.open()
 
 
 def test_values_that_are_no_numbers_are_refused(tmp_path):
@@ -230,7 +206,7 @@ def test_values_that_are_no_numbers_are_refused(tmp_path):
     for name, text in (("b", "bool"), ("c", "complex128"), ("o", "object")):
         with pytest.raises(VolumeError, match=text):
             source_of(tmp_path / f"{name}.npy")
-    holds(source_of(tmp_path / "d.npy"), np.zeros((1, 2, 2)))
+    assert_holds(source_of(tmp_path / "d.npy"), np.zeros((1, 2, 2)))
 
 
 def test_what_is_no_source(tmp_path):
@@ -253,6 +229,8 @@ def test_real_volumes(shared_data):
 
     mri = shared_data / "mri_meshnet" / "t1_crop.nii.gz"
     expected = np.asanyarray(nibabel.load(mri).dataobj).T
-    holds(source_of(mri), np.ascontiguousarray(expected), (1e6, 1e6, 1e6))
+    assert_holds(source_of(mri), np.ascontiguousarray(expected), (1e6, 1e6, 1e6))
     with h5py.File(shared_data / "seunglab_synapse" / "sample1_input.h5") as file:
-        holds(source_of(shared_data / "seunglab_synapse" / "sample1_input.h5"), file["main"][:])
+        assert_holds(
+            source_of(shared_data / "seunglab_synapse" / "sample1_input.h5"), file["main"][:]
+        )

@@ -2,21 +2,13 @@
 
 import numpy as np
 import pytest
-from conversion.test_find_source import holds, random_array, source_of
-from foreign_files import tiff_bytes, written
+from foreign_files import tiff_bytes, write_file
 from PIL import Image
+from source_volumes import assert_holds, random_array, save_slices, source_of
 
 from beam_inference.conversion.stacks import natural_key, numbering_notes
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
-
-
-def save_slices(folder, array, pattern="s{}.png", numbers=None, **options):
-    """Slices (z, y, x) or (z, y, x, c), written by Pillow."""
-    folder.mkdir(exist_ok=True)
-    for z, plane in zip(numbers or range(len(array)), array, strict=True):
-        Image.fromarray(plane).save(folder / pattern.format(z), **options)
-    return folder
 
 
 @pytest.mark.parametrize("order", "<>")
@@ -26,10 +18,10 @@ def save_slices(folder, array, pattern="s{}.png", numbers=None, **options):
 )
 def test_tiff_of_many_pages(tmp_path, order, dtype, layout):
     array = random_array(dtype, (4, 37, 41))
-    source = source_of(written(tmp_path / "a.tif", tiff_bytes(array, order=order, **layout)))
-    holds(source, array)
+    source = source_of(write_file(tmp_path / "a.tif", tiff_bytes(array, order=order, **layout)))
+    assert_holds(source, array)
     if "tile" in layout:
-        assert source.facts.grain == (1, 16, 16)
+        assert source.info.grain == (1, 16, 16)
 
 
 @pytest.mark.parametrize("compression", ["tiff_deflate", "packbits", "tiff_lzw"])
@@ -41,7 +33,7 @@ def test_tiff_that_pillow_compressed(tmp_path, compression):
     )
     if compression == "tiff_lzw":
         pytest.importorskip("imagecodecs", reason="LZW needs imagecodecs, which is not installed")
-    holds(source_of(tmp_path / "a.tif"), array)
+    assert_holds(source_of(tmp_path / "a.tif"), array)
 
 
 def test_a_codec_that_is_not_there_is_named(tmp_path):
@@ -61,7 +53,7 @@ def test_tiff_with_interleaved_channels(tmp_path):
     pages[0].save(
         tmp_path / "a.tif", save_all=True, append_images=pages[1:], compression="tiff_deflate"
     )
-    holds(source_of(tmp_path / "a.tif"), np.moveaxis(array, -1, 0))
+    assert_holds(source_of(tmp_path / "a.tif"), np.moveaxis(array, -1, 0))
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
@@ -79,7 +71,7 @@ def test_tiff_as_imagej_and_microscopes_write_it(tmp_path, compression, axes):
     metadata |= {"PhysicalSizeZ": 0.04, "PhysicalSizeZUnit": "µm"}
     tifffile.imwrite(tmp_path / "a.ome.tif", array, metadata=metadata, compression=compression)
     czyx = array.swapaxes(0, 1) if axes == "ZCYX" else array
-    holds(source_of(tmp_path / "a.ome.tif"), czyx, (40.0, 4.0, 4.0))
+    assert_holds(source_of(tmp_path / "a.ome.tif"), czyx, (40.0, 4.0, 4.0))
     imagej = array.swapaxes(0, 1) if axes == "CZYX" else array
     tifffile.imwrite(
         tmp_path / "j.tif",
@@ -89,7 +81,7 @@ def test_tiff_as_imagej_and_microscopes_write_it(tmp_path, compression, axes):
         compression=compression,
         metadata={"axes": axes.replace("CZ", "ZC"), "spacing": 0.04, "unit": "um"},
     )
-    holds(source_of(tmp_path / "j.tif"), czyx, (40.0, 4.0, 8.0))
+    assert_holds(source_of(tmp_path / "j.tif"), czyx, (40.0, 4.0, 8.0))
 
 
 def test_tiff_with_several_images(tmp_path):
@@ -101,15 +93,15 @@ def test_tiff_with_several_images(tmp_path):
         tiff.write(array, photometric="minisblack")
     with pytest.raises(VolumeError, match="holds 2 images.*--dataset 0 … 1"):
         source_of(tmp_path / "a.tif")
-    holds(source_of(tmp_path / "a.tif", "1"), array)
+    assert_holds(source_of(tmp_path / "a.tif", "1"), array)
 
 
 def test_broken_tiffs(tmp_path):
     content = tiff_bytes(random_array("uint16", (4, 20, 30)))
     with pytest.raises(VolumeError, match="cannot be read as TIFF"):
-        source_of(written(tmp_path / "a.tif", b"II nonsense"))
+        source_of(write_file(tmp_path / "a.tif", b"II nonsense"))
     with pytest.raises(VolumeError):
-        source_of(written(tmp_path / "a.tif", content[:500]))
+        source_of(write_file(tmp_path / "a.tif", content[:500]))
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
@@ -119,30 +111,30 @@ def test_a_folder_of_slices(tmp_path, suffix, dtype):
     folder = save_slices(tmp_path / "s", array, f"s{{}}.{suffix}")
     (folder / "notes.txt").write_text("no slice")
     source = source_of(folder)
-    holds(source, array)
-    assert source.facts.notes == ()
-    assert source.facts.grain == ((1, 20, 30) if suffix == "png" else (1, 1, 1))
-    holds(source_of(f"{folder}/s1?.{suffix}"), array[10:])
+    assert_holds(source, array)
+    assert source.info.notes == ()
+    assert source.info.grain == ((1, 20, 30) if suffix == "png" else (1, 1, 1))
+    assert_holds(source_of(f"{folder}/s1?.{suffix}"), array[10:])
 
 
 @pytest.mark.parametrize("channels", [3, 4])
 def test_slices_with_channels(tmp_path, channels):
     array = random_array("uint8", (3, 20, 30, channels))
-    holds(source_of(save_slices(tmp_path / "s", array)), np.moveaxis(array, -1, 0))
+    assert_holds(source_of(save_slices(tmp_path / "s", array)), np.moveaxis(array, -1, 0))
 
 
 def test_jpeg_slices_are_what_pillow_decodes(tmp_path):
     ramp = np.add.outer(np.arange(20), np.arange(30)).astype(np.uint8)
     folder = save_slices(tmp_path / "s", [ramp, ramp + 9], "s{}.jpg")
     expected = np.stack([np.asarray(Image.open(folder / f"s{z}.jpg")) for z in range(2)])
-    holds(source_of(folder), expected)
+    assert_holds(source_of(folder), expected)
 
 
 def test_big_endian_tiff_slices(tmp_path):
     array = random_array("uint16", (3, 20, 30))
     for z in range(3):
-        written(tmp_path / f"{z}.tif", tiff_bytes(array[z : z + 1], rows=6))
-    holds(source_of(tmp_path), array)
+        write_file(tmp_path / f"{z}.tif", tiff_bytes(array[z : z + 1], rows=6))
+    assert_holds(source_of(tmp_path), array)
 
 
 def test_names_are_sorted_as_people_do():
@@ -198,7 +190,7 @@ def test_what_pillow_would_change_is_refused(tmp_path):
             len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
         )
     with pytest.raises(VolumeError, match="16 bits a channel in PNG's colour type 2"):
-        source_of(written(tmp_path / "deep.png", chunk))
+        source_of(write_file(tmp_path / "deep.png", chunk))
 
 
 def test_tables_of_colours_are_dropped_and_values_kept(tmp_path):
@@ -208,7 +200,7 @@ def test_tables_of_colours_are_dropped_and_values_kept(tmp_path):
         image.putdata(plane.ravel().tolist())
         image.save(tmp_path / f"{z}.png")
     source = source_of(tmp_path)
-    holds(source, values)
+    assert_holds(source, values)
 
 
 def test_nothing_there(tmp_path):
@@ -224,10 +216,10 @@ def test_slices_that_change_after_the_launch(tmp_path):
     data = (folder / "s3.png").read_bytes()
     (folder / "s3.png").write_bytes(data[: len(data) // 2])
     with pytest.raises(PermanentReadError, match="s3.png"):
-        source.opened()(source.facts.bounds)
+        source.open()(source.info.bounds)
     assert source_of(folder).identity != source.identity
     (folder / "s3.png").unlink()
     with pytest.raises(WorkerFault, match="are not those that were there"):
-        source.opened()
+        source.open()
     box = BoundingBox((3, 2, 3), (4, 5, 9))
-    assert source_of(folder).opened()(box).shape == (1, 1, 3, 6)
+    assert source_of(folder).open()(box).shape == (1, 1, 3, 6)

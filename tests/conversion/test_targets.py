@@ -5,10 +5,15 @@ import tracemalloc
 import h5py
 import numpy as np
 import pytest
-from conversion.test_find_source import holds, random_array, source_of
+from source_volumes import assert_holds, random_array, source_of
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.targets import FILE_FORMATS, check_holds, filling, format_of
+from beam_inference.conversion.targets import (
+    FILE_FORMATS,
+    check_file_can_hold,
+    fill_file,
+    format_of,
+)
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
@@ -37,7 +42,7 @@ def spec_for(format, array, start=START, size=SIZE):
 
 def write(path, format, spec, array, chunk=(4, 8, 32)):
     """Write an array window by window."""
-    with filling(str(path), format, spec, None) as target:
+    with fill_file(str(path), format, spec, None) as target:
         for index in range((grid := ChunkGrid(spec.bounds, chunk)).count):
             box = grid.core_box(index)
             target.put(box, array[(slice(None), *box.slices_in(spec.bounds))])
@@ -56,11 +61,11 @@ def test_round_trips(tmp_path, name, dtype, channels):
     )
     if not held or (format == "mrc" and channels > 1):
         with pytest.raises(VolumeError, match="values are never converted here. Formats that do: "):
-            check_holds(str(path), format, spec, [])
+            check_file_can_hold(str(path), format, spec, [])
         return
-    check_holds(str(path), format, spec, [])
+    check_file_can_hold(str(path), format, spec, [])
     write(path, format, spec, array)
-    holds(source_of(path), array, spec.voxel_size_nm, spec.bounds.start)
+    assert_holds(source_of(path), array, spec.voxel_size_nm, spec.bounds.start)
     assert [each.name for each in tmp_path.iterdir()] == [name], "nothing else is left"
 
 
@@ -122,7 +127,7 @@ def test_long_axes_are_nifti_2(tmp_path):
     array = random_array("uint8", (1, 1, 2, 40_000))
     write(tmp_path / "a.nii", "nifti", spec_for("nifti", array), array, (1, 2, 40_000))
     assert isinstance(nibabel.load(tmp_path / "a.nii"), nibabel.Nifti2Image)
-    holds(source_of(tmp_path / "a.nii"), array, SIZE, START)
+    assert_holds(source_of(tmp_path / "a.nii"), array, SIZE, START)
 
 
 def test_large_tiffs_are_bigtiffs_and_sparse_until_filled(tmp_path):
@@ -132,14 +137,14 @@ def test_large_tiffs_are_bigtiffs_and_sparse_until_filled(tmp_path):
     spec = FileSpec(BoundingBox((0, 0, 0), (5, 30_000, 30_000)), 1, "uint8", SIZE)
     corner = BoundingBox((4, 29_992, 29_992), (5, 30_000, 30_000))
     tracemalloc.start()
-    with filling(str(tmp_path / "a.tif"), "tiff", spec, None) as target:
+    with fill_file(str(tmp_path / "a.tif"), "tiff", spec, None) as target:
         target.put(corner, array)
     assert tracemalloc.get_traced_memory()[1] < 50e6
     tracemalloc.stop()
     with tifffile.TiffFile(tmp_path / "a.tif") as tiff:
         assert tiff.is_bigtiff
         assert len(tiff.pages) == 5
-    np.testing.assert_array_equal(source_of(tmp_path / "a.tif").opened()(corner), array)
+    np.testing.assert_array_equal(source_of(tmp_path / "a.tif").open()(corner), array)
 
 
 def test_what_would_be_lost_is_named_with_what_accepts_it(tmp_path):
@@ -149,17 +154,17 @@ def test_what_would_be_lost_is_named_with_what_accepts_it(tmp_path):
     with pytest.raises(
         VolumeError, match=r"the offset 3,-5,2 \(z, y, x\), which would be lost.* --drop offset$"
     ):
-        check_holds("a.tif", "tiff", spec, [])
-    check_holds("a.tif", "tiff", spec, ["offset"])
+        check_file_can_hold("a.tif", "tiff", spec, [])
+    check_file_can_hold("a.tif", "tiff", spec, ["offset"])
     with pytest.raises(VolumeError, match="voxel size 40,4,7.16 nm.*--drop offset,voxel-size$"):
-        check_holds("a.npy", "npy", spec, ["offset"])
-    check_holds("a.npy", "npy", spec, ["offset", "voxel-size"])
+        check_file_can_hold("a.npy", "npy", spec, ["offset"])
+    check_file_can_hold("a.npy", "npy", spec, ["offset", "voxel-size"])
     with pytest.raises(ConfigError, match="ends with .nii or .nii.gz"):
-        check_holds("a.img", "nifti", spec, [])
+        check_file_can_hold("a.img", "nifti", spec, [])
     with pytest.raises(ConfigError, match="needs --voxel-size"):
-        check_holds("a.nrrd", "nrrd", FileSpec(box, 1, "uint8", None), ["voxel-size"])
+        check_file_can_hold("a.nrrd", "nrrd", FileSpec(box, 1, "uint8", None), ["voxel-size"])
     write(tmp_path / "a.npy", "npy", spec, array)
-    holds(source_of(tmp_path / "a.npy"), array)
+    assert_holds(source_of(tmp_path / "a.npy"), array)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,7 +174,7 @@ def test_what_fails_leaves_nothing(tmp_path, name):
     spec = spec_for(format, array)
     with (
         pytest.raises((ValueError, TypeError), match="broadcast"),
-        filling(str(tmp_path / name), format, spec, None) as target,
+        fill_file(str(tmp_path / name), format, spec, None) as target,
     ):
         target.put(spec.bounds, array[:, :7])
     assert not list(tmp_path.iterdir())
@@ -182,6 +187,6 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     huge = FileSpec(BoundingBox((0, 0, 0), (10**6, 10**6, 10**6)), 1, "uint8", None)
     with (
         pytest.raises(VolumeError, match="needs 931322574.6 GiB, and .* left"),
-        filling(str(tmp_path / "a.npy"), "npy", huge, None),
+        fill_file(str(tmp_path / "a.npy"), "npy", huge, None),
     ):
         pass

@@ -46,19 +46,19 @@ def with_layout(asked):
     }
 
 
-def made(work, stages):
+def made(plan, stages):
     """Run all stages of a job, without Beam: the job with its scratch folder, and the output's voxels."""
-    work = replace(work, scratch_url=f"{work.output.url}/scratch")
-    for stage in stages(work):
+    plan = replace(plan, scratch_url=f"{plan.output.url}/scratch")
+    for stage in stages(plan):
         do = pickle.loads(pickle.dumps(stage)).opened()
         for index in range(stage.count):
             do(index)
-    output = open_volume(work.output.url)
-    return work, output.read(output.bounds)[0]
+    output = open_volume(plan.output.url)
+    return plan, output.read(output.bounds)[0]
 
 
-def read_table(work, parts=1):
-    store = open_kvstore(work.table_url)
+def read_table(plan, parts=1):
+    store = open_kvstore(plan.table_url)
     texts = [store.read(f"{part:06d}.csv").result().value.decode() for part in range(parts)]
     assert store.read(f"{parts:06d}.csv").result().state == "missing"
     return texts

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from beam_inference.segmentation.agglomeration import (
     RegionGraph,
     agglomerate,
-    combined,
-    contracted,
-    summed,
+    combine_graphs,
+    contract,
+    sum_edges,
 )
 from beam_inference.segmentation.records import no_records
 
@@ -23,7 +23,7 @@ def random_graph(random, regions, edges, most):
     counts = random.integers(1, 3, len(pairs))
     records = no_records(regions)
     records["voxels"] = random.integers(1, 9, regions)
-    return RegionGraph(names, records, *summed(names, pairs, sums, counts))
+    return RegionGraph(names, records, *sum_edges(names, pairs, sums, counts))
 
 
 def by_brute_force(graph, threshold):
@@ -71,7 +71,7 @@ def test_all_at_once_and_what_is_known_first_give_the_same(regions, edges, most,
     )
     final = ~waits[joined]
     np.testing.assert_array_equal(joined[final], expected[final])
-    rest = contracted(graph, joined, waits)
+    rest = contract(graph, joined, waits)
     assert rest.names.tolist() == graph.names[waits].tolist()
     later, waits = agglomerate(rest, np.ones(len(rest.names), bool), threshold)
     assert not waits.any()
@@ -96,7 +96,7 @@ def test_a_graph_is_the_sum_of_its_parts(regions, edges, most, share, seed):
                 graph.names, records, graph.pairs[some], graph.sums[some], graph.counts[some]
             )
         )
-    whole = combined(parts)
+    whole = combine_graphs(parts)
     for name in ("names", "pairs", "sums", "counts"):
         np.testing.assert_array_equal(getattr(whole, name), getattr(graph, name))
     np.testing.assert_array_equal(whole.records["voxels"], graph.records["voxels"])

@@ -15,7 +15,7 @@ from oracles.label_volumes import made, read_table, rows_by_brute_force, with_la
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation import table
-from beam_inference.segmentation.component_job import components_described, planned_components
+from beam_inference.segmentation.component_job import components_described, plan_components
 from beam_inference.segmentation.component_stages import component_stages
 from beam_inference.segmentation.layout import memory_gib
 from beam_inference.volumes.kvstores import open_kvstore
@@ -25,9 +25,9 @@ _numbers = count()
 
 
 def make(url, **asked):
-    """Run all stages, without Beam: the planned work, and the output's voxels."""
+    """Run all stages, without Beam: the planned plan, and the output's voxels."""
     return made(
-        planned_components(
+        plan_components(
             url, f"memory://out{next(_numbers)}", **with_layout({"threshold": 1} | asked)
         ),
         component_stages,
@@ -68,7 +68,7 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     )
     tables = []
     for chunk_shape in chunk_shapes:
-        work, output = make(
+        plan, output = make(
             url,
             threshold=None if multilabel else 2,
             connectivity=connectivity,
@@ -77,9 +77,9 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
             block_shape=(4, 4, 4),
         )
         np.testing.assert_array_equal(output, expected)  # equal, and not only up to names
-        tables += read_table(work)
-        assert table.count_of(work) == expected.max()
-        assert open_kvstore(work.scratch_url).list().result() == []
+        tables += read_table(plan)
+        assert table.count_of(plan) == expected.max()
+        assert open_kvstore(plan.scratch_url).list().result() == []
     assert tables[0] == tables[1]
     rows = [[float(cell) for cell in row] for row in list(csv.reader(io.StringIO(tables[0])))[1:]]
     brute = list(rows_by_brute_force(expected, (3, -5, 2), (40.0, 8.0, 4.0)))
@@ -94,40 +94,40 @@ def test_a_long_table_comes_in_parts(monkeypatch):
     header, *lines = text.splitlines(keepends=True)
     monkeypatch.setattr(table, "LINES_PER_PART", 100)
     for chunk_shape in ((8, 8, 8), (24, 8, 24)):
-        work, _ = make(url, chunk_shape=chunk_shape)
-        parts = read_table(work, ceil_div(len(lines), 100))
+        plan, _ = make(url, chunk_shape=chunk_shape)
+        parts = read_table(plan, ceil_div(len(lines), 100))
         assert parts == [
             header + "".join(lines[start : start + 100]) for start in range(0, len(lines), 100)
         ]
 
 
 def test_a_volume_of_nothing_has_an_empty_table():
-    work, output = make(write(np.zeros((9, 5, 9), np.uint8)), chunk_shape=(8, 8, 8))
+    plan, output = make(write(np.zeros((9, 5, 9), np.uint8)), chunk_shape=(8, 8, 8))
     assert not output.any()
-    assert read_table(work)[0].count("\n") == 1
-    assert table.count_of(work) == 0
+    assert read_table(plan)[0].count("\n") == 1
+    assert table.count_of(plan) == 0
 
 
 @pytest.mark.parametrize("format", ["zarr2", "zarr3", "n5", "ome_zarr"])
 def test_other_formats_of_the_output(format):
     values = (np.random.default_rng(2).random((11, 20, 18)) < 0.2).astype(np.float32)
-    work, output = make(
+    plan, output = make(
         write(values, (8, 0, 16)), format=format, chunk_shape=(8, 16, 8), block_shape=(8, 8, 8)
     )
     expected = cc3d.connected_components(values > 0, connectivity=6)
     np.testing.assert_array_equal(output[8:, :, 16:], expected)
     assert not output[:8].any()
-    assert "8," in read_table(work)[0]
+    assert "8," in read_table(plan)[0]
 
 
 def test_shards():
     values = (np.random.default_rng(2).random((20, 20, 40)) < 0.2).astype(np.uint8)
     url = write(values)
-    work, output = make(
+    plan, output = make(
         url, shard_shape=(16, 16, 16), block_shape=(8, 8, 8), chunk_shape=(16, 16, 32)
     )
     np.testing.assert_array_equal(output, cc3d.connected_components(values, connectivity=6))
-    assert work.output.write_shape == (16, 16, 16)
+    assert plan.output.write_shape == (16, 16, 16)
     with pytest.raises(AlignmentError, match="Nearest above: 32x16x16"):
         make(url, shard_shape=(16, 16, 16), block_shape=(8, 8, 8), chunk_shape=(24, 16, 16))
 
@@ -179,26 +179,26 @@ def test_more_that_is_refused():
         make(write(np.zeros((9, 9, 9), np.uint8), (8, 4, 0)), format="zarr3")
     url = write(np.zeros((9, 9, 9), np.uint8))
     with pytest.raises(ConfigError, match="the same place"):
-        planned_components(url, url, **with_layout({"threshold": 1}))
+        plan_components(url, url, **with_layout({"threshold": 1}))
     with pytest.raises(VolumeError, match="no volume at"):
         make("memory://nowhere")
     target = f"memory://out{next(_numbers)}"
-    create_output(planned_components(url, target, **with_layout({"threshold": 1})).output)
+    create_output(plan_components(url, target, **with_layout({"threshold": 1})).output)
     with pytest.raises(VolumeError, match="block_shape is"):
-        planned_components(url, target, **with_layout({"threshold": 1, "block_shape": (4, 4, 4)}))
+        plan_components(url, target, **with_layout({"threshold": 1, "block_shape": (4, 4, 4)}))
 
 
 def test_scratch_files_that_are_gone_or_damaged_are_told_of():
     url = write((np.random.default_rng(0).random((9, 9, 9)) < 0.3).astype(np.uint8))
     target = "memory://damaged"
-    work = replace(
-        planned_components(url, target, **with_layout({"threshold": 1, "chunk_shape": (8, 8, 8)})),
+    plan = replace(
+        plan_components(url, target, **with_layout({"threshold": 1, "chunk_shape": (8, 8, 8)})),
         scratch_url=f"{target}/s",
     )
-    label, match, *_ = component_stages(work)
+    label, match, *_ = component_stages(plan)
     for index in range(label.count):
         label.opened()(index)
-    store = open_kvstore(work.scratch_url)
+    store = open_kvstore(plan.scratch_url)
     key = "faces/000000000/000000000003"
     whole = store.read(key).result().value
     store.write(key, whole[:-30]).result()
@@ -216,7 +216,7 @@ def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
         components_described(
-            planned_components(url, "memory://other", **with_layout({"threshold": 1} | asked))
+            plan_components(url, "memory://other", **with_layout({"threshold": 1} | asked))
         )
         for asked in (
             {},
@@ -233,6 +233,6 @@ def test_the_description_holds_all_that_the_caller_decides():
     assert len({str(each) for each in descriptions}) == len(descriptions)
     assert (
         0
-        < memory_gib(planned_components(url, "memory://other", **with_layout({"threshold": 1})))
+        < memory_gib(plan_components(url, "memory://other", **with_layout({"threshold": 1})))
         < 1e-4
     )

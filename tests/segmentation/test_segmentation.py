@@ -12,7 +12,7 @@ from oracles.label_volumes import made, read_table, rows_by_brute_force, with_la
 
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation import table
-from beam_inference.segmentation.segment_job import planned_segmentation, segmentation_described
+from beam_inference.segmentation.segment_job import plan_segmentation, segmentation_described
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.volumes.kvstores import open_kvstore
 
@@ -87,9 +87,9 @@ def as_ids(segments, fragments, shape, min_size):
 
 
 def make(url, **asked):
-    """Run all stages, without Beam: the planned work, and the output's voxels."""
+    """Run all stages, without Beam: the planned plan, and the output's voxels."""
     return made(
-        planned_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)),
+        plan_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)),
         segment_stages,
     )
 
@@ -129,7 +129,7 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     url = write(affinities.astype(dtype))
     tables = []
     for chunk_shape in chunk_shapes:
-        work, output = make(
+        plan, output = make(
             url,
             threshold=threshold,
             low=low,
@@ -140,9 +140,9 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
             block_shape=(2, 2, 2),
         )
         np.testing.assert_array_equal(output, expected)
-        tables += read_table(work)
-        assert table.count_of(work) == len(np.unique(expected[expected > 0]))
-        assert open_kvstore(work.scratch_url).list().result() == []
+        tables += read_table(plan)
+        assert table.count_of(plan) == len(np.unique(expected[expected > 0]))
+        assert open_kvstore(plan.scratch_url).list().result() == []
     assert tables[0] == tables[1]
     rows = [[float(cell) for cell in row] for row in list(csv.reader(io.StringIO(tables[0])))[1:]]
     brute = list(rows_by_brute_force(expected, (3, -5, 2), (40.0, 8.0, 4.0)))
@@ -207,7 +207,7 @@ def test_the_description_holds_all_that_the_caller_decides():
     basis = {"threshold": 3, "low": 1, "high": 5}
     descriptions = [
         segmentation_described(
-            planned_segmentation(url, "memory://other", **with_layout(basis | asked))
+            plan_segmentation(url, "memory://other", **with_layout(basis | asked))
         )
         for asked in (
             {},

@@ -6,7 +6,7 @@ from oracles.label_volumes import write
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.segmentation.affinities import as_limit, as_summands, read_links
-from beam_inference.segmentation.watershed import fragments, joined_pairs, no_link
+from beam_inference.segmentation.watershed import find_fragments, fragment_pairs, no_link
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.opening import open_volume
 
@@ -35,7 +35,7 @@ def line(*values):
     ],
 )
 def test_lines(links, labels):
-    found, count, joined = fragments(line(*links), 3, 7)
+    found, count, joined = find_fragments(line(*links), 3, 7)
     assert found.ravel().tolist() == labels
     assert count == max(labels)
     assert joined["joined_first2"].all() == (links[0] >= 3)
@@ -50,7 +50,7 @@ def test_sides_that_want_to_be_joined():
     own["joined_last2"] = np.array([[[True], [False]], [[False], [False]]])
     other = {"first2": np.array([[[5], [6]], [[7], [6]]], np.uint32)}
     other["joined_first2"] = np.array([[[True], [True]], [[False], [True]]])
-    pairs = joined_pairs({(0, 0, 0): own, (0, 0, 1): other})
+    pairs = fragment_pairs({(0, 0, 0): own, (0, 0, 1): other})
     assert pairs.tolist() == [[1, 5 | 1 << 32], [2, 6 | 1 << 32], [4, 6 | 1 << 32]]
 
 
