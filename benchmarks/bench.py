@@ -281,8 +281,10 @@ start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
 
 
 def job():
-    exchange = SeamExchange(worker)
-    stages = [exchange.add_up, exchange.merge] if worker.job.plan.seams == "exchange" else [worker.do]
+    stages = [worker.do]
+    if worker.job.plan.exchange is not None:
+        exchange = SeamExchange(worker)
+        stages = [exchange.add_up, exchange.merge]
     for stage in stages:
         for first in chunks[::100]:  # a run of chunks at a time, as the pipeline does
             for _ in stage(chunks[first : first + 100]):

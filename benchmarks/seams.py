@@ -106,8 +106,8 @@ def ours(
         plan = survey(parse_job(values_of(folder, network, mode), folder)).job.plan
         rows[mode] = {
             "seconds": round(float(np.median(seconds[mode])), 2),
-            "network calls": plan.patch_count,
-            "patch voxels per voxel": round(plan.patch_voxels_per_voxel, 2),
+            "network calls": plan.totals.patch_count,
+            "patch voxels per voxel": round(plan.totals.patch_voxels_per_voxel, 2),
             "seam error": errors(outputs[mode], outputs["recompute"]),
         }
     return rows, outputs

@@ -70,8 +70,8 @@ class GenerateRuns(beam.PTransform):
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    plan = launch.resolved().plan
-    receivers = plan.receivers if plan.seams == "exchange" else None
+    exchange = launch.resolved().plan.exchange
+    receivers = None if exchange is None else exchange.receivers
     return missing_runs(
         index_range, launch.state() if launch.honour_receipts else None, length, receivers
     )
@@ -180,7 +180,7 @@ class InferVolume(beam.PTransform):
         launch = self._launch
         runs = begin | GenerateRuns(self._launch, self._workers)
         # Some chunks alone are computed without their neighbours, which may never be done.
-        if launch.resolved().plan.seams != "exchange" or launch.chunks_file is not None:
+        if launch.resolved().plan.exchange is None or launch.chunks_file is not None:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch))
         length = _run_length(launch, self._workers)
         handle = shared.Shared()

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from beam_inference.geometry.chunk_shape import busiest_worker
-from beam_inference.geometry.plan import InferencePlan
-from beam_inference.geometry.seam_sums import most_files
+from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.seam_sums import most_seam_files
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
@@ -68,9 +68,9 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
     patch = plan.lattice.patch_shape
     facts.add_row(
         "patches",
-        f"{plan.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
+        f"{plan.totals.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
     )
-    read = plan.input_voxels * job.input_channels * _itemsize(job.input_dtype)
+    read = plan.totals.input_voxels * job.input_channels * _itemsize(job.input_dtype)
     facts.add_row(
         "read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks"
     )
@@ -80,8 +80,8 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
         "written",
         f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}",
     )
-    seam_files = most_files(plan, config.model.output_channels)
-    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.owners:,} receipts"
+    seam_files = most_seam_files(plan.totals, config.model.output_channels)
+    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.totals.owners:,} receipts"
     facts.add_row(
         "objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else "")
     )
@@ -131,7 +131,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
         "chunks": whole.chunks,
         "chunk_shape": plan.chunks.chunk_shape,
         "patches": whole.patches,
-        "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
+        "patch_voxels_per_voxel": plan.totals.patch_voxels_per_voxel,
         "read_bytes": whole.read_bytes + whole.seam_bytes,
         "written_bytes": whole.written_bytes + whole.seam_bytes,
         "stored_bytes": whole.stored_bytes,
@@ -141,9 +141,9 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
         "pyramid": pyramid and pyramid_values(pyramid),
         "seams": {
             mode.seams: {
-                "network_calls": mode.patch_count,
-                "patch_voxels_per_voxel": mode.patch_voxels_per_voxel,
-                "seam_bytes": mode.seam_voxels * survey.job.config.model.output_channels * 4,
+                "network_calls": mode.totals.patch_count,
+                "patch_voxels_per_voxel": mode.totals.patch_voxels_per_voxel,
+                "seam_bytes": mode.totals.seam_voxels * survey.job.config.model.output_channels * 4,
                 "this_job": mode.seams == plan.seams,
             }
             for mode in map(job.plan_in, survey.job.config.seam_modes)
@@ -153,7 +153,9 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
 
 def _seams_table(survey: Survey) -> Table:
     plan = survey.job.plan
-    exchange, recompute, crop = map(survey.job.plan_in, ("exchange", "recompute", "crop"))
+    exchange = survey.job.plan_in("exchange")
+    recompute = survey.job.plan_in("recompute")
+    crop = survey.job.plan_in("crop")
     margin = crop.chunk_crop_margin
     table = Table(title="seam modes", title_justify="left")
     for column in (
@@ -176,15 +178,15 @@ def _seams_table(survey: Survey) -> Table:
     ]
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
-        calls = f"{mode.patch_count:,}"
-        redundancy = f"{mode.patch_voxels_per_voxel:.2f}"
+        calls = f"{mode.totals.patch_count:,}"
+        redundancy = f"{mode.totals.patch_voxels_per_voxel:.2f}"
         files = (
-            _bytes(mode.seam_voxels * survey.job.config.model.output_channels * 4)
-            if mode.seam_voxels
+            _bytes(mode.totals.seam_voxels * survey.job.config.model.output_channels * 4)
+            if mode.totals.seam_voxels
             else "none"
         )
         table.add_row(mode.seams + chosen, calls, redundancy, files, border)
-    fewest = min((mode for mode, _ in modes), key=lambda mode: mode.patch_count)
+    fewest = min((mode for mode, _ in modes), key=lambda mode: mode.totals.patch_count)
     table.caption = (
         f"fewest network calls: {fewest.seams}; seam files are written and read once, and then "
         "removed"
@@ -195,7 +197,7 @@ def _seams_table(survey: Survey) -> Table:
 
 def print_suggestions(
     found: Survey,
-    plans: Mapping[str, InferencePlan | None],
+    plans: Mapping[SeamMode, InferencePlan | None],
     memory_bytes: int,
     workers: int,
     *,
@@ -232,25 +234,27 @@ def print_suggestions(
         if plan is None:
             table.add_row(seams, "none fits")
             continue
-        memory = found.memory_for(plan, plan.extremes, THIS_PROCESS)
+        memory = found.memory_for(plan, plan.totals.extremes, THIS_PROCESS)
         blocks = blocks_written(plan)
-        seam_files = most_files(plan, found.job.config.model.output_channels)
-        read = plan.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
+        seam_files = most_seam_files(plan.totals, found.job.config.model.output_channels)
+        read = (
+            plan.totals.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
+        )
         table.add_row(
             seams,
             _by(plan.chunks.chunk_shape),
             f"{plan.chunks.count:,}",
-            f"{plan.patch_voxels_per_voxel:.2f}",
+            f"{plan.totals.patch_voxels_per_voxel:.2f}",
             _bytes(memory.host_bytes),
             _bytes(memory.device_bytes),
             _bytes(read),
             _bytes(plan.chunks.roi.size * channels * itemsize),
             (
-                _bytes(plan.seam_voxels * found.job.config.model.output_channels * 4)
-                if seams == "exchange"
+                _bytes(plan.totals.seam_voxels * found.job.config.model.output_channels * 4)
+                if plan.exchange is not None
                 else "none"
             ),
-            f"{blocks + plan.chunks.count + plan.owners + seam_files:,}",
+            f"{blocks + plan.chunks.count + plan.totals.owners + seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
     network = (
@@ -272,7 +276,7 @@ def print_suggestions(
 
 
 def suggested_values(
-    found: Survey, plans: Mapping[str, InferencePlan | None], workers: int
+    found: Survey, plans: Mapping[SeamMode, InferencePlan | None], workers: int
 ) -> dict[str, Any]:
     """The same as values for machines, by seam mode; null where no shape fits."""
     return {
@@ -281,12 +285,12 @@ def suggested_values(
             and {
                 "chunk_shape": plan.chunks.chunk_shape,
                 "chunks": plan.chunks.count,
-                "network_calls": plan.patch_count,
-                "patch_voxels_per_voxel": plan.patch_voxels_per_voxel,
+                "network_calls": plan.totals.patch_count,
+                "patch_voxels_per_voxel": plan.totals.patch_voxels_per_voxel,
                 "host_bytes_per_worker": (
-                    found.memory_for(plan, plan.extremes, THIS_PROCESS).host_bytes
+                    found.memory_for(plan, plan.totals.extremes, THIS_PROCESS).host_bytes
                 ),
-                "seam_bytes": plan.seam_voxels * found.job.config.model.output_channels * 4,
+                "seam_bytes": plan.totals.seam_voxels * found.job.config.model.output_channels * 4,
                 "busiest_worker": busiest_worker(plan, workers),
             }
         )

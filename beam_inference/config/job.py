@@ -35,6 +35,7 @@ from beam_inference.config.operators import (
 )
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Input, Mask, Output, Roi
+from beam_inference.geometry.plan import SeamMode
 
 
 class Channel(Model):
@@ -135,9 +136,6 @@ _BatchSize = Annotated[
     Annotated[Literal["auto"], Tag("auto")] | Annotated[Count, Tag("number")],
     Discriminator(lambda value: "auto" if value == "auto" else "number"),
 ]
-
-
-SeamMode = Literal["exchange", "recompute", "crop"]
 
 
 class Inference(Model):
@@ -273,7 +271,7 @@ class JobConfig(Model):
         return gives_labels(self.postprocess)
 
     @property
-    def seam_modes(self) -> list[str]:
+    def seam_modes(self) -> list[SeamMode]:
         """What ``inference.seams`` may be; operators that look beyond a chunk leave no exchange."""
         return [
             mode

@@ -1,9 +1,9 @@
-"""Sums of contributions, cut where chunks share voxels, and put together again in the contributors' order: pure.
+"""Splits a chunk's sums into parts for its neighbours, and adds such parts up in a fixed order.
 
-A chunk's ``sums`` are its own patches, weighted and added, over
-``plan.owned_work(index).core_box``: float32, shape (channels, Z, Y, X). Float addition is not
-associative, so the order is the job's, whatever was finished first; then a voxel's bits depend
-neither on the runner nor on retries.
+A chunk's ``sums`` are its own patches, weighted and added, over ``owned_work(index).core_box`` of
+the exchange plan: float32, shape (channels, Z, Y, X). Float addition is not associative, so the
+order is the job's, whatever was finished first; then a voxel's bits depend neither on the runner
+nor on retries.
 """
 
 from __future__ import annotations
@@ -15,55 +15,98 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import ChunkWork, InferencePlan
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.plan_totals import PlanTotals
+from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.limits import WRITTEN_BYTES
 
 Sums = NDArray[np.float32]
 
 
-def seam_boxes(plan: InferencePlan, contributor: int, receiver: int) -> list[BoundingBox]:
-    """Where a receiver wants a contributor's sums: disjoint boxes, one in each of the shared ones that it reaches."""
-    owned = plan.owned_work(contributor)
+def seam_boxes(exchange: SeamExchangePlan, contributor: int, receiver: int) -> list[BoundingBox]:
+    """Where a contributor's sums are added to a receiver's.
+
+    Returns:
+        Disjoint boxes, one in each shared box of the receiver that the contributor's patches reach.
+    """
+    owned = exchange.owned_work(contributor)
     if owned is None:
         return []
-    touched = [box.intersection(owned.core_box) for box in plan.shared_boxes(receiver)]
+    touched = [box.intersection(owned.core_box) for box in exchange.shared_boxes(receiver)]
     return [box for box in touched if box.size]
 
 
-def most_files(plan: InferencePlan, channels: int) -> int:
-    """Files of sums that chunks write for each other and themselves, at most; ``channels`` of the network."""
-    return plan.seam_pairs + plan.seam_voxels * channels * 4 // WRITTEN_BYTES
+def seam_bytes(totals: PlanTotals, channels: int) -> int:
+    """Bytes of all seam files, for a network with so many output channels."""
+    return totals.seam_voxels * channels * np.dtype(np.float32).itemsize
 
 
-def cut(plan: InferencePlan, index: int, sums: Sums) -> Iterator[tuple[int, list[Sums]]]:
-    """What a chunk's sums say to each receiver, itself among them, box by box of :func:`seam_boxes`: views."""
-    owned = plan.owned_work(index)
+def most_seam_files(totals: PlanTotals, channels: int) -> int:
+    """Upper bound of the number of seam files, for a network with so many output channels."""
+    return totals.seam_pairs + seam_bytes(totals, channels) // WRITTEN_BYTES
+
+
+def split_sums(
+    exchange: SeamExchangePlan, index: int, sums: Sums
+) -> Iterator[tuple[int, list[Sums]]]:
+    """The parts of a chunk's sums for each receiver, which may be the chunk itself.
+
+    Yields:
+        The receiver's index, and a view of the sums for each box of :func:`seam_boxes`.
+    """
+    owned = exchange.owned_work(index)
     assert owned is not None
-    for receiver in plan.receivers(index):
-        boxes = seam_boxes(plan, index, receiver)
+    for receiver in exchange.receivers(index):
+        boxes = seam_boxes(exchange, index, receiver)
         if boxes:
             yield receiver, [sums[(slice(None), *box.slices_in(owned.core_box))] for box in boxes]
 
 
-def merged(
-    plan: InferencePlan, index: int, parts: Iterable[tuple[int, Sequence[Sums]]], channels: int
+def merge_sums(
+    exchange: SeamExchangePlan,
+    index: int,
+    parts: Iterable[tuple[int, Sequence[Sums]]],
+    channels: int,
 ) -> list[tuple[BoundingBox, Sums]]:
-    """The shared boxes of a chunk, finished. ``parts`` are those of its contributors, in their order."""
+    """Add up the shared boxes of a chunk.
+
+    Args:
+        exchange: the geometry of the job's exchange.
+        index: the chunk.
+        parts: each contributor's index and what it gave in :func:`split_sums`, in the order of
+            ``exchange.contributors(index)``.
+        channels: of the network's output.
+
+    Returns:
+        Each shared box with its sums, shape (channels, Z, Y, X).
+    """
     shared = [
-        (box, arrays.zeros((channels, *box.shape), np.float32)) for box in plan.shared_boxes(index)
+        (box, arrays.zeros((channels, *box.shape), np.float32))
+        for box in exchange.shared_boxes(index)
     ]
     for contributor, pieces in parts:
-        for piece, array in zip(seam_boxes(plan, contributor, index), pieces, strict=True):
+        boxes = seam_boxes(exchange, contributor, index)
+        for piece, array in zip(boxes, pieces, strict=True):
             for box, total in shared:
                 if box.contains(piece):
                     total[(slice(None), *piece.slices_in(box))] += array
     return shared
 
 
-def added(
+def add_sums(
     core: BoundingBox, works: Sequence[ChunkWork], sums: Iterable[Sums], channels: int
 ) -> Sums:
-    """A whole core, from the sums of each of ``plan.contributions``: the bits that :func:`merged` would give it."""
+    """Add up a whole core, to the bits that :func:`merge_sums` would give it.
+
+    Args:
+        core: the box to fill.
+        works: the exchange plan's ``contributions`` to the chunk.
+        sums: the sums of each of these works, float32, shape (channels, Z, Y, X).
+        channels: of the network's output.
+
+    Returns:
+        float32, shape (channels, *core.shape).
+    """
     total = arrays.zeros((channels, *core.shape), np.float32)
     for work, array in zip(works, sums, strict=True):
         total[(slice(None), *work.core_box.slices_in(core))] += array

@@ -17,7 +17,7 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import InferencePlan, make_plan
+from beam_inference.geometry.plan import InferencePlan, SeamMode, make_plan
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.identity import identify, identify_box
 from beam_inference.limits import cached_cutouts
@@ -75,14 +75,11 @@ class ResolvedJob(Frozen):
         """The job's geometry; with chunks of one block as long as their shape is not decided."""
         return self.plan_in(self.config.inference.seams)
 
-    def plan_in(self, seams: str) -> InferencePlan:
+    def plan_in(self, seams: SeamMode) -> InferencePlan:
         """The plan as it would be in a seam mode: exchange, recompute or crop."""
         inference = self.config.inference
         output = self.config.output
         roi = self.config.roi
-        margin = (
-            (0, 0, 0) if seams != "crop" else inference.chunk_crop_margin or inference.patch_overlap
-        )
         return make_plan(
             volume=self.input_bounds,
             roi=self.roi,
@@ -94,7 +91,7 @@ class ResolvedJob(Frozen):
             ),
             crop_margin=self.config.model.crop_margin,
             seams=seams,
-            chunk_crop_margin=margin,
+            chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
             block_shape=output.write_shape,
             halo=total_halo(self.config.postprocess),
             input_block_shape=self.input_block_shape,
@@ -106,7 +103,7 @@ class ResolvedJob(Frozen):
 
     def cached_input_bytes(self, threads: int) -> int:
         """Decoded input blocks that a process of so many threads keeps: what the next chunks of runs read again."""
-        return cached_cutouts(threads) * self.input_bytes(self.plan.extremes.input_blocks)
+        return cached_cutouts(threads) * self.input_bytes(self.plan.totals.extremes.input_blocks)
 
     @cached_property
     def identity(self) -> dict[str, dict[str, Any]]:

@@ -82,11 +82,11 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     quarantined = sum(1 for _ in state.quarantined(0, count))
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
     finished = sorted(receipt.finished_at for receipt in receipts)
-    if job.plan.seams == "exchange":
+    if job.plan.exchange is not None:
         summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
         summed_at = sorted(receipt.finished_at for receipt in sums)
-        owners = job.plan.owners
+        owners = job.plan.totals.owners
         # Of chunks done without their neighbours, and of those that need them, the patches may
         # never be computed.
         in_first_stage = (

@@ -24,7 +24,8 @@ from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import without_blank
 from beam_inference.environment import usable_cores
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import ChunkWork, InferencePlan
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.launch.cost import Measured
@@ -63,7 +64,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
     plan = found.job.plan
     batch_size = job.config.inference.patches_per_call
     output = job.config.output
-    encodes = not job.config.postprocess and plan.seams != "exchange"
+    encodes = not job.config.postprocess and plan.exchange is None
     encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
 
     def computing(work: ChunkWork, patches: NDArray[Any], least_seconds: float) -> float:
@@ -104,7 +105,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
             * np.dtype(output.dtype).itemsize,
         )
     )
-    seam_writing, seam_reading = _seams(found) if plan.seam_pairs else (0.0, 0.0)
+    seam_writing, seam_reading = _seams(found) if plan.totals.seam_pairs else (0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
         read_seconds=reading / (patches.size * found.input.dtype.itemsize),
@@ -136,7 +137,8 @@ def _middle_chunk(plan: InferencePlan) -> ChunkWork:
     """What a chunk in the middle of the job computes."""
     z, y, x = (n // 2 for n in plan.chunks.shape)
     index = plan.chunks.index((z, y, x))
-    return (plan.owned_work(index) if plan.seams == "exchange" else None) or plan.work(index)
+    owned = None if plan.exchange is None else plan.exchange.owned_work(index)
+    return owned or plan.work(index)
 
 
 def _calls(patches: int, batch_size: int) -> int:
@@ -172,7 +174,7 @@ def _seams(found: Survey) -> tuple[float, float]:
     """Seconds a byte to write sums, and to read them and add them up: of as many as go between chunks on average."""
     job = found.job
     plan = found.job.plan
-    side = max(1, round((plan.seam_voxels / plan.seam_pairs) ** (1 / 3)))
+    side = max(1, round((plan.totals.seam_voxels / plan.totals.seam_pairs) ** (1 / 3)))
     shape = (side, side, side)
     channels = job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)

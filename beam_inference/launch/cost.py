@@ -12,7 +12,7 @@ from pydantic import Field
 from beam_inference.config.fields import Model
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.plan import InferencePlan
-from beam_inference.geometry.seam_sums import most_files
+from beam_inference.geometry.seam_sums import most_seam_files
 from beam_inference.launch.simulation import Workload, simulate_many
 from beam_inference.launch.survey import Survey
 
@@ -173,17 +173,19 @@ def totals(found: Survey) -> Totals:
     plan = found.job.plan
     itemsize = np.dtype(job.config.output.dtype).itemsize
     written = plan.chunks.roi.size * found.output.channels * itemsize
-    receipts = plan.chunks.count + plan.owners
-    seam_files = most_files(plan, job.config.model.output_channels)
+    receipts = plan.chunks.count + plan.totals.owners
+    seam_files = most_seam_files(plan.totals, job.config.model.output_channels)
     return Totals(
         chunks=plan.chunks.count,
-        calls=plan.calls(job.config.inference.patches_per_call),
-        patches=plan.patch_count,
+        calls=plan.totals.calls(job.config.inference.patches_per_call),
+        patches=plan.totals.patch_count,
         voxels=plan.chunks.roi.size,
-        read_bytes=plan.input_voxels * job.input_channels * np.dtype(job.input_dtype).itemsize,
+        read_bytes=plan.totals.input_voxels
+        * job.input_channels
+        * np.dtype(job.input_dtype).itemsize,
         written_bytes=written,
-        shared_bytes=plan.shared_voxels * found.output.channels * itemsize,
-        seam_bytes=plan.seam_voxels * job.config.model.output_channels * 4,
+        shared_bytes=plan.totals.shared_voxels * found.output.channels * itemsize,
+        seam_bytes=plan.totals.seam_voxels * job.config.model.output_channels * 4,
         stored_bytes=written,
         read_requests=_blocks_read(plan, job.input_block_shape) + receipts + seam_files,
         write_requests=blocks_written(plan) + receipts + seam_files,
@@ -198,6 +200,6 @@ def blocks_written(plan: InferencePlan) -> int:
 def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
     """Blocks of the input that are read, about: those that all chunks' inputs touch, wherever they lie."""
     per_voxel = np.prod(
-        [(n + b - 1) / b / n for n, b in zip(plan.extremes.input, block_shape, strict=True)]
+        [(n + b - 1) / b / n for n, b in zip(plan.totals.extremes.input, block_shape, strict=True)]
     )
-    return round(plan.input_voxels * float(per_voxel))
+    return round(plan.totals.input_voxels * float(per_voxel))

@@ -168,7 +168,7 @@ def check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
     """
     count = job.plan.chunks.count
     first = _some_receipt(state, count)
-    summed = _some_sums(state, count) if job.plan.seams == "exchange" else None
+    summed = None if job.plan.exchange is None else _some_sums(state, count)
     if first is None and summed is None:
         return
     output = open_output(found.output) if found.output_exists else None

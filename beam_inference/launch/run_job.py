@@ -164,11 +164,11 @@ def _phases(state: State, job: ResolvedJob, chosen: list[int] | None) -> list[Ph
     plan = job.plan
     voxels = job.plan.chunks.roi.size
     count = plan.chunks.count
-    owners = plan.owners
+    owners = plan.totals.owners
     before = _done(state, job, chosen)
     total = count if chosen is None else len(chosen)
     chunks = Phase("chunks", total, voxels / count, lambda: _done(state, job, chosen))
-    if plan.seams != "exchange" or chosen is not None or before == count:
+    if plan.exchange is None or chosen is not None or before == count:
         return [chunks]
 
     def computed() -> int:
@@ -201,7 +201,7 @@ def _judge(
     except BeamInferenceError as failure:
         error = error or failure  # what ended the launch is what is told
     done_of_job = _done(state, job, None)
-    if job.plan.seams == "exchange" and done_of_job == job.plan.chunks.count:
+    if job.plan.exchange is not None and done_of_job == job.plan.chunks.count:
         # of chunks done without them, if any
         SeamFiles(state.url, job.config.storage, job.fingerprint).forget_all()
     quarantined = (

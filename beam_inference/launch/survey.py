@@ -23,8 +23,9 @@ from beam_inference.environment import usable_cores
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
-from beam_inference.geometry.chunk_shape import suggest
-from beam_inference.geometry.plan import Extremes, InferencePlan
+from beam_inference.geometry.chunk_shape import with_best_chunk_shape
+from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.job.parts import normalization, open_input, voxel_size_nm
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
@@ -77,12 +78,12 @@ class Survey:
 
     def memory(self, place: Place, *, alone: bool = False) -> MemoryProjection:
         """Projected memory of one worker process; of chunks that are done ``alone``, though others exchange sums."""
-        added_up = alone and self.job.plan.seams == "exchange"
+        added_up = alone and self.job.plan.exchange is not None
         plan = self.job.plan_in("recompute") if added_up else self.job.plan
-        return self.memory_for(plan, plan.extremes, place, added_up=added_up)
+        return self.memory_for(plan, plan.totals.extremes, place, added_up=added_up)
 
     def memory_for(
-        self, plan: InferencePlan, extremes: Extremes, place: Place, *, added_up: bool = False
+        self, plan: InferencePlan, extremes: Extremes[Any], place: Place, *, added_up: bool = False
     ) -> MemoryProjection:
         """The same for a plan with other seams or chunks, by the extremes of these."""
         job = self.job
@@ -101,9 +102,9 @@ class Survey:
             ),
             is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
             exchanged=(
-                Exchanged(extremes.private, extremes.touched, extremes.shared)
-                if plan.seams == "exchange"
-                else None
+                None
+                if plan.exchange is None
+                else Exchanged(extremes.private, extremes.touched, extremes.shared)
             ),
             output_dtype=np.dtype(config.output.dtype),
             written_channels=config.output_channels,
@@ -207,7 +208,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
 
 
 def suggested(
-    found: Survey, seams: str, place: Place, memory_bytes: int, workers: int
+    found: Survey, seams: SeamMode, place: Place, memory_bytes: int, workers: int
 ) -> InferencePlan | None:
     """The plan with the best chunk shape in a seam mode, for workers of so much memory; None if none fits."""
     plan = found.job.plan_in(seams)
@@ -217,13 +218,13 @@ def suggested(
         else None
     )
 
-    def fits(extremes: Extremes) -> Any:
+    def fits(extremes: Extremes[Any]) -> Any:
         memory = found.memory_for(plan, extremes, place)
         return (memory.host_bytes <= memory_bytes) & (
             on_device is None or memory.device_bytes <= on_device
         )
 
-    return suggest(plan, fits, workers)
+    return with_best_chunk_shape(plan, fits, workers)
 
 
 def _with_chunk_shape(found: Survey, place: Place, workers: int) -> Survey:

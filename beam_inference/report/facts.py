@@ -87,7 +87,7 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
     receipts = state.read_receipts(sorted(sample), damaged)
     summed = 0
     sums = list[Receipt]()
-    if job.plan.seams == "exchange":
+    if job.plan.exchange is not None:
         summed, sample = counted_and_sampled(state.sums_indices(0, count), receipts_read)
         sums = state.read_sums(sorted(sample))
     return Facts(

@@ -13,7 +13,7 @@ from beam_inference import arrays
 from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
 from beam_inference.errors import NonFiniteError
 from beam_inference.geometry.blending import axis_weights
-from beam_inference.geometry.plan import ChunkWork
+from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.worker.patches import Places
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import DeviceOutOfMemory
-from beam_inference.geometry.plan import ChunkWork
+from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.worker.accumulator import Accumulator
 from beam_inference.worker.patches import Patches, places_of
 

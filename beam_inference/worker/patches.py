@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import cropped_to_patch
 from beam_inference.geometry.bounding_box import grown_shape
-from beam_inference.geometry.plan import ChunkWork
+from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
 
 UNIFORM_ANSWERS = 2

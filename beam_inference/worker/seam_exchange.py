@@ -19,7 +19,7 @@ from beam_inference import arrays
 from beam_inference.engines.protocol import AS_COMPUTED
 from beam_inference.errors import ChunkFault
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.seam_sums import Sums, cut, merged, seam_boxes
+from beam_inference.geometry.seam_sums import Sums, merge_sums, seam_boxes, split_sums
 from beam_inference.job.messages import Record
 from beam_inference.job.records import Receipt
 from beam_inference.worker.chunk_run import run_chunks
@@ -56,6 +56,9 @@ class SeamExchange:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._job = worker.job
+        exchange = worker.job.plan.exchange
+        assert exchange is not None  # a job of another seam mode has a single stage
+        self._exchange = exchange
         self._files = SeamFiles(worker.state.url, worker.job.config.storage, worker.job.fingerprint)
         self._channels = worker.job.config.model.output_channels
 
@@ -66,10 +69,12 @@ class SeamExchange:
             WorkerFault: this process cannot go on.
         """
         worker = self._worker
-        plan = self._job.plan
+        exchange = self._exchange
         summed = self._summed(indices) if worker.launch.honour_receipts else {}
         needed = {index for index in self.waiting(indices) if not worker.is_masked(index)}
-        todo = [i for i in indices if i not in summed and needed.intersection(plan.receivers(i))]
+        todo = [
+            i for i in indices if i not in summed and needed.intersection(exchange.receivers(i))
+        ]
         for index in indices:
             if index not in summed and index not in todo and self._is_needless(index):
                 self._write_nothing(index)
@@ -88,7 +93,7 @@ class SeamExchange:
         touched = sorted(
             {
                 *indices,
-                *(receiver for index in indices for receiver in self._job.plan.receivers(index)),
+                *(receiver for index in indices for receiver in self._exchange.receivers(index)),
             }
         )
         done = self._worker.receipts(touched)
@@ -107,13 +112,13 @@ class SeamExchange:
 
     def _merge(self, indices: Sequence[int]) -> Iterator[Record]:
         worker = self._worker
-        plan = self._job.plan
+        exchange = self._exchange
         receipts = worker.receipts(indices)
         yield from map(worker.done_before, receipts.values())
         ready = []
         missing = [index for index in indices if index not in receipts]
         summed = self._summed(
-            sorted({*missing, *(c for index in missing for c in plan.contributors(index))})
+            sorted({*missing, *(c for index in missing for c in exchange.contributors(index))})
         )
         for index in missing:
             if worker.is_masked(index):
@@ -121,7 +126,9 @@ class SeamExchange:
                     yield worker.write_blank(index)
                 continue
             absent = [
-                contributor for contributor in plan.contributors(index) if contributor not in summed
+                contributor
+                for contributor in exchange.contributors(index)
+                if contributor not in summed
             ]
             if not absent:
                 ready.append(index)
@@ -152,7 +159,7 @@ class SeamExchange:
 
     def _is_needless(self, index: int) -> bool:
         """Whether a chunk owns patches, and the output is wanted nowhere that they touch."""
-        receivers = self._job.plan.receivers(index)
+        receivers = self._exchange.receivers(index)
         return bool(receivers) and all(map(self._worker.is_masked, receivers))
 
     def _write_nothing(self, index: int) -> None:
@@ -161,22 +168,22 @@ class SeamExchange:
         self._worker.state.write_sums(self._worker.receipt(index, [], batch_size, 0, {}, {}))
 
     def _read_owned(self, index: int) -> Cutout:
-        work = self._job.plan.owned_work(index)
+        work = self._exchange.owned_work(index)
         assert work is not None  # who owns nothing has no receivers
         return self._worker.read(index, work.input_box)
 
     def _infer_owned(self, index: int, cutout: Cutout) -> Core:
-        work = self._job.plan.owned_work(index)
+        work = self._exchange.owned_work(index)
         assert work is not None
         return self._worker.infer(index, cutout, [work], AS_COMPUTED, next)
 
     def _write_sums(self, index: int, core: Core, needed: Container[int]) -> Record:
-        plan = self._job.plan
+        exchange = self._exchange
         start = time.perf_counter()
-        work = plan.owned_work(index)
-        private = plan.private_box(index)
+        work = exchange.owned_work(index)
+        private = exchange.private_box(index)
         assert work is not None
-        for receiver, pieces in cut(plan, index, core.array):
+        for receiver, pieces in split_sums(exchange, index, core.array):
             if receiver in needed:
                 self._files.write(receiver, index, pieces)
         parts = []
@@ -202,12 +209,12 @@ class SeamExchange:
         return Record(index, "summed", core.read_bytes, written, seconds, core.uniform_patches)
 
     def _read_parts(self, index: int, own: Receipt | None) -> _Parts:
-        plan = self._job.plan
+        exchange = self._exchange
         start = time.perf_counter()
         wanted = [
             (contributor, [box.shape for box in boxes])
-            for contributor in plan.contributors(index)
-            if (boxes := seam_boxes(plan, contributor, index))
+            for contributor in exchange.contributors(index)
+            if (boxes := seam_boxes(exchange, contributor, index))
         ]
         arrays = self._files.read(index, wanted, self._channels)
         return _Parts(
@@ -224,8 +231,11 @@ class SeamExchange:
             cutout = self._worker.read(index, plan.work(index).input_box)
             whole = self._worker.whole_core(index, cutout)
             return _Merged([(plan.chunks.core_box(index), whole.array)], None, parts.seconds, whole)
-        boxes = merged(
-            plan, index, zip(parts.contributors, parts.arrays, strict=True), self._channels
+        boxes = merge_sums(
+            self._exchange,
+            index,
+            zip(parts.contributors, parts.arrays, strict=True),
+            self._channels,
         )
         encoded = [(box, self._worker.finishing.encoded(values, box, box)) for box, values in boxes]
         return _Merged(encoded, parts.own, parts.seconds + time.perf_counter() - start)

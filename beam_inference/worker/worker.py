@@ -34,8 +34,8 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
-from beam_inference.geometry.plan import ChunkWork
-from beam_inference.geometry.seam_sums import added
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.seam_sums import add_sums
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.parts import cutout, normalization, open_input, output_spec
 from beam_inference.job.records import Part, QuarantineRecord, Receipt
@@ -232,15 +232,15 @@ class Worker:
         """
         plan = self.job.plan
         core_box = plan.chunks.core_box(index)
-        if plan.seams == "exchange":
-            works = plan.contributions(index)
+        if plan.exchange is not None:
+            works = plan.exchange.contributions(index)
             channels = self.job.config.model.output_channels
             core = self.infer(
                 index,
                 cutout,
                 works,
                 AS_COMPUTED,
-                lambda sums: added(core_box, works, sums, channels),
+                lambda sums: add_sums(core_box, works, sums, channels),
             )
             return core._replace(array=self.finishing.encoded(core.array, core_box, core_box))
         work = plan.work(index)

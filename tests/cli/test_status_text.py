@@ -134,7 +134,7 @@ def test_the_report_says_that_the_pyramid_waits(job, tmp_path):
 @pytest.mark.slow
 def test_a_job_that_is_complete(job, told, tmp_path):
     path = job(output={"pyramid": True}, inference={"seams": "exchange"})
-    owners = survey(load_job(path)).job.plan.owners
+    owners = survey(load_job(path)).job.plan.totals.owners
     code, out = told("run", path, "--json")
     assert code == 0
     ran = json.loads(out)

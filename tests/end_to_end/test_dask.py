@@ -125,7 +125,7 @@ def test_a_worker_process_is_killed(request, fixture, folder, cluster, tmp_path)
         "done once, kept"
     )
     if fixture == "slow_merge_job":
-        owners = State(f"file://{tmp_path}/out/_beam_inference").load_job().plan.owners
+        owners = State(f"file://{tmp_path}/out/_beam_inference").load_job().plan.totals.owners
         assert len(sums) == owners, "in the second stage"
         assert receipts_of(tmp_path / "out", "sums") == sums, "no patch is computed twice"
 

@@ -80,7 +80,7 @@ def test_zarr_python_reads_shards(done, tmp_path):
 def planned_blocks(tmp_path):
     """Without receipts."""
     found = survey(load_job(tmp_path / "job.yaml"))
-    return totals(found).write_requests - found.job.plan.chunks.count - found.job.plan.owners
+    return totals(found).write_requests - found.job.plan.chunks.count - found.job.plan.totals.owners
 
 
 @pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])

@@ -16,7 +16,11 @@ from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.chunk_shape import busiest_worker, suggest, with_chunk_shape
+from beam_inference.geometry.chunk_shape import (
+    busiest_worker,
+    with_best_chunk_shape,
+    with_chunk_shape,
+)
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.job_files import set_chunk_shape
@@ -41,7 +45,7 @@ def jobs(draw):
 
 
 def cost(plan, workers):
-    return busiest_worker(plan, workers) * plan.patch_count
+    return busiest_worker(plan, workers) * plan.totals.patch_count
 
 
 # to shrink takes long
@@ -51,18 +55,18 @@ def test_the_best_is_within_three_percent_of_trying_all(plan, workers, room):
     def fits(extremes):
         return math.prod(extremes.input) + 4 * math.prod(extremes.core) <= room
 
-    best = suggest(plan, fits, workers)
+    best = with_best_chunk_shape(plan, fits, workers)
     multiples = [
         range(block, ceil_div(n, block) * block + 1, block)
         for n, block in zip(plan.chunks.roi.shape, plan.block_shape, strict=True)
     ]
     tried = [with_chunk_shape(plan, shape) for shape in product(*multiples)]
-    fitting = [p for p in tried if fits(p.extremes)]
+    fitting = [p for p in tried if fits(p.totals.extremes)]
     if best is None:
         assert not fitting
         return
     check_alignment(best.chunks, plan.block_shape, plan.chunks.roi, plan.volume)
-    assert fits(best.extremes)
+    assert fits(best.totals.extremes)
     assert cost(best, workers) <= 1.03 * min(cost(p, workers) for p in fitting)
 
 
@@ -81,9 +85,9 @@ def test_axes_of_many_blocks_are_thinned_out_and_lose_little(data):
     def fits(extremes):
         return extremes.input[2] <= room
 
-    best = suggest(plan, fits, workers)
+    best = with_best_chunk_shape(plan, fits, workers)
     tried = [with_chunk_shape(plan, (1, 1, n)) for n in range(block, roi.stop[2] + 1, block)]
-    costs = [cost(p, workers) for p in tried if p.extremes.input[2] <= room]
+    costs = [cost(p, workers) for p in tried if p.totals.extremes.input[2] <= room]
     assert (best is None) == (not costs)
     # or one patch
     assert best is None or cost(best, workers) <= max(1.03 * min(costs), min(costs) + 1)
@@ -96,12 +100,12 @@ def test_a_petavoxel_is_searched_in_seconds():
     def fits(extremes):
         return math.prod(extremes.input) + 3 * math.prod(extremes.core) <= 2**31
 
-    best = suggest(plan, fits, 1000)
+    best = with_best_chunk_shape(plan, fits, 1000)
     floor = plan.lattice.count * math.prod(plan.lattice.patch_shape) / roi.size
-    assert floor < best.patch_voxels_per_voxel < 1.4 * floor
+    assert floor < best.totals.patch_voxels_per_voxel < 1.4 * floor
     assert (
-        best.patch_voxels_per_voxel
-        < with_chunk_shape(plan, (128, 1024, 1024)).patch_voxels_per_voxel
+        best.totals.patch_voxels_per_voxel
+        < with_chunk_shape(plan, (128, 1024, 1024)).totals.patch_voxels_per_voxel
     )
 
 

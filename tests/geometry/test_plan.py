@@ -52,45 +52,53 @@ def check_input_blocks(plan, works, axis):
     most = max(
         len({voxel // block for voxel in range(*interval)}) * block for interval in intervals
     )
-    found = plan.extremes.input_blocks[axis]
+    found = plan.totals.extremes.input_blocks[axis]
     assert found == most or (most < found <= most + block and plan.chunks.chunk_shape[axis] % block)
 
 
 @given(plans())
 def test_totals_equal_the_sum_over_chunks(plan):
     if plan.seams == "exchange":
-        works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
-        pairs = [(c, r) for c in range(plan.chunks.count) for r in plan.receivers(c)]
-        assert plan.seam_voxels == sum(
-            box.size for pair in pairs for box in seam_boxes(plan, *pair)
+        works = [
+            work for index in range(plan.chunks.count) if (work := plan.exchange.owned_work(index))
+        ]
+        pairs = [(c, r) for c in range(plan.chunks.count) for r in plan.exchange.receivers(c)]
+        assert plan.totals.seam_voxels == sum(
+            box.size for pair in pairs for box in seam_boxes(plan.exchange, *pair)
         )
-        assert plan.shared_voxels == sum(
-            box.size for c in range(plan.chunks.count) for box in plan.shared_boxes(c)
+        assert plan.totals.shared_voxels == sum(
+            box.size for c in range(plan.chunks.count) for box in plan.exchange.shared_boxes(c)
         )
     else:
         works = [plan.work(index) for index in range(plan.chunks.count)]
         pairs = []
-        assert plan.seam_voxels == plan.shared_voxels == 0
-    assert plan.patch_count == plan.calls(1) == sum(work.patch_count for work in works)
-    assert plan.calls(3) == sum(ceil_div(work.patch_count, 3) for work in works)
-    assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
+        assert plan.totals.seam_voxels == plan.totals.shared_voxels == 0
+    assert (
+        plan.totals.patch_count == plan.totals.calls(1) == sum(work.patch_count for work in works)
+    )
+    assert plan.totals.calls(3) == sum(ceil_div(work.patch_count, 3) for work in works)
+    assert plan.totals.input_voxels == sum(
+        work.input_box.intersection(plan.volume).size for work in works
+    )
     for axis in range(3):
-        assert plan.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
+        assert plan.totals.extremes.input[axis] == max(work.input_box.shape[axis] for work in works)
         check_input_blocks(plan, works, axis)
-        assert plan.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
+        assert plan.totals.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
         boxes = [
-            plan.private_box(work.index) if plan.seams == "exchange" else work.core_box
+            plan.exchange.private_box(work.index) if plan.seams == "exchange" else work.core_box
             for work in works
         ]
-        assert plan.extremes.private[axis] >= max(
+        assert plan.totals.extremes.private[axis] >= max(
             (box.shape[axis] for box in boxes if box is not None), default=0
         )
-    together = plan.extremes.touched
-    shared = plan.extremes.shared
+    together = plan.totals.extremes.touched
+    shared = plan.totals.extremes.shared
     alone = [n - more for n, more in zip(together, shared, strict=True)]
     received = Counter({None: 0})
     for contributor, receiver in pairs:
-        received[receiver] += sum(box.size for box in seam_boxes(plan, contributor, receiver))
+        received[receiver] += sum(
+            box.size for box in seam_boxes(plan.exchange, contributor, receiver)
+        )
     assert max(received.values()) <= math.prod(together) - math.prod(alone)
     if sum(n > 1 for n in plan.chunks.shape) == 1 and sum(map(bool, shared)) == 1:
         assert max(received.values()) == math.prod(together) - math.prod(alone)
@@ -117,21 +125,25 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         input_block_shape=(1, 1, data.draw(st.integers(1, 8))),
     )
     if plan.seams == "exchange":
-        works = [work for index in range(plan.chunks.count) if (work := plan.owned_work(index))]
+        works = [
+            work for index in range(plan.chunks.count) if (work := plan.exchange.owned_work(index))
+        ]
     else:
         works = [plan.work(index) for index in range(plan.chunks.count)]
-    assert plan.patch_count == sum(work.patch_count for work in works)
-    assert plan.input_voxels == sum(work.input_box.intersection(plan.volume).size for work in works)
-    assert plan.extremes.input[2] == max(work.input_box.shape[2] for work in works)
+    assert plan.totals.patch_count == sum(work.patch_count for work in works)
+    assert plan.totals.input_voxels == sum(
+        work.input_box.intersection(plan.volume).size for work in works
+    )
+    assert plan.totals.extremes.input[2] == max(work.input_box.shape[2] for work in works)
     check_input_blocks(plan, works, axis=2)
     if plan.seams == "exchange":
-        axis = plan.ownership[2]
+        axis = plan.exchange.ownership[2]
         positions = range(plan.chunks.count)
         alone = [
             axis.interval(position)[1] - axis.private_start(position) for position in positions
         ]
-        assert plan.extremes.touched[2] == max(map(axis.touched, positions))
-        assert plan.extremes.shared[2] == max(
+        assert plan.totals.extremes.touched[2] == max(map(axis.touched, positions))
+        assert plan.totals.extremes.shared[2] == max(
             axis.touched(p) - n for p, n in zip(positions, alone, strict=True)
         )
 
@@ -177,7 +189,7 @@ def test_redundancy_is_as_the_formulas_say():
     per_axis = (
         (strides_per_chunk + math.ceil(patch / stride) - 1) / strides_per_chunk * patch / stride
     )
-    assert plan.patch_voxels_per_voxel == pytest.approx(per_axis**3, rel=5e-3)
+    assert plan.totals.patch_voxels_per_voxel == pytest.approx(per_axis**3, rel=5e-3)
 
 
 def test_the_published_redundancies():
@@ -186,7 +198,7 @@ def test_the_published_redundancies():
     plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (128, 1152, 1152))
     floor = plan.lattice.count * 20 * 256 * 256 / roi.size
     assert floor == pytest.approx(20 / 16 * (256 / 192) ** 2, rel=0.02)
-    assert plan.patch_voxels_per_voxel > floor
+    assert plan.totals.patch_voxels_per_voxel > floor
 
 
 def test_an_roi_outside_the_volume_is_refused_naming_the_part_inside():
@@ -198,7 +210,7 @@ def test_a_billion_chunks_on_one_axis_are_planned_too():
     roi = BoundingBox((0, 0, 0), (20, 256, 10**11))
     plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (20, 256, 100))
     assert plan.chunks.count == 10**9
-    assert plan.patch_voxels_per_voxel == pytest.approx(
+    assert plan.totals.patch_voxels_per_voxel == pytest.approx(
         256 / 192 * (100 + 256) / 100 * 192 / 256 * 256 / 192, rel=0.2
     )
 
@@ -213,7 +225,7 @@ roi = BoundingBox((0, 0, 0), (128_000, 1_024_000, 1_024_000))
 plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256), patch_overlap=(4, 64, 64),
     chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0), seams="recompute", chunk_crop_margin=(0, 0, 0),
     block_shape=(64, 64, 64))
-print(plan.chunks.count, plan.patch_count, plan.input_voxels, plan.extremes.input)
+print(plan.chunks.count, plan.totals.patch_count, plan.totals.input_voxels, plan.totals.extremes.input)
 print(time.monotonic() - start, next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line))
 """
     output = subprocess.run(

@@ -14,7 +14,7 @@ from worker.test_chunk_inference import (
     unchanged,
 )
 
-from beam_inference.geometry.seam_sums import added, cut, merged
+from beam_inference.geometry.seam_sums import add_sums, merge_sums, split_sums
 from beam_inference.operators.quantize import quantize
 from beam_inference.worker.chunk_inference import infer_chunk
 
@@ -40,19 +40,19 @@ def exchanged(array, plan, network, batch_size=1, order=None):
         result[(slice(None), *box.slices_in(roi))] = values
 
     for index in order or range(plan.chunks.count):
-        work = plan.owned_work(index)
+        work = plan.exchange.owned_work(index)
         if work is None:
-            assert not plan.receivers(index)
+            assert not plan.exchange.receivers(index)
             continue
         sums = sums_of(array, plan, work, network, batch_size)
-        private = plan.private_box(index)
+        private = plan.exchange.private_box(index)
         if private is not None:
             write(private, sums[(slice(None), *private.slices_in(work.core_box))])
-        for receiver, arrays in cut(plan, index, sums):
+        for receiver, arrays in split_sums(plan.exchange, index, sums):
             parts[receiver, index] = [part.copy() for part in arrays]
     for index in range(plan.chunks.count):
-        mine = [(c, parts.pop((index, c), [])) for c in plan.contributors(index)]
-        for box, values in merged(plan, index, mine, 2):
+        mine = [(c, parts.pop((index, c), [])) for c in plan.exchange.contributors(index)]
+        for box, values in merge_sums(plan.exchange, index, mine, 2):
             write(box, values)
     assert not parts, "every part has a reader"
     return result
@@ -60,9 +60,9 @@ def exchanged(array, plan, network, batch_size=1, order=None):
 
 def isolated(array, plan, index, network, batch_size=1):
     """One chunk without its neighbours."""
-    works = plan.contributions(index)
+    works = plan.exchange.contributions(index)
     sums = (sums_of(array, plan, work, network, batch_size) for work in works)
-    return added(plan.chunks.core_box(index), works, sums, 2)
+    return add_sums(plan.chunks.core_box(index), works, sums, 2)
 
 
 @st.composite
@@ -112,9 +112,9 @@ def test_the_values_of_recompute_and_of_the_oracle_from_every_patch_once(plan, b
         box = plan.chunks.core_box(index)
         alone = isolated(array, plan, index, NumpyNetwork(position_dependent), batch_size)
         np.testing.assert_array_equal(alone, result[(slice(None), *box.slices_in(roi))])
-    assert plan.patch_count == np.prod([len(r) for r in plan.lattice.touching(roi)])
+    assert plan.totals.patch_count == np.prod([len(r) for r in plan.lattice.touching(roi)])
     if batch_size == 1:
-        assert len(network.batches) == plan.patch_count, (
+        assert len(network.batches) == plan.totals.patch_count, (
             "every patch of the lattice that touches the ROI, once"
         )
 
@@ -132,7 +132,7 @@ def _cropped(plan, prediction):
 
 def test_chunks_that_own_no_patch_are_made_of_their_neighbours():
     plan = make(patch=(12, 12, 12), overlap=(2, 2, 2), chunk=(3, 3, 3), seams="exchange")
-    owners = [index for index in range(plan.chunks.count) if plan.owned_work(index)]
+    owners = [index for index in range(plan.chunks.count) if plan.exchange.owned_work(index)]
     assert 0 < len(owners) < plan.chunks.count / 8
     array = random_volume(plan.volume.shape)
     result = exchanged(array, plan, NumpyNetwork(position_dependent))

@@ -57,7 +57,7 @@ def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tm
     state = launch.state()
     exchange = SeamExchange(Worker(launch))
     first, second = _phases(state, job, None)
-    assert (first.total, second.total) == (job.plan.owners, job.plan.chunks.count)
+    assert (first.total, second.total) == (job.plan.totals.owners, job.plan.chunks.count)
     assert (
         first.total * first.voxels_per_thing
         == second.total * second.voxels_per_thing

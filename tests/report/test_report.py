@@ -262,7 +262,7 @@ def test_jobs_of_all_shapes(tmp_path, which):
     if which == "exchange":
         assert [stage.stage for stage in report.stages] == ["read", "infer", "merge", "write"]
         assert {*report.speed.rates} == {"patches computed", "finished"}
-        assert report.facts.summed == len(report.facts.sums) == report.job.plan.owners
+        assert report.facts.summed == len(report.facts.sums) == report.job.plan.totals.owners
 
 
 def test_a_place_with_contents():

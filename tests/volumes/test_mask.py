@@ -63,7 +63,7 @@ def result(tmp_path, name, source, mask=None, /, **sections):
     worker = Worker(launch)
     job = launch.resolved()
     chunks = range(job.plan.chunks.count)
-    if job.plan.seams == "exchange":
+    if job.plan.exchange is not None:
         exchange = SeamExchange(worker)
         assert {record.outcome for record in exchange.add_up(chunks)} <= {"summed"}
         records = exchange.merge(chunks)
@@ -173,9 +173,9 @@ def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams,
     ]
     assert len(blocks) == len(wanted) < grid.count
     works = [
-        plan.work(i) if seams == "recompute" else plan.owned_work(i)
+        plan.work(i) if seams == "recompute" else plan.exchange.owned_work(i)
         for i in range(grid.count)
-        if (i in wanted if seams == "recompute" else set(plan.receivers(i)) & set(wanted))
+        if (i in wanted if seams == "recompute" else set(plan.exchange.receivers(i)) & set(wanted))
     ]
     assert calls - tried - SETTLING_CALLS == sum(ceil_div(work.patch_count, 2) for work in works)
     assert not read_volume(tmp_path / "out")[0][~at_full_resolution()].any()
@@ -210,17 +210,17 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
         for i in range(plan.chunks.count)
         if at_full_resolution()[plan.chunks.core_box(i).slices_in(plan.chunks.roi)].any()
     ]
-    computed = [i for i in range(plan.chunks.count) if {*plan.receivers(i)} & {*wanted}]
-    assert len(computed) < plan.owners
+    computed = [i for i in range(plan.chunks.count) if {*plan.exchange.receivers(i)} & {*wanted}]
+    assert len(computed) < plan.totals.owners
     half = plan.chunks.count // 2
     list(exchange.add_up(range(half)))
     assert job_status(job, state, datetime.now(UTC)).left == sum(
-        map(bool, map(plan.receivers, range(half, 2 * half)))
+        map(bool, map(plan.exchange.receivers, range(half, 2 * half)))
     )
     records = list(exchange.add_up(range(half, plan.chunks.count)))
     assert [record.chunk for record in records] == [i for i in computed if i >= half]
     status = job_status(job, state, datetime.now(UTC))
-    assert (status.left, status.summed, status.done) == (plan.chunks.count, plan.owners, 0)
+    assert (status.left, status.summed, status.done) == (plan.chunks.count, plan.totals.owners, 0)
     # nothing is done twice
     assert not list(SeamExchange(Worker(launch)).add_up(range(plan.chunks.count)))
     assert {record.outcome for record in exchange.merge(range(plan.chunks.count))} == {"done"}

@@ -153,7 +153,7 @@ def test_the_network_is_called_once_for_each_patch(volume_in, tmp_path, monkeypa
     run(launch)
     plan = launch.resolved().plan
     calls = len(log.read_text().splitlines()) - SETTLING_CALLS  # before the first chunk, of zeros
-    assert calls == plan.patch_count == plan.lattice.count
+    assert calls == plan.totals.patch_count == plan.lattice.count
     check_complete(tmp_path / "out")
 
 
@@ -266,7 +266,7 @@ def test_a_corrupt_block_quarantines_what_it_feeds_and_nothing_else(
     plan = resolved.plan
     records = {record.chunk: record for record in state.quarantined(0, plan.chunks.count)}
     failed = {chunk for chunk, record in records.items() if record.stage == "read"}
-    fed = {receiver for chunk in failed for receiver in plan.receivers(chunk)}
+    fed = {receiver for chunk in failed for receiver in plan.exchange.receivers(chunk)}
     assert failed
     assert failed < set(records) == fed < set(range(plan.chunks.count))
     assert all(
@@ -316,7 +316,7 @@ def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(
     chunks = range(launch.resolved().plan.chunks.count)
     list(exchange.add_up(range(10)))
     assert [r.chunk for r in exchange.merge(chunks)] == [
-        c for c in chunks if set(launch.resolved().plan.contributors(c)) <= set(range(10))
+        c for c in chunks if set(launch.resolved().plan.exchange.contributors(c)) <= set(range(10))
     ], "what is ready is done, the rest is left, without a word"
     sums = list((tmp_path / "out").rglob("sums/*/*/*.json"))
     before = {path: path.read_bytes() for path in sums}
@@ -402,14 +402,15 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 
     def listed():
         ranges = [
-            missing_runs((start, start + 6), state, 4, plan.receivers) for start in (0, 6, 12)
+            missing_runs((start, start + 6), state, 4, plan.exchange.receivers)
+            for start in (0, 6, 12)
         ]
         return [chunk for runs in ranges for run in runs for chunk in run]
 
     assert listed() == list(range(18))
-    assert plan.owners < 18
+    assert plan.totals.owners < 18
     list(worker.do([chunk for chunk in range(18) if chunk != 9]))
-    needed = sorted({9, *plan.contributors(9)})
+    needed = sorted({9, *plan.exchange.contributors(9)})
     assert listed() == needed
     assert len(needed) > 4
     exchange = SeamExchange(worker)
@@ -428,8 +429,8 @@ def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     list(exchange.add_up(range(9)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.in_first_stage) == (0, True)
-    assert status.left == job.plan.owners - status.summed > 0
-    assert status.voxels_per_chunk * job.plan.owners == job.plan.chunks.roi.size
+    assert status.left == job.plan.totals.owners - status.summed > 0
+    assert status.voxels_per_chunk * job.plan.totals.owners == job.plan.chunks.roi.size
     list(exchange.add_up(range(9, 18)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.in_first_stage, status.left, status.rate) == (False, 18, None)
@@ -441,7 +442,7 @@ def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.summed, status.in_first_stage) == (
         len(done),
-        job.plan.owners,
+        job.plan.totals.owners,
         False,
     )
     assert status.rate is not None

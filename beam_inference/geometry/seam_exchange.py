@@ -1,0 +1,133 @@
+"""The geometry of ``seams: exchange``: every patch is computed once, and chunks share sums of voxels.
+
+Which chunk owns a patch is decided axis by axis, see :mod:`beam_inference.geometry.patch_ownership`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.grids import ChunkGrid, PatchLattice
+from beam_inference.geometry.patch_ownership import OwnershipAxis
+from beam_inference.geometry.zyx import Zyx
+
+
+@dataclass(frozen=True)
+class SeamExchangePlan:
+    """What each chunk computes, gives to its neighbours and receives from them.
+
+    Get it from :attr:`beam_inference.geometry.plan.InferencePlan.exchange`.
+
+    Attributes:
+        lattice: the patch lattice over the domain.
+        chunks: the chunk grid over the ROI.
+        block_shape: of the output's storage, ZYX.
+        crop_margin: voxels by which the network's input exceeds its patch, ZYX.
+    """
+
+    lattice: PatchLattice
+    chunks: ChunkGrid
+    block_shape: Zyx
+    crop_margin: Zyx
+
+    @cached_property
+    def ownership(self) -> tuple[OwnershipAxis, OwnershipAxis, OwnershipAxis]:
+        """Which chunk computes which patches, per axis ZYX."""
+        roi = self.chunks.roi
+        z, y, x = (
+            OwnershipAxis(lattice, start, stop, chunk, block)
+            for lattice, start, stop, chunk, block in zip(
+                self.lattice.axes,
+                roi.start,
+                roi.stop,
+                self.chunks.chunk_shape,
+                self.block_shape,
+                strict=True,
+            )
+        )
+        return (z, y, x)
+
+    def owned_work(self, index: int) -> ChunkWork | None:
+        """The patches that a chunk owns, and the voxels of the ROI that they cover.
+
+        Returns:
+            None if the chunk owns no patch.
+        """
+        axes = self._axes_at(index)
+        z, y, x = (axis.owned(position) for axis, position in axes)
+        if not (z and y and x):
+            return None
+        reaches = [axis.reach(position) for axis, position in axes]
+        reach = BoundingBox(
+            zyx.triple(start for start, _ in reaches), zyx.triple(stop for _, stop in reaches)
+        )
+        return ChunkWork.of_patches(index, reach, self.lattice, (z, y, x), self.crop_margin)
+
+    def contributors(self, index: int) -> list[int]:
+        """The chunks that own a patch which touches a chunk, in the order their sums are added."""
+        per_axis = (axis.contributors(position) for axis, position in self._axes_at(index))
+        return [self.chunks.index(position) for position in product(*per_axis)]
+
+    def receivers(self, index: int) -> list[int]:
+        """The chunks that a patch owned by a chunk touches, in order; the chunk may be one of them."""
+        if self.owned_work(index) is None:
+            return []
+        per_axis = (axis.receivers(position) for axis, position in self._axes_at(index))
+        return [self.chunks.index(position) for position in product(*per_axis)]
+
+    def contributions(self, index: int) -> list[ChunkWork]:
+        """What each contributor computes for a chunk, in order.
+
+        Returns:
+            Works whose core boxes cover the chunk's core box and overlap at seams. Each has the
+            number of the contributor.
+        """
+        core = self.chunks.core_box(index)
+        touching = self.lattice.touching(core)
+        works = []
+        for contributor in self.contributors(index):
+            owned = self.owned_work(contributor)
+            assert owned is not None  # a contributor owns patches
+            z, y, x = (
+                range(max(a.start, b.start), min(a.stop, b.stop))
+                for a, b in zip(owned.patches, touching, strict=True)
+            )
+            covered = owned.core_box.intersection(core)
+            works.append(
+                ChunkWork.of_patches(
+                    contributor, covered, self.lattice, (z, y, x), self.crop_margin
+                )
+            )
+        return works
+
+    def private_box(self, index: int) -> BoundingBox | None:
+        """The whole blocks of a chunk that no other chunk's patches touch; None if there are none."""
+        core = self.chunks.core_box(index)
+        start = zyx.triple(axis.private_start(position) for axis, position in self._axes_at(index))
+        if any(a == b for a, b in zip(start, core.stop, strict=True)):
+            return None
+        return BoundingBox(start, core.stop)
+
+    def shared_boxes(self, index: int) -> list[BoundingBox]:
+        """The rest of a chunk beside its private box: at most three disjoint boxes of whole blocks."""
+        core = self.chunks.core_box(index)
+        private = self.private_box(index)
+        if private is None:
+            return [core]
+        boxes = []
+        start = core.start
+        # a slab before the private box on each axis, within what the earlier slabs leave
+        for axis in range(3):
+            first_private = private.start[axis]
+            if start[axis] < first_private:
+                boxes.append(BoundingBox(start, zyx.with_axis(core.stop, axis, first_private)))
+            start = zyx.with_axis(start, axis, first_private)
+        return boxes
+
+    def _axes_at(self, index: int) -> list[tuple[OwnershipAxis, int]]:
+        return list(zip(self.ownership, self.chunks.position(index), strict=True))
