@@ -72,7 +72,16 @@ setup(
             "zarr>=3.0",
         ],
     },
-    entry_points={"console_scripts": ["beam-inference=beam_inference.cli.main:main"]},
+    entry_points={
+        "console_scripts": ["beam-inference=beam_inference.cli.main:main"],
+        "beam_inference.operators": [
+            "argmax=beam_inference.operators.argmax:Argmax",
+            "own=beam_inference.operators.own:Own",
+            "select=beam_inference.operators.select:Select",
+            "smooth=beam_inference.operators.smooth:Smooth",
+            "threshold=beam_inference.operators.threshold:Threshold",
+        ],
+    },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -84,6 +86,12 @@ class Frozen(BaseModel):
     """A record as it stands in JSON: frozen, and strict about unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def unknown_key_hint(key: str, fields: Iterable[str]) -> str:
+    """What may have been meant by a key that a section does not have."""
+    close = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
 
 
 INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")

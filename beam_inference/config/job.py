@@ -27,7 +27,7 @@ from beam_inference.config.fields import (
 )
 from beam_inference.config.normalize import Normalize
 from beam_inference.config.operators import (
-    Operator,
+    InstalledOperator,
     channels_after,
     gives_labels,
     largest_label,
@@ -250,7 +250,7 @@ class JobConfig(Model):
     output: Output
     model: Network
     inference: Inference
-    postprocess: list[Operator] = Field(
+    postprocess: list[InstalledOperator] = Field(
         [], description="what is done to the network's values, in this order"
     )
     mask: Mask | None = Field(

@@ -6,7 +6,6 @@ folder.
 
 from __future__ import annotations
 
-import difflib
 import posixpath
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.fields import holds_credentials
+from beam_inference.config.fields import holds_credentials, unknown_key_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.config.volumes import Mask
@@ -95,7 +94,7 @@ def _override(values: Any, override: str) -> None:
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
     """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
     parts = list(map(str, location))
-    if ".".join(parts[:2]) in _BRANCHED or parts[:1] == ["postprocess"]:
+    if ".".join(parts[:2]) in _BRANCHED:
         del parts[2:3]
     return tuple(parts)
 
@@ -131,9 +130,7 @@ def _explain(error: Any) -> str:
     name = ".".join(key)
     if error["type"] == "extra_forbidden":
         fields = _model_at(error["loc"]).model_fields
-        close = difflib.get_close_matches(key[-1], fields, n=1, cutoff=0.5)
-        hint = f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
-        return f"{name}: unknown key; {hint}"
+        return f"{name}: unknown key; {unknown_key_hint(key[-1], fields)}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{name}: {message}" if name else message
@@ -146,8 +143,8 @@ def _explain(error: Any) -> str:
 
 
 def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
-    def absolute(path: str | None) -> str | None:
-        if path is None or "://" in path:
+    def absolute(path: str) -> str:
+        if "://" in path:
             return path
         if isinstance(folder, str) and not path.startswith(("/", "~")):
             scheme, _, place = folder.partition("://")
@@ -161,14 +158,16 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
         return str((Path(folder) / Path(path).expanduser()).absolute())
 
     def url(path: str | None) -> str | None:
+        if path is None:
+            return None
         path = absolute(path)
-        return path if path is None or "://" in path else Path(path).as_uri()  # % # ? are quoted
+        return path if "://" in path else Path(path).as_uri()  # % # ? are quoted
 
     def model(path: str) -> str:
         factory = factory_parts(path)
         if path == "identity" or (factory and not factory[0].endswith(".py")):
             return path
-        return f"{absolute(factory[0])}:{factory[1]}" if factory else str(absolute(path))
+        return f"{absolute(factory[0])}:{factory[1]}" if factory else absolute(path)
 
     def mask(given: Mask | None) -> Mask | None:
         return given and given.model_copy(update={"path": url(given.path)})
@@ -179,7 +178,7 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     network = job.model.model_copy(
         update={
             "path": model(job.model.path),
-            "weights": absolute(job.model.weights),
+            "weights": job.model.weights and absolute(job.model.weights),
             "normalize": normalize,
         }
     )
@@ -190,6 +189,7 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             ),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,
+            "postprocess": [each.with_absolute_paths(absolute) for each in job.postprocess],
             "mask": mask(job.mask),
             "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
         }

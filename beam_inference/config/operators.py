@@ -1,146 +1,247 @@
-"""What is done to the blended values before they are written, as a job file describes it."""
+"""Operators on the blended values before they are written, as a job file describes them.
+
+An operator is one class, which derives from :class:`Operator` and is installed under its name as an
+entry point ``beam_inference.operators``. This module knows operators by name alone.
+"""
 
 from __future__ import annotations
 
-import math
-import re
-from typing import Annotated, Literal, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Discriminator, Field, FiniteFloat, NonNegativeFloat, model_validator
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import (
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializationInfo,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from beam_inference.config.fields import Count, Margin, Model, Natural
+from beam_inference.config.fields import Model, unknown_key_hint
+from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.errors import ConfigError
+from beam_inference.geometry import zyx
+from beam_inference.geometry.zyx import Zyx
 
-SMOOTH_RADIUS = 4
-"""Standard deviations beyond which a Gaussian is cut off."""
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
+
+Values = NDArray[np.float32]
+"""Values of a box, float32, axes (channel, z, y, x)."""
 
 
-class Smooth(Model):
-    """Each channel smoothed by a Gaussian; at the domain's ends the last voxel is repeated."""
+class Operator(Model):
+    """Base of all operators: its fields are the operator's parameters.
 
-    operator: Literal["smooth"]
-    sigma: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] = Field(
-        description="standard deviation, ZYX, voxels"
-    )
+    A subclass states what it does in :meth:`make_function`, and overrides whatever of the rest differs
+    from an operator that changes each voxel by itself. The result at a voxel may depend only on the
+    values around it, never on where a box begins: then chunks have no seams.
+
+    Attributes:
+        operator: the name by which job files choose it.
+    """
+
+    operator: str
 
     @property
-    def halo(self) -> tuple[int, int, int]:
-        """Voxels that a result depends on, per side, ZYX."""
-        z, y, x = (math.ceil(SMOOTH_RADIUS * sigma) for sigma in self.sigma)
-        return (z, y, x)
+    def display_name(self) -> str:
+        """The name for messages."""
+        return self.operator
 
+    @property
+    def halo_zyx(self) -> Zyx:
+        """Voxels around a voxel that its result depends on, per side, ZYX."""
+        return (0, 0, 0)
 
-class Select(Model):
-    """Some of the channels, in the order given."""
+    @property
+    def gives_labels(self) -> bool:
+        """Whether results are whole numbers that name something: they are written as they are."""
+        return False
 
-    operator: Literal["select"]
-    channels: list[Natural] = Field(min_length=1)
+    def channels_after(self, channels: int) -> int:
+        """Number of channels of the result.
 
+        Args:
+            channels: number of channels of the values that it is given.
 
-class Threshold(Model):
-    """1 where a value is at least ``at``, else 0."""
+        Raises:
+            ValueError: it cannot take so many channels.
+        """
+        return channels
 
-    operator: Literal["threshold"]
-    at: FiniteFloat
+    def largest_label(self, channels: int) -> int:
+        """The largest result there can be; asked for only where the operator gives labels.
 
+        Args:
+            channels: number of channels of the values that it is given.
+        """
+        raise NotImplementedError(f"operator {self.operator} gives labels: how large are they?")
 
-class Argmax(Model):
-    """The number of the channel with the largest value, the first of equal ones.
+    def bytes_per_voxel(self, channels: int) -> int:
+        """The most that it holds at a time per voxel, its result included, its argument not.
 
-    With ``background`` it is 0 where no channel reaches that value, and channels are counted from 1
-    (a vote).
-    """
+        Args:
+            channels: number of channels of the values that it is given.
+        """
+        after = self.channels_after(channels)
+        return 4 * after + 4 * max(channels, after)  # one array on the way
 
-    operator: Literal["argmax"]
-    background: FiniteFloat | None = Field(
-        None,
-        description=(
-            "the result is 0 where no channel's value is at least this, and channels count from 1"
-        ),
-    )
-
-
-class Own(Model):
-    """A function of yours: float32 (C, Z, Y, X) to float32 (output_channels, Z, Y, X), the same for every place."""
-
-    operator: Literal["own"]
-    function: str = Field(description="package.module:function, importable where the job runs")
-    output_channels: Count
-    halo: Margin = Field((0, 0, 0), description="voxels that a result depends on, per side, ZYX")
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", self.function):
-            raise ValueError(f"function {self.function} is not of the form package.module:function")
+    def with_absolute_paths(self, absolute: Callable[[str], str]) -> Operator:  # noqa: ARG002
+        """The operator with the paths among its parameters made absolute by a function."""
         return self
 
+    @property
+    def local_files(self) -> Sequence[str]:
+        """Paths of files on this machine that it needs wherever the job runs."""
+        return ()
 
-Operator = Annotated[Smooth | Select | Threshold | Argmax | Own, Discriminator("operator")]
+    def make_function(self) -> Callable[[Values], Values]:
+        """The operator as a function of the values of a box, which it may overwrite.
+
+        Raises:
+            ModelContractError: something that it needs is absent.
+        """
+        raise NotImplementedError(f"operator {self.operator} has no function")
 
 
-def total_halo(operators: list[Operator]) -> tuple[int, int, int]:
-    """Voxels beyond its core that a chunk must compute, per side, ZYX, for all operators one after the other."""
-    halos = [operator.halo for operator in operators if isinstance(operator, (Smooth, Own))]
-    return (
-        sum(halo[0] for halo in halos),
-        sum(halo[1] for halo in halos),
-        sum(halo[2] for halo in halos),
-    )
+class _InstalledOperator:
+    """Pydantic's schema of an operator: looked up by name, and validated by its own class."""
+
+    def __get_pydantic_core_schema__(
+        self, _source: object, _handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            validate_operator,
+            serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
+        )
+
+    def __get_pydantic_json_schema__(
+        self, _schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        classes = {name: _operator_class(name) for name in list_plugins("operators")}
+        choices = {name: TypeAdapter(each).core_schema for name, each in classes.items()}
+        return handler(core_schema.tagged_union_schema(choices, "operator"))
 
 
-def channels_after(operators: list[Operator], channels: int) -> int:
-    """Channels of the result, of ``channels`` of the network.
+def validate_operator(value: object) -> Operator:
+    """An operator from its keys, or as it is.
 
     Raises:
-        ValueError: an operator cannot take what the one before gives.
+        ValidationError: the keys are wrong; places in it are relative to ``value``.
+        ValueError: it is no mapping of keys, or its class is no operator.
+    """
+    if isinstance(value, Operator):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a mapping such as {{operator: argmax}}; found {value!r}")
+    try:
+        kind = _operator_class(value.get("operator"))
+    except ConfigError as error:
+        cause = PydanticCustomError("value_error", "{message}", {"message": str(error)})
+        line = InitErrorDetails(type=cause, loc=("operator",), input=value.get("operator"))
+        raise ValidationError.from_exception_data("operator", [line], hide_input=True) from None
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        raise _with_hints(error, kind) from None
+
+
+def _operator_class(name: object) -> type[Operator]:
+    installed = list_plugins("operators")
+    if not isinstance(name, str) or name not in installed:
+        raise ConfigError(f"{name!r} is not among the installed operators: {', '.join(installed)}")
+    kind = load_plugin("operators", name)
+    if not (isinstance(kind, type) and issubclass(kind, Operator)):
+        raise ConfigError(
+            f"{name} is installed as {installed[name].object}, which does not derive from "
+            "beam_inference.config.operators.Operator"
+        )
+    return kind
+
+
+def _with_hints(error: ValidationError, kind: type[Operator]) -> ValidationError:
+    """The errors of an operator's keys; an unknown key comes with the nearest known one."""
+    lines = []
+    for line in error.errors():
+        details = InitErrorDetails(type=line["type"], loc=line["loc"], input=line["input"])
+        if "ctx" in line:
+            details["ctx"] = line["ctx"]
+        if line["type"] == "extra_forbidden" and len(line["loc"]) == 1:
+            hint = f"unknown key; {unknown_key_hint(str(line['loc'][0]), kind.model_fields)}"
+            details["type"] = PydanticCustomError("value_error", "{hint}", {"hint": hint})
+        lines.append(details)
+    return ValidationError.from_exception_data(error.title, lines, hide_input=True)
+
+
+def _dump(operator: Operator, info: SerializationInfo) -> dict[str, Any]:
+    return operator.model_dump(mode=info.mode)
+
+
+InstalledOperator = Annotated[Operator, _InstalledOperator()]
+"""Any operator that is installed, as a field of a model."""
+
+
+def operator_versions(operators: Sequence[Operator]) -> dict[str, str]:
+    """Versions of the distributions that bring operators, by name of the distribution."""
+    installed = list_plugins("operators")
+    plugins = [installed[each.operator] for each in operators if each.operator in installed]
+    return {plugin.distribution: plugin.version for plugin in plugins}
+
+
+def total_halo(operators: Sequence[Operator]) -> Zyx:
+    """Voxels beyond its core that a chunk must compute for all operators, per side, ZYX."""
+    halo: Zyx = (0, 0, 0)
+    for operator in operators:
+        halo = zyx.add(halo, operator.halo_zyx)
+    return halo
+
+
+def channels_after(operators: Sequence[Operator], channels: int) -> int:
+    """Channels of the result of all operators.
+
+    Args:
+        operators: in the order in which they are applied.
+        channels: number of channels of the network.
+
+    Raises:
+        ValueError: an operator cannot take what the one before it gives.
     """
     for operator in operators:
-        if isinstance(operator, Select):
-            if max(operator.channels) >= channels:
-                raise ValueError(
-                    f"postprocess: select {operator.channels}, but there are the channels 0 … "
-                    f"{channels - 1}"
-                )
-            channels = len(operator.channels)
-        elif isinstance(operator, Own):
-            channels = operator.output_channels
-        elif isinstance(operator, Argmax):
-            if channels == 1 and operator.background is None:
-                raise ValueError(
-                    "postprocess: argmax of one channel is 0 everywhere; threshold makes two "
-                    "classes of it"
-                )
-            channels = 1
+        channels = operator.channels_after(channels)
     return channels
 
 
-def largest_label(operators: list[Operator], channels: int) -> int:
-    """The largest value that operators which give labels can give, of ``channels`` of the network."""
-    last = operators[-1]
-    if not isinstance(last, Argmax):
-        return 1
-    channels = channels_after(operators[:-1], channels)
-    return channels - 1 if last.background is None else channels
-
-
-def operator_bytes(operators: list[Operator], channels: int) -> int:
-    """The most that operators hold at a time, per voxel, beyond the values that the first one is given."""
-    most = held = 0
-    for operator in operators:
-        after = channels_after([operator], channels)
-        beside = 0
-        if isinstance(operator, Threshold):
-            beside = channels  # what is so, as bools
-        elif isinstance(operator, Argmax):
-            # NumPy's copy with the channels last, and the numbers as int64
-            beside = 4 * channels + 8
-        elif isinstance(operator, Own):
-            beside = 4 * max(channels, after)  # not known: one array on the way
-        most = max(most, held + 4 * after + beside)
-        held = 4 * after
-        channels = after
-    return max(most, held + channels) if operators else 0  # what is finite, as bools
-
-
-def gives_labels(operators: list[Operator]) -> bool:
+def gives_labels(operators: Sequence[Operator]) -> bool:
     """Whether the result is whole numbers, which are written as they are."""
-    return bool(operators) and isinstance(operators[-1], (Threshold, Argmax))
+    return bool(operators) and operators[-1].gives_labels
+
+
+def largest_label(operators: Sequence[Operator], channels: int) -> int:
+    """The largest value that operators which give labels can give.
+
+    Args:
+        operators: at least one, in the order in which they are applied.
+        channels: number of channels of the network.
+    """
+    return operators[-1].largest_label(channels_after(operators[:-1], channels))
+
+
+def operator_bytes(operators: Sequence[Operator], channels: int) -> int:
+    """The most that operators hold at a time per voxel, beyond the values that the first is given.
+
+    Args:
+        operators: in the order in which they are applied.
+        channels: number of channels of the network.
+    """
+    if not operators:
+        return 0
+    most = 0
+    held = 0
+    for operator in operators:
+        most = max(most, held + operator.bytes_per_voxel(channels))
+        channels = operator.channels_after(channels)
+        held = 4 * channels
+    return max(most, held + channels)  # what is finite, as bools

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from beam_inference.config.job import JobConfig
+from beam_inference.config.operators import operator_versions
 from beam_inference.engines.choice import describe_engine
 from beam_inference.engines.loading import engines_to_try
 from beam_inference.errors import (
@@ -146,7 +147,10 @@ def _with_network(
     config = found.job.config
     check_memory(found.memory(place, alone=alone), place, config.inference.device)
     model = local_model(config.model, config.storage)
-    known: dict[str, object] = {"model_sha256": model_sha256(model), "versions": _versions()}
+    known: dict[str, object] = {
+        "model_sha256": model_sha256(model),
+        "versions": _versions() | operator_versions(config.postprocess),
+    }
     if place.is_this_machine:
         config, predictor, report = try_engines(model, found, place, allow_pickle)
         known |= {"engine": predictor.description, "working_set_bytes": report.working_set_bytes}

@@ -38,7 +38,7 @@ from beam_inference.launch.checks import (
 )
 from beam_inference.launch.memory import Exchanged, MemoryProjection, projected_memory
 from beam_inference.operators.levels import decided
-from beam_inference.operators.postprocess import opened
+from beam_inference.operators.postprocess import build_functions
 from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.outputs import (
@@ -193,7 +193,7 @@ def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> 
         versions={},
         numerics=NUMERICS,
     )
-    opened(config.postprocess)
+    build_functions(config.postprocess)
     found = Survey(job, output, exists, volume, tuple(masks.values()))
     if config.inference.chunk_shape == "auto":
         found = _with_chunk_shape(found, place, workers)

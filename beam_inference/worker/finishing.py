@@ -14,7 +14,7 @@ from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.operators.postprocess import applied, opened
+from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
 from beam_inference.volumes.mask import open_mask
 from beam_inference.worker.retries import attempt
@@ -36,7 +36,7 @@ class Finishing:
 
     def __init__(self, job: ResolvedJob) -> None:
         config = job.config
-        self._operators = opened(config.postprocess)
+        self._operators = build_functions(config.postprocess)
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
         self._channels = config.output_channels
         self._attempts = config.job.attempts
@@ -79,7 +79,7 @@ class Finishing:
             return values
         try:
             # as a function of the user's may want
-            values = applied(self._operators, np.ascontiguousarray(values))
+            values = apply_functions(self._operators, np.ascontiguousarray(values))
         # a function of the user's may raise anything; other chunks may be right
         except Exception as error:
             cause = " ".join(str(error).split())[:500] or type(error).__name__

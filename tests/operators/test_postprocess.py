@@ -1,6 +1,7 @@
 """What is done after the network: each operator against NumPy on the whole volume, for more than one chunk shape."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.config.operators import channels_after, operator_bytes, total_halo
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.operators.postprocess import applied, opened
+from beam_inference.job.place import THIS_PROCESS
+from beam_inference.launch.checks import check_paths
+from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.worker.worker import Worker
 
 CHANNELS = 3
@@ -147,16 +150,16 @@ def test_a_function_of_ones_own(tmp_path, monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     wrong, absent = (
         (
-            opened(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1])
+            build_functions(parsed([own | {"function": f"mine_for_a_test:{name}"}], tmp_path)[:1])
             if name == "wrong"
             else name
         )
         for name in ("wrong", "absent")
     )
     with pytest.raises(ModelContractError, match=r"returned an array of shape \[40, 48, 50\]"):
-        applied(wrong, INPUT.astype(np.float32))
+        apply_functions(wrong, INPUT.astype(np.float32))
     with pytest.raises(ModelContractError, match=f"cannot import mine_for_a_test:{absent}"):
-        opened(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
+        build_functions(parsed([own | {"function": f"mine_for_a_test:{absent}"}], tmp_path))
 
 
 def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_background(tmp_path):
@@ -164,7 +167,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
         [[0.2, 0.5, 0.7, 0.7, 0.4999], [0.1, 0.3, 0.7, 0.8, 0.4999]], np.float32
     ).reshape(2, 1, 1, 5)
     vote = {"operator": "argmax", "background": 0.5}
-    (operator,) = opened(parsed([vote], tmp_path, "uint8"))
+    (operator,) = build_functions(parsed([vote], tmp_path, "uint8"))
     assert operator(values).ravel().tolist() == [0, 1, 1, 2, 0]
     # one channel has a choice, too
     assert operator(values[:1]).ravel().tolist() == [0, 1, 1, 1, 0]
@@ -185,7 +188,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
         ),
         (
             {"postprocess": [{"operator": "blur"}]},
-            "'smooth', 'select', 'threshold', 'argmax', 'own'",
+            "postprocess.0.operator: 'blur' is not among .*: argmax, own, select, smooth, threshold",
         ),
         (
             {
@@ -200,7 +203,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
         ),
         (
             {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},
-            "not of the form package.module:function",
+            "not of the form package.module:function or file.py:function",
         ),
     ],
 )
@@ -270,17 +273,21 @@ def test_the_chunk_shape_changes_no_bit(
     )
     domain = plan.lattice.domain
     values = np.random.default_rng(sum(start) + 99).random((2, *domain.shape), np.float32)
-    whole = applied(opened(operators), values)[(slice(None), *roi.slices_in(domain))]
+    whole = apply_functions(build_functions(operators), values)[
+        (slice(None), *roi.slices_in(domain))
+    ]
     for index in range(plan.chunks.count):
         core = plan.chunks.core_box(index)
         box = plan.work(index).core_box
-        part = applied(opened(operators), values[(slice(None), *box.slices_in(domain))])
+        part = apply_functions(
+            build_functions(operators), values[(slice(None), *box.slices_in(domain))]
+        )
         found = part[(slice(None), *core.slices_in(box))]
         np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
 
 
 def test_smoothing_is_that_of_scipy(tmp_path):
-    (smooth,) = opened(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
+    (smooth,) = build_functions(parsed([{"operator": "smooth", "sigma": [1, 0, 2]}], tmp_path))
     values = INPUT.astype(np.float32)
     expected = ndimage.gaussian_filter(values, (0, 1, 0, 2), mode="nearest", truncate=4)
     np.testing.assert_array_equal(smooth(values), expected)
@@ -347,11 +354,11 @@ def test_what_operators_hold_is_foretold(tmp_path, operators):
     labels = operators[-1]["operator"] in ("threshold", "argmax")
     listed = parsed(operators, tmp_path, "uint8" if labels else "float32")
     values = np.random.default_rng(0).random((3, 32, 64, 64), np.float32)
-    functions = opened(listed)
-    applied(functions, values[:, :2, :2, :2].copy())  # what is made at the first call
+    functions = build_functions(listed)
+    apply_functions(functions, values[:, :2, :2, :2].copy())  # what is made at the first call
     tracemalloc.start()
     try:
-        found = applied(functions, values)
+        found = apply_functions(functions, values)
         assert np.isfinite(found).all()
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -362,3 +369,21 @@ def test_what_operators_hold_is_foretold(tmp_path, operators):
 
 def test_no_operators_hold_nothing():
     assert operator_bytes([], 3) == 0
+
+
+def test_a_function_in_a_file_beside_the_job(tmp_path):
+    (tmp_path / "mine.py").write_text("def half(values):\n    return values / 2\n")
+    own = {"operator": "own", "function": "mine.py:half", "output_channels": CHANNELS}
+    inference = {"patch_overlap": [0, 0, 0]}
+    found = result(tmp_path, "out", inference=inference, postprocess=[own])
+    np.testing.assert_allclose(found, INPUT / np.float32(2), rtol=1e-6)
+
+
+def test_a_file_that_remote_workers_do_not_see_is_refused(tmp_path):
+    own = {"operator": "own", "function": "mine.py:half", "output_channels": 1}
+    values = job_values("gs://bucket/in", "gs://bucket/out") | {"postprocess": [own]}
+    remote = replace(THIS_PROCESS, is_this_machine=False, shares_files=False)
+    with pytest.raises(
+        ConfigError, match=r"postprocess.0.function .*/mine.py lies on this machine"
+    ):
+        check_paths(parse_job(values, tmp_path), remote)

@@ -1,0 +1,1 @@
+"""Extensions of beam-inference, one module for each kind."""
