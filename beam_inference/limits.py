@@ -1,42 +1,54 @@
-"""Bounds on what a worker process keeps in memory at a time, which I/O obeys and the memory projection counts."""
+"""Bounds on what a worker process holds in memory: I/O obeys them, the memory projection counts them."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
+
+Numbers: TypeAlias = int | NDArray[np.int64]
+"""An integer; or an array, where many chunk shapes are judged at once."""
 
 CACHED_CUTOUTS = 2
-"""Input that a process keeps at least, as decoded blocks: what the next chunk of each of two runs may read again."""
+"""Least number of cutouts whose decoded input blocks a process keeps.
 
+One for each of two runs, whose next chunks may read the same blocks again.
+"""
 
 MASK_CACHE_BYTES = 2**26
-"""Decoded blocks of masks that a process keeps at most: a chunk's are asked for more than once."""
-
+"""Most bytes of decoded mask blocks that a process keeps, because chunks read them repeatedly."""
 
 WRITTEN_BYTES = 2**23
-"""Of a chunk, what is handed to the store at a time, as far as that is whole layers of blocks."""
-
+"""Most bytes of a chunk that are handed to the store at a time, if that is a whole layer of blocks."""
 
 SEAM_FILES_AT_ONCE = 4
-"""That are asked for before they are needed."""
+"""Seam files requested ahead of the one being merged."""
 
 
 def cached_cutouts(threads: int) -> int:
-    """How much input a process keeps that so many threads share, in the blocks of a cutout."""
+    """Number of cutouts whose decoded input blocks a process of so many threads keeps."""
     return max(threads, CACHED_CUTOUTS)
 
 
-def layers_at_once(layer_bytes: Any) -> Any:
-    """How many layers of blocks are written at a time, of so many bytes each: integers, or arrays of them."""
+def layers_at_once(layer_bytes: Numbers) -> Numbers:
+    """Number of layers of blocks that are written at a time, at least one.
+
+    Args:
+        layer_bytes: bytes of a layer, an integer or an array of them.
+    """
     return maximum(1, WRITTEN_BYTES // layer_bytes)
 
 
-def minimum(a: Any, b: Any) -> Any:
-    """Of numbers, or of arrays of them: shapes may be those of many chunks at once."""
-    return np.minimum(a, b) if np.ndim(a) or np.ndim(b) else min(a, b)
+def minimum(a: Numbers, b: Numbers) -> Numbers:
+    """The smaller of two numbers, or of each pair if one of them is an array."""
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    return np.minimum(a, b)
 
 
-def maximum(a: Any, b: Any) -> Any:
-    """The same of the larger one."""
-    return -minimum(-a, -b)
+def maximum(a: Numbers, b: Numbers) -> Numbers:
+    """The larger of two numbers, or of each pair if one of them is an array."""
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return np.maximum(a, b)

@@ -84,7 +84,7 @@ class InferencePlan:
         patches = lattice.touching(core)
         return ChunkWork.of_patches(index, core, lattice, patches, self.crop_margin)
 
-    @property
+    @cached_property
     def reaches_outside(self) -> bool:
         """Whether some chunk's input lies partly outside the volume."""
         corners = (self.work(0), self.work(self.chunks.count - 1))

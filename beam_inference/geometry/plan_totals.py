@@ -13,18 +13,13 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from beam_inference.geometry.grids import most_blocks
 from beam_inference.geometry.zyx import ceil_div
+from beam_inference.limits import Numbers
 
 if TYPE_CHECKING:
     from beam_inference.geometry.patch_ownership import OwnershipAxis
     from beam_inference.geometry.plan import InferencePlan
-
-Numbers = int | NDArray[np.int64]
-"""An integer, or one for each of several plans that are judged at once."""
 
 N_co = TypeVar("N_co", bound=Numbers, covariant=True)
 

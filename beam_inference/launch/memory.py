@@ -1,18 +1,20 @@
-"""Projected memory of a worker process, as a pure function of the plan's numbers."""
+"""Projected memory of a worker process, computed from a plan's numbers alone."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.limits import (
     MASK_CACHE_BYTES,
     SEAM_FILES_AT_ONCE,
     WRITTEN_BYTES,
+    Numbers,
     cached_cutouts,
     layers_at_once,
     maximum,
@@ -20,173 +22,372 @@ from beam_inference.limits import (
 )
 
 KEPT_BYTES = 32 * 2**20
-"""What the stores' libraries, their threads and the allocator keep beside the chunks (docs/performance.md)."""
+"""Bytes that the stores' libraries, their threads and the allocator keep (docs/performance.md)."""
 
 HOLES = 0.75
-"""What PyTorch leaves free on the heap between its arrays, over what these take: more or less at
-random, from process to process. To map each array by itself would leave nothing free, and take half
-as much time again.
+"""Memory that PyTorch leaves free on the heap between its arrays, relative to these arrays.
+
+It varies at random from process to process. Mapping each array by itself would leave no holes, and
+take half as much time again.
 """
 
 KEPT_BESIDE_HOLES = 14 * 2**20
-"""Of :data:`KEPT_BYTES`, what does not lie in those holes."""
-
+"""Part of :data:`KEPT_BYTES` that is not counted in :data:`HOLES`."""
 
 PINNED = 2
-"""Pinned memory over what it holds, on its way to a GPU or from it: PyTorch takes powers of two."""
+"""Pinned memory relative to the array in it, since PyTorch rounds up to powers of two."""
 
 STORE_COPIES = 2
-"""Of what the store is handed: one as blocks, one as they are encoded."""
-
+"""Copies of what is handed to the store: one as blocks, one of the blocks encoded."""
 
 SEAM_COPIES = 3
-"""Of a seam file, which is as large, as it is written: its bytes, and two of the store's."""
+"""Copies of a seam file that is being written: its bytes, and two in the store."""
+
+FLOAT_BYTES = 4
+"""Bytes of a float32."""
+
+Shape: TypeAlias = tuple[int, int, Numbers]
+"""Voxels on each axis, ZYX; on x there may be one number for each of several chunk shapes."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryProjection:
-    """Bytes that chunks occupy in one worker process, beyond the interpreter, its libraries and the model's weights.
+class Exchanged:
+    """Extremes of what chunks exchange, as in :class:`beam_inference.geometry.plan_totals.Extremes`."""
 
-    Attributes:
-        host_bytes: in the machine's memory; on the CPU it includes what the device would hold.
-        device_bytes: where the network runs.
-    """
-
-    host_bytes: int
-    device_bytes: int
-
-
-class Exchanged(NamedTuple):
-    """With seams: exchange, ZYX, each axis for itself the most of all chunks: as in :class:`~.plan.Extremes`."""
-
-    private: Zyx
-    touched: Zyx
-    shared: Zyx
+    private: Shape
+    touched: Shape
+    shared: Shape
 
     @property
-    def shapes(self) -> tuple[Zyx, Zyx, Zyx]:
-        """Of the private box; of all that a chunk is put together from; and of so much of it as is not shared.
+    def private_voxels(self) -> Numbers:
+        """Voxels of the largest private box."""
+        return _voxels(self.private)
 
-        A chunk shares the difference of the last two at most, which grows with what it shares on
-        each axis.
+    @property
+    def shared_voxels(self) -> Numbers:
+        """Upper bound of the voxels that a chunk shares, each as often as a chunk adds to it.
+
+        It grows with what the chunk shares on each axis.
         """
         z, y, x = (n - more for n, more in zip(self.touched, self.shared, strict=True))
-        return self.private, self.touched, (z, y, x)
+        return _voxels(self.touched) - z * y * x
 
 
-def projected_memory(
-    *,
-    input_shape: Zyx,
-    core_shape: Zyx,
-    patch_input_shape: Zyx,
-    input_channels: int,
-    output_channels: int,
-    input_itemsize: int,
-    input_blocks_bytes: int,
-    is_filled: bool,
-    exchanged: Exchanged | None,
-    output_dtype: np.dtype[Any],
-    written_channels: int,
-    operator_bytes: int,
-    is_read_back: bool,
-    is_added_up: bool,
-    block_depth: int,
-    batch_size: int,
-    working_set_bytes: int,
-    keeps_working_set: bool,
-    threads: int,
-    look_ahead: int,
-    trailing_writes: int,
-    device_is_host: bool,
-    mask_piece_bytes: int,
-    mask_bytes: int,
-) -> MemoryProjection:
-    """Peak bytes of the largest chunk of a job, all threads of a process at once.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkShapes:
+    """The largest chunk of a job, each axis for itself.
 
-    Shapes are ZYX, in voxels, of the largest input box, core box, and network input; with seams:
-    exchange also of what chunks exchange. Harness threads take turns on the device, so there is one
-    accumulator (a slab as deep as a patch; or, of float32 on the CPU, the result itself), one batch
-    and one working set (what the network itself allocates for a batch, ``working_set_bytes``;
-    PyTorch gives it back afterwards, other engines perhaps not, ``keeps_working_set``); but each
-    thread holds its cutouts (one in use, ``look_ahead`` under way, one more if voxels outside the
-    volume are filled in, ``is_filled``) and its results: one that is being computed, of several
-    sums if it ``is_added_up``, and ``trailing_writes`` being written, once more if it
-    ``is_read_back``, with the store's copies of :data:`WRITTEN_BYTES` of them or of a layer of
-    blocks, ``block_depth`` voxels deep, or of a seam file; and pieces of the masks
-    (``mask_piece_bytes`` in all). What is written is of ``written_channels``, which operators have
-    made of the network's, holding ``operator_bytes`` per voxel (0 if there are none). The process
-    keeps whole blocks of the input, ``input_blocks_bytes`` for each of :func:`cached_cutouts`, of
-    masks (``mask_bytes`` decoded) up to :data:`MASK_CACHE_BYTES`, and :data:`KEPT_BYTES`, or
-    :data:`KEPT_BESIDE_HOLES` with what PyTorch on the CPU leaves free (:data:`HOLES`).
+    Attributes:
+        input: shape of the box that it reads, ZYX.
+        input_blocks_bytes: of the decoded storage blocks that this box touches.
+        core: shape of the box that it computes, ZYX.
+        patch_input: shape of the network's input, ZYX.
+        block_depth: voxels of the output's storage blocks on z.
+        is_filled: whether voxels outside the volume are filled in, which takes a second cutout.
+        exchanged: what chunks exchange; None if they do not.
+        is_added_up: whether a chunk is the sum of several contributions, computed one after the
+            other.
     """
-    cutout = input_channels * math.prod(input_shape) * input_itemsize
-    voxels = math.prod(core_shape)
-    stored = output_dtype.itemsize * written_channels
-    as_float = output_dtype == np.float32
-    encoded = 0 if as_float else stored  # beside what it is made of
-    read_back = stored if is_read_back else 0
-    written = stored + read_back
-    sums = 4 * output_channels
-    finishing = max(operator_bytes, 4 * written_channels + encoded) if operator_bytes else encoded
 
-    def at_the_store(shape: Zyx) -> Any:
-        layer = block_depth * math.prod(shape[1:]) * stored
-        return STORE_COPIES * minimum(layer * layers_at_once(layer), math.prod(shape) * stored)
+    input: Shape
+    input_blocks_bytes: Numbers
+    core: Shape
+    patch_input: Zyx
+    block_depth: int
+    is_filled: bool
+    exchanged: Exchanged | None = None
+    is_added_up: bool = False
 
-    blended_as_float = as_float or operator_bytes > 0 or is_added_up or exchanged is not None
-    # the second stage, when what the first one needed is given back, but for what engines keep
-    merging: Any = 0
-    if exchanged is None:
-        computed = sums * (2 if is_added_up else 1) + finishing if blended_as_float else stored
-        results = voxels * (computed + trailing_writes * written) + trailing_writes * at_the_store(
-            core_shape
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueSizes:
+    """How large the values of a voxel are, on their way from input to output.
+
+    Attributes:
+        input_channels: of the input.
+        input_itemsize: bytes of an input value in a cutout.
+        output_channels: of the network.
+        operator_bytes: bytes per voxel that the operators hold; 0 if there are none.
+        written_channels: of the output, which operators have made of the network's.
+        output_dtype: of the output.
+        is_read_back: whether what is written is read back, because its encoding is lossy.
+    """
+
+    input_channels: int
+    input_itemsize: int
+    output_channels: int
+    operator_bytes: int
+    written_channels: int
+    output_dtype: np.dtype[Any]
+    is_read_back: bool
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the output is float32, as blended."""
+        return self.output_dtype == np.float32
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a voxel's blended values."""
+        return FLOAT_BYTES * self.output_channels
+
+    @property
+    def stored(self) -> int:
+        """Bytes of a voxel of the output."""
+        return self.output_dtype.itemsize * self.written_channels
+
+    @property
+    def encoded(self) -> int:
+        """Bytes of a voxel of the output that are held beside the values it is made of."""
+        return 0 if self.is_float else self.stored
+
+    @property
+    def read_back(self) -> int:
+        """Bytes of a voxel that is read back."""
+        return self.stored if self.is_read_back else 0
+
+    @property
+    def finishing(self) -> int:
+        """Bytes of a voxel beside its sums while operators are applied and the result is encoded."""
+        if not self.operator_bytes:
+            return self.encoded
+        return max(self.operator_bytes, FLOAT_BYTES * self.written_channels + self.encoded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """How a worker process works on chunks.
+
+    Attributes:
+        threads: harness threads, which take turns on the device.
+        look_ahead: cutouts per thread that are read before they are needed.
+        trailing_writes: results per thread that are still being written.
+        batch_size: patches per network call.
+        working_set_bytes: what the network itself allocates for a batch.
+        keeps_working_set: whether the engine keeps it between calls, which PyTorch does not.
+        device_is_host: whether the network runs on the CPU.
+        mask_piece_bytes: of the pieces of all masks that a chunk uses.
+        mask_bytes: of all masks, decoded.
+    """
+
+    threads: int
+    look_ahead: int
+    trailing_writes: int
+    batch_size: int
+    working_set_bytes: int
+    keeps_working_set: bool
+    device_is_host: bool
+    mask_piece_bytes: int
+    mask_bytes: int
+
+
+@dataclass(frozen=True)
+class MemoryProjection:
+    """Peak bytes that the largest chunks of a job occupy in a worker process, all threads at once.
+
+    This is beyond the interpreter, its libraries and the model's weights. Harness threads take
+    turns on the device, so there is one accumulator, one batch and one working set; but each thread
+    holds its cutouts and its results.
+    """
+
+    shapes: ChunkShapes
+    sizes: ValueSizes
+    process: ProcessSettings
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes in the machine's memory; with the network on the CPU also those of the device."""
+        return int(self._host)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes in the memory of the device that runs the network."""
+        return int(self._device)
+
+    def fits(self, host_bytes: int, device_bytes: int | None) -> bool | NDArray[np.bool_]:
+        """Whether there is room, for each chunk shape if there are several.
+
+        Args:
+            host_bytes: that a process may occupy in the machine's memory.
+            device_bytes: that it may occupy on its device; None for no bound.
+        """
+        on_host = self._host <= host_bytes
+        return on_host if device_bytes is None else on_host & (self._device <= device_bytes)
+
+    @cached_property
+    def _host(self) -> Numbers:
+        process = self.process
+        chunks = self.computing_bytes
+        if self.shapes.exchanged is not None:
+            chunks = maximum(chunks, self.second_stage_bytes)
+        cached_input = cached_cutouts(process.threads) * self.shapes.input_blocks_bytes
+        pieces = process.threads * process.mask_piece_bytes
+        return chunks + cached_input + pieces + min(MASK_CACHE_BYTES, process.mask_bytes)
+
+    @cached_property
+    def _device(self) -> Numbers:
+        if self.process.device_is_host:
+            return self.used_on_device_bytes
+        # one cutout is sent to a GPU ahead
+        return self.used_on_device_bytes + self.cutout_bytes + self.leaving_bytes
+
+    @cached_property
+    def cutout_bytes(self) -> Numbers:
+        """Bytes of the largest cutout."""
+        return self.sizes.input_channels * _voxels(self.shapes.input) * self.sizes.input_itemsize
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch: the network's input and its output."""
+        channels = self.sizes.input_channels + self.sizes.output_channels
+        return self.process.batch_size * channels * self._patch_bytes
+
+    @property
+    def patches_bytes(self) -> int:
+        """Bytes of single patches: weights, a weighted one, and two answers to uniform input."""
+        return (3 * self.sizes.output_channels + 1) * self._patch_bytes
+
+    @property
+    def _patch_bytes(self) -> int:
+        z, y, x = self.shapes.patch_input
+        return z * y * x * FLOAT_BYTES
+
+    @cached_property
+    def slab_bytes(self) -> Numbers:
+        """Bytes of the accumulator: a slab of the core box, as deep as a patch."""
+        z, y, x = self.shapes.core
+        return self.sizes.sums * min(self.shapes.patch_input[0], z) * y * x
+
+    @property
+    def blends_as_float(self) -> bool:
+        """Whether a result leaves the accumulator as float32, or else encoded."""
+        return (
+            self.sizes.is_float
+            or self.sizes.operator_bytes > 0
+            or self.shapes.is_added_up
+            or self.shapes.exchanged is not None
         )
-    else:
-        private, touched, alone = (math.prod(shape) for shape in exchanged.shapes)
-        shared = touched - alone
-        seam_file = SEAM_COPIES * minimum(WRITTEN_BYTES, sums * shared)
+
+    @property
+    def leaving_bytes(self) -> Numbers:
+        """Bytes of a slab on its way from the device."""
+        if self.blends_as_float:
+            return self.slab_bytes
+        return self.slab_bytes // FLOAT_BYTES * self.sizes.output_dtype.itemsize
+
+    @cached_property
+    def used_on_device_bytes(self) -> Numbers:
+        """Bytes that a chunk's patches need where the network runs."""
+        used = (
+            self.cutout_bytes
+            + self.batch_bytes
+            + self.patches_bytes
+            + self.process.working_set_bytes
+        )
+        # on the CPU the result itself is the accumulator, if it is float32
+        in_result = self.blends_as_float and self.process.device_is_host
+        return used if in_result else used + self.slab_bytes
+
+    @property
+    def libraries_bytes(self) -> int:
+        """Bytes that libraries and the heap keep while chunks are computed."""
+        process = self.process
+        if process.device_is_host and not process.keeps_working_set:
+            return KEPT_BESIDE_HOLES + round(HOLES * process.working_set_bytes)
+        return KEPT_BYTES
+
+    @cached_property
+    def computing_bytes(self) -> Numbers:
+        """Bytes while chunks are computed; with exchange those of the first stage."""
+        process = self.process
+        cutouts = (1 + process.look_ahead + self.shapes.is_filled) * self.cutout_bytes
+        chunks = self.libraries_bytes + process.threads * (cutouts + self.results_bytes)
+        if process.device_is_host:  # the accumulator and the cutout are used where they lie
+            return chunks + self.used_on_device_bytes - self.cutout_bytes
+        return chunks + self.pinned_bytes
+
+    @property
+    def pinned_bytes(self) -> Numbers:
+        """Bytes of pinned memory, which grows with cutouts and stays."""
+        return PINNED * (self.leaving_bytes + 2 * self.cutout_bytes)
+
+    @cached_property
+    def results_bytes(self) -> Numbers:
+        """Bytes of the results that a thread holds: one being computed, others being written."""
+        if self.shapes.exchanged is None:
+            return self._whole_results_bytes
+        return self._first_stage_results_bytes(self.shapes.exchanged)
+
+    @property
+    def _whole_results_bytes(self) -> Numbers:
+        sizes = self.sizes
+        writes = self.process.trailing_writes
+        voxels = _voxels(self.shapes.core)
+        computed = sizes.stored
+        if self.blends_as_float:
+            computed = sizes.sums * (2 if self.shapes.is_added_up else 1) + sizes.finishing
+        written = sizes.stored + sizes.read_back
+        at_store = writes * self.at_store_bytes(self.shapes.core)
+        return voxels * (computed + writes * written) + at_store
+
+    def _first_stage_results_bytes(self, exchanged: Exchanged) -> Numbers:
+        sizes = self.sizes
+        writes = self.process.trailing_writes
+        private = exchanged.private_voxels
+        sums = _voxels(self.shapes.core) * sizes.sums
+        seam_file = SEAM_COPIES * minimum(WRITTEN_BYTES, sizes.sums * exchanged.shared_voxels)
         # its memory stays while the next chunk's seam files are written
-        own = private * (encoded + read_back)
-        private_part = private * (
-            finishing - encoded + sums if operator_bytes else 0
-        ) + at_the_store(exchanged.private)
-        results = voxels * sums * (1 + trailing_writes) + trailing_writes * (
-            own + maximum(seam_file, private_part)
-        )
+        own = private * (sizes.encoded + sizes.read_back)
+        own_at_store = self.at_store_bytes(exchanged.private)
+        if sizes.operator_bytes:
+            own_at_store += private * (sizes.finishing - sizes.encoded + sizes.sums)
+        return sums * (1 + writes) + writes * (own + maximum(seam_file, own_at_store))
+
+    @property
+    def second_stage_bytes(self) -> Numbers:
+        """Bytes while sums are merged, when all is given back but what engines keep."""
+        process = self.process
+        if not process.device_is_host:
+            kept = self.pinned_bytes
+        else:
+            kept = self.patches_bytes
+            if process.keeps_working_set:
+                kept += process.working_set_bytes
+        return KEPT_BYTES + process.threads * self.merging_bytes + kept
+
+    @property
+    def merging_bytes(self) -> Numbers:
+        """Bytes of the sums that a thread merges, and of what it makes of them; 0 without exchange."""
+        exchanged = self.shapes.exchanged
+        if exchanged is None:
+            return 0
+        sizes = self.sizes
+        process = self.process
+        shared = exchanged.shared_voxels
         # one of them is copied
-        merging = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sums * shared)
-        merging += trailing_writes * minimum(
-            at_the_store(exchanged.touched), STORE_COPIES * shared * stored
+        files = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sizes.sums * shared)
+        at_store = minimum(
+            self.at_store_bytes(exchanged.touched), STORE_COPIES * shared * sizes.stored
         )
-        merging += shared * (sums * (2 + look_ahead) + finishing + trailing_writes * written)
-    slab = (
-        output_channels * min(patch_input_shape[0], core_shape[0]) * math.prod(core_shape[1:]) * 4
-    )
-    batch = batch_size * (input_channels + output_channels) * math.prod(patch_input_shape) * 4
-    # weights, weighted, two uniform answers
-    patches = (3 * output_channels + 1) * math.prod(patch_input_shape) * 4
-    device = (
-        cutout
-        + batch
-        + patches
-        + working_set_bytes
-        + (0 if blended_as_float and device_is_host else slab)
-    )
-    leaving = slab if blended_as_float else slab // 4 * output_dtype.itemsize
-    is_on_heap = device_is_host and not keeps_working_set
-    computing = KEPT_BESIDE_HOLES + round(HOLES * working_set_bytes) if is_on_heap else KEPT_BYTES
-    computing += threads * ((1 + look_ahead + is_filled) * cutout + results)
-    if device_is_host:  # the accumulator and the cutout are used where they lie
-        computing += device - cutout
-        kept = patches + (working_set_bytes if keeps_working_set else 0)
-    else:
-        # what is pinned for cutouts grows with them, and stays
-        kept = PINNED * (leaving + 2 * cutout)
-        computing += kept
-    if exchanged is not None:
-        computing = maximum(computing, KEPT_BYTES + threads * merging + kept)
-    host = computing + cached_cutouts(threads) * input_blocks_bytes
-    host += threads * mask_piece_bytes + min(MASK_CACHE_BYTES, mask_bytes)
-    # one cutout is sent to a GPU ahead
-    there = device if device_is_host else device + cutout + leaving
-    return MemoryProjection(host_bytes=host, device_bytes=there)
+        written = sizes.stored + sizes.read_back
+        per_voxel = (
+            sizes.sums * (2 + process.look_ahead)
+            + sizes.finishing
+            + process.trailing_writes * written
+        )
+        return files + process.trailing_writes * at_store + shared * per_voxel
+
+    def at_store_bytes(self, shape: Shape) -> Numbers:
+        """Bytes of the store's copies while a box of a shape is written.
+
+        It gets :data:`WRITTEN_BYTES` at a time, or a whole layer of blocks if that is more.
+        """
+        layer = self.shapes.block_depth * shape[1] * shape[2] * self.sizes.stored
+        at_once = minimum(layer * layers_at_once(layer), _voxels(shape) * self.sizes.stored)
+        copies: Numbers = STORE_COPIES * at_once
+        return copies
+
+
+def _voxels(shape: Shape) -> Numbers:
+    z, y, x = shape
+    return z * y * x

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import JobConfig
@@ -36,7 +37,14 @@ from beam_inference.launch.checks import (
     check_voxel_size,
     masks_of,
 )
-from beam_inference.launch.memory import Exchanged, MemoryProjection, projected_memory
+from beam_inference.launch.memory import (
+    FLOAT_BYTES,
+    ChunkShapes,
+    Exchanged,
+    MemoryProjection,
+    ProcessSettings,
+    ValueSizes,
+)
 from beam_inference.operators.levels import decided
 from beam_inference.operators.postprocess import build_functions
 from beam_inference.volumes.kvstores import is_within, place_of_url
@@ -88,42 +96,44 @@ class Survey:
         """The same for a plan with other seams or chunks, by the extremes of these."""
         job = self.job
         config = self.job.config
-        return projected_memory(
-            input_shape=extremes.input,
-            core_shape=extremes.core,
-            patch_input_shape=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
-            input_channels=job.input_channels,
-            output_channels=config.model.output_channels,
+        by_section = isinstance(config.model.normalize, Sections)
+        shapes = ChunkShapes(
+            input=extremes.input,
             input_blocks_bytes=job.input_bytes(extremes.input_blocks),
-            input_itemsize=(
-                4
-                if isinstance(config.model.normalize, Sections)
-                else np.dtype(job.input_dtype).itemsize
-            ),
-            is_filled=plan.reaches_outside or isinstance(config.model.normalize, Sections),
+            core=extremes.core,
+            patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
+            block_depth=plan.block_shape[0],
+            is_filled=plan.reaches_outside or by_section,
             exchanged=(
                 None
                 if plan.exchange is None
                 else Exchanged(extremes.private, extremes.touched, extremes.shared)
             ),
-            output_dtype=np.dtype(config.output.dtype),
-            written_channels=config.output_channels,
-            operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
-            is_read_back=config.output.encoding in LOSSY,
             is_added_up=added_up,
-            block_depth=plan.block_shape[0],
-            batch_size=config.inference.patches_per_call,
-            working_set_bytes=job.working_set_bytes,
-            keeps_working_set=config.inference.engine in CPU_ENGINES,
+        )
+        sizes = ValueSizes(
+            input_channels=job.input_channels,
+            input_itemsize=FLOAT_BYTES if by_section else np.dtype(job.input_dtype).itemsize,
+            output_channels=config.model.output_channels,
+            operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
+            written_channels=config.output_channels,
+            output_dtype=np.dtype(config.output.dtype),
+            is_read_back=config.output.encoding in LOSSY,
+        )
+        process = ProcessSettings(
             threads=place.threads_per_process,
             look_ahead=LOOK_AHEAD,
             trailing_writes=TRAILING_WRITES,
+            batch_size=config.inference.patches_per_call,
+            working_set_bytes=job.working_set_bytes,
+            keeps_working_set=config.inference.engine in CPU_ENGINES,
             device_is_host=config.inference.device != "cuda",
             mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks),
             mask_bytes=sum(
                 mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks
             ),
         )
+        return MemoryProjection(shapes, sizes, process)
 
 
 def survey(config: JobConfig, place: Place = THIS_PROCESS, workers: int = 1) -> Survey:
@@ -218,11 +228,8 @@ def suggested(
         else None
     )
 
-    def fits(extremes: Extremes[Any]) -> Any:
-        memory = found.memory_for(plan, extremes, place)
-        return (memory.host_bytes <= memory_bytes) & (
-            on_device is None or memory.device_bytes <= on_device
-        )
+    def fits(extremes: Extremes[Any]) -> bool | NDArray[np.bool_]:
+        return found.memory_for(plan, extremes, place).fits(memory_bytes, on_device)
 
     return with_best_chunk_shape(plan, fits, workers)
 

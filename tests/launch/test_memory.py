@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 
@@ -8,15 +10,18 @@ from beam_inference.launch.memory import (
     PINNED,
     SEAM_COPIES,
     STORE_COPIES,
+    ChunkShapes,
     Exchanged,
-    projected_memory,
+    MemoryProjection,
+    ProcessSettings,
+    ValueSizes,
 )
 from beam_inference.limits import CACHED_CUTOUTS, WRITTEN_BYTES, layers_at_once
 
 BASE = {
-    "input_shape": (20, 100, 100),
-    "core_shape": (16, 96, 96),
-    "patch_input_shape": (10, 50, 50),
+    "input": (20, 100, 100),
+    "core": (16, 96, 96),
+    "patch_input": (10, 50, 50),
     "input_channels": 1,
     "output_channels": 3,
     "input_itemsize": 1,
@@ -39,6 +44,17 @@ BASE = {
     "mask_piece_bytes": 500,
     "mask_bytes": 9000,
 }
+
+
+def projected_memory(**numbers):
+    """The projection for numbers of all three kinds."""
+    parts = []
+    for kind in (ChunkShapes, ValueSizes, ProcessSettings):
+        names = {field.name for field in fields(kind)}
+        parts.append(kind(**{name: numbers[name] for name in names}))
+    return MemoryProjection(*parts)
+
+
 CUTOUT = 20 * 100 * 100
 VALUES = 3 * 16 * 96 * 96
 PATCH = 10 * 50 * 50 * 4
@@ -80,7 +96,7 @@ def test_with_exchange_a_chunk_holds_sums_and_what_nobody_adds_to():
     large = 3 * 30 * 115 * 115
     mine = VALUES
     seams = 3 * (32 * 110 * 110 - 16 * 60 * 60)
-    jobs = {"threads": 1, "core_shape": core, "exchanged": Exchanged(private, touched, shared)}
+    jobs = {"threads": 1, "core": core, "exchanged": Exchanged(private, touched, shared)}
     assert 4 * seams < WRITTEN_BYTES
     rest = KEPT - 500
     network = 2 * CUTOUT + PATCHES
@@ -150,8 +166,8 @@ def test_the_store_copies_what_is_handed_to_it_at_a_time():
     np.testing.assert_array_equal(
         layers_at_once(np.array([2 * WRITTEN_BYTES, WRITTEN_BYTES // 2])), [1, 2]
     )
-    deep = projected_memory(**BASE | {"core_shape": (1024, 200, 300), "threads": 1})
-    deeper = projected_memory(**BASE | {"core_shape": (2048, 200, 300), "threads": 1})
+    deep = projected_memory(**BASE | {"core": (1024, 200, 300), "threads": 1})
+    deeper = projected_memory(**BASE | {"core": (2048, 200, 300), "threads": 1})
     assert deeper.host_bytes - deep.host_bytes == 2 * 3 * 1024 * 200 * 300  # no more of copies
 
 
