@@ -30,7 +30,7 @@ from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.calibration import calibrate
-from beam_inference.launch.cost import chunk_seconds, totals
+from beam_inference.launch.cost import chunk_seconds, job_totals
 from beam_inference.launch.engine_trial import try_network_here
 from beam_inference.launch.run_job import run_job
 from beam_inference.launch.simulation import Workload, simulate_many
@@ -120,7 +120,7 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
                 folder,
             )
             found, predictor = try_network_here(survey(config), THIS_PROCESS, allow_pickle=False)
-            whole = totals(found)
+            whole = job_totals(found)
             foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
             outcome = run_job(config)
             assert outcome.exit_code == 0, outcome

@@ -13,16 +13,14 @@ from rich.table import Table
 
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan, SeamMode
-from beam_inference.geometry.seam_sums import most_seam_files
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
     Estimate,
     Measured,
     Totals,
-    blocks_written,
     chunk_seconds,
-    totals,
+    job_totals,
 )
 from beam_inference.launch.output_pyramid import with_pyramid
 from beam_inference.launch.survey import Survey
@@ -70,21 +68,20 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
         "patches",
         f"{plan.totals.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
     )
-    read = plan.totals.input_voxels * job.input_channels * _itemsize(job.input_dtype)
+    whole = job_totals(survey)
     facts.add_row(
-        "read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks"
+        "read",
+        f"{_bytes(whole.read_bytes)}, halo re-reads included, before rounding to storage blocks",
     )
-    written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
-    blocks = blocks_written(plan)
     facts.add_row(
         "written",
-        f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}",
+        f"{_bytes(whole.written_bytes)} before compression, in {whole.blocks:,} blocks of "
+        f"{_by(output.write_shape)}",
     )
-    seam_files = most_seam_files(plan.totals, config.model.output_channels)
-    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.totals.owners:,} receipts"
-    facts.add_row(
-        "objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else "")
-    )
+    objects = f"{whole.blocks:,} blocks + {whole.receipts:,} receipts"
+    if whole.seam_files:
+        objects += f" + at most {whole.seam_files:,} seam files"
+    facts.add_row("objects", objects)
     if config.output.pyramid is not None:
         for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
             facts.add_row(heading, line)
@@ -124,7 +121,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
     """The same as values for machines; bytes are decoded, shapes ZYX; what is stored includes the pyramid."""
     job = survey.job
     plan = survey.job.plan
-    whole = with_pyramid(totals(survey), pyramid)
+    whole = with_pyramid(job_totals(survey), pyramid)
     memory = survey.memory(Place())
     return {
         "roi": asdict(job.roi),
@@ -143,7 +140,7 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
             mode.seams: {
                 "network_calls": mode.totals.patch_count,
                 "patch_voxels_per_voxel": mode.totals.patch_voxels_per_voxel,
-                "seam_bytes": mode.totals.seam_voxels * survey.job.config.model.output_channels * 4,
+                "seam_bytes": job_totals(survey, mode).seam_bytes,
                 "this_job": mode.seams == plan.seams,
             }
             for mode in map(job.plan_in, survey.job.config.seam_modes)
@@ -180,11 +177,7 @@ def _seams_table(survey: Survey) -> Table:
         chosen = " (this job)" if mode.seams == plan.seams else ""
         calls = f"{mode.totals.patch_count:,}"
         redundancy = f"{mode.totals.patch_voxels_per_voxel:.2f}"
-        files = (
-            _bytes(mode.totals.seam_voxels * survey.job.config.model.output_channels * 4)
-            if mode.totals.seam_voxels
-            else "none"
-        )
+        files = _bytes(job_totals(survey, mode).seam_bytes) if mode.totals.seam_voxels else "none"
         table.add_row(mode.seams + chosen, calls, redundancy, files, border)
     fewest = min((mode for mode, _ in modes), key=lambda mode: mode.totals.patch_count)
     table.caption = (
@@ -228,18 +221,12 @@ def print_suggestions(
     )
     for column in (*columns, "seam files", "objects", "busiest worker"):
         table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
-    itemsize = _itemsize(found.job.config.output.dtype)
-    channels = found.output.channels
     for seams, plan in plans.items():
         if plan is None:
             table.add_row(seams, "none fits")
             continue
         memory = found.memory_for(plan, plan.totals.extremes, THIS_PROCESS)
-        blocks = blocks_written(plan)
-        seam_files = most_seam_files(plan.totals, found.job.config.model.output_channels)
-        read = (
-            plan.totals.input_voxels * found.job.input_channels * _itemsize(found.job.input_dtype)
-        )
+        whole = job_totals(found, plan)
         table.add_row(
             seams,
             _by(plan.chunks.chunk_shape),
@@ -247,14 +234,10 @@ def print_suggestions(
             f"{plan.totals.patch_voxels_per_voxel:.2f}",
             _bytes(memory.host_bytes),
             _bytes(memory.device_bytes),
-            _bytes(read),
-            _bytes(plan.chunks.roi.size * channels * itemsize),
-            (
-                _bytes(plan.totals.seam_voxels * found.job.config.model.output_channels * 4)
-                if plan.exchange is not None
-                else "none"
-            ),
-            f"{blocks + plan.chunks.count + plan.totals.owners + seam_files:,}",
+            _bytes(whole.read_bytes),
+            _bytes(whole.written_bytes),
+            "none" if plan.exchange is None else _bytes(whole.seam_bytes),
+            f"{whole.blocks + whole.receipts + whole.seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
     network = (
@@ -290,7 +273,7 @@ def suggested_values(
                 "host_bytes_per_worker": (
                     found.memory_for(plan, plan.totals.extremes, THIS_PROCESS).host_bytes
                 ),
-                "seam_bytes": plan.totals.seam_voxels * found.job.config.model.output_channels * 4,
+                "seam_bytes": job_totals(found, plan).seam_bytes,
                 "busiest_worker": busiest_worker(plan, workers),
             }
         )
@@ -353,12 +336,6 @@ def print_estimates(
 
 def _hours(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
-
-
-def _itemsize(dtype: str) -> int:
-    import numpy as np
-
-    return np.dtype(dtype).itemsize
 
 
 def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
