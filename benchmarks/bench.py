@@ -30,7 +30,7 @@ from beam_inference.engines.protocol import Encoding
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import Part, Receipt
 from beam_inference.job.state import State
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.operators.normalize import unit
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.volumes.outputs import OutputSpec, create_output
@@ -163,7 +163,7 @@ def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
 def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
     """One chunk, from the uint8 cutout to the uint8 core, against the same forward passes alone."""
     with volume() as folder:
-        work = survey(job(folder, engine, device=device)).job.plan.work(0)
+        work = plan_job(job(folder, engine, device=device)).plan.work(0)
     predictor = predictor_of(engine, device=device)
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
@@ -181,7 +181,7 @@ def job_against_forward(repeats: int, engine: str, device: str) -> dict[str, Any
     """
     with volume((56, 336, 336)) as folder:
         config = job(folder, engine, device=device)
-        plan = survey(config).job.plan
+        plan = plan_job(config).plan
         patches = sum(plan.work(index).patch_count for index in range(plan.chunks.count))
         bare = forward(predictor_of(engine, device=device), patches)
         whole = []
@@ -261,14 +261,13 @@ import json, sys, time
 from beam_inference.environment import use_one_heap
 use_one_heap()  # as the command line does, before there are threads
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.config.job_file import parse_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.job.place import Place
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import NetworkNeeds, plan_job
 from beam_inference.worker.worker import Worker
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import peak_bytes
@@ -276,7 +275,10 @@ config = parse_job(json.loads(sys.argv[1]), Path(sys.argv[2]))
 # as elsewhere, a worker has not tried the network
 with ProcessPoolExecutor(1, get_context("spawn")) as launcher:
     worker = Worker(launcher.submit(prepare, config).result())
-projected = replace(survey(config), job=worker.job).memory(Place(threads_per_process=1)).host_bytes
+inference = worker.job.config.inference
+needs = NetworkNeeds.of_engine(
+    inference.engine, inference.batch_size, worker.job.working_set_bytes)
+projected = plan_job(config).memory(Place(threads_per_process=1), needs).host_bytes
 start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
 
 

@@ -30,11 +30,11 @@ from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.calibration import calibrate
-from beam_inference.launch.cost import chunk_seconds, job_totals
+from beam_inference.launch.cost import chunk_seconds, totals
 from beam_inference.launch.engine_trial import try_network_here
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
 from beam_inference.launch.simulation import Workload, simulate_many
-from beam_inference.launch.survey import survey
 from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
@@ -119,9 +119,10 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
                 values_of(f"file://{folder}", "whole", f"{engine}-{seams}-{repeat}", **keys),
                 folder,
             )
-            found, predictor = try_network_here(survey(config), THIS_PROCESS, allow_pickle=False)
-            whole = job_totals(found)
-            foretold = chunk_seconds(calibrate(found, predictor), whole) * whole.chunks
+            job = plan_job(config)
+            trial = try_network_here(job, THIS_PROCESS, allow_pickle=False)
+            whole = totals(job, trial.needs.batch_size)
+            foretold = chunk_seconds(calibrate(job, trial), whole) * whole.chunks
             outcome = run_job(config)
             assert outcome.exit_code == 0, outcome
             first, last, _ = work_of(config.output.path)

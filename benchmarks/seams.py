@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
-from beam_inference.launch.survey import survey
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import OutputSpec, create_output
 from benchmarks import contenders
@@ -103,7 +103,7 @@ def ours(
             volume = open_volume(f"file://{folder / f'{network}-{mode}'}")
             outputs[mode] = volume.read(volume.bounds)
     for mode in MODES:
-        plan = survey(parse_job(values_of(folder, network, mode), folder)).job.plan
+        plan = plan_job(parse_job(values_of(folder, network, mode), folder)).plan
         rows[mode] = {
             "seconds": round(float(np.median(seconds[mode])), 2),
             "network calls": plan.totals.patch_count,

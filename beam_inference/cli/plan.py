@@ -12,7 +12,7 @@ from beam_inference.cli.job_options import JobOptions, add_job
 from beam_inference.errors import COMPLETE, ConfigError
 
 if TYPE_CHECKING:
-    from beam_inference.launch.survey import Survey
+    from beam_inference.launch.planned_job import PlannedJob
 
 CHUNK_TIME_VARIATION = 0.3
 """Assumed standard deviation of the seconds per chunk over their mean, for ``--calibrate``."""
@@ -95,40 +95,41 @@ def add(subparsers: Subparsers) -> None:
 def plan(options: PlanOptions) -> int:
     """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
     from beam_inference.cli.plan_text import print_plan
-    from beam_inference.launch.output_pyramid import planned
-    from beam_inference.launch.survey import survey
+    from beam_inference.launch.output_pyramid import plan_output_pyramid
+    from beam_inference.launch.planned_job import plan_job
 
     if options.write and not options.suggest:
         raise ConfigError("--write writes what --suggest finds into the job file: give both")
     has_prices = options.prices is not None or options.worker_price is not None
     if has_prices and (options.suggest or not options.calibrate):
         raise ConfigError("prices are used only with --calibrate, without --suggest")
-    job = survey(options.load())
+    job = plan_job(options.load())
     if options.suggest:
         return _suggest(job, options)
     if options.calibrate:
         return _calibrate(job, options)
-    print_plan(job, planned(job), as_json=options.json)
+    print_plan(job, plan_output_pyramid(job), as_json=options.json)
     return COMPLETE
 
 
-def _suggest(job: Survey, options: PlanOptions) -> int:
+def _suggest(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.cli.plan_text import print_suggestions
     from beam_inference.job.place import THIS_PROCESS
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import set_chunk_shape
-    from beam_inference.launch.survey import suggested
+    from beam_inference.launch.planned_job import best_plan_for
 
-    if options.calibrate:  # what the network allocates is then counted
-        job, _ = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
+    needs = job.assumed_needs
+    if options.calibrate:
+        needs = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle).needs
     memory = round(options.worker_memory * 2**30)
     plans = {
-        seams: suggested(job, seams, THIS_PROCESS, memory, options.workers)
-        for seams in job.job.config.seam_modes
+        seams: best_plan_for(job, seams, THIS_PROCESS, memory, options.workers, needs)
+        for seams in job.config.seam_modes
     }
-    print_suggestions(job, plans, memory, options.workers, as_json=options.json)
+    print_suggestions(job, needs, plans, memory, options.workers, as_json=options.json)
     if options.write:
-        best = plans[job.job.plan.seams]
+        best = plans[job.config.inference.seams]
         if best is None:
             raise ConfigError(
                 f"no chunk shape fits {options.worker_memory:g} GiB per worker; nothing was written"
@@ -141,22 +142,22 @@ def _suggest(job: Survey, options: PlanOptions) -> int:
     return COMPLETE
 
 
-def _calibrate(job: Survey, options: PlanOptions) -> int:
+def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.cli.plan_text import print_estimates
     from beam_inference.job.place import THIS_PROCESS
     from beam_inference.launch.calibration import calibrate
-    from beam_inference.launch.cost import Prices, estimates, job_totals
+    from beam_inference.launch.cost import Prices, estimates, totals
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import load_prices
-    from beam_inference.launch.output_pyramid import planned, with_pyramid
+    from beam_inference.launch.output_pyramid import plan_output_pyramid, with_pyramid
 
     prices = Prices() if options.prices is None else load_prices(options.prices)
     if options.worker_price is not None:
         prices = prices.model_copy(update={"worker_hour": options.worker_price})
-    job, predictor = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
-    pyramid = planned(job)
-    measured = calibrate(job, predictor)
-    whole = with_pyramid(job_totals(job), pyramid)
+    trial = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
+    pyramid = plan_output_pyramid(job)
+    measured = calibrate(job, trial)
+    whole = with_pyramid(totals(job, trial.needs.batch_size), pyramid)
     expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION)
     print_estimates(job, pyramid, measured, whole, expected, as_json=options.json)
     return COMPLETE

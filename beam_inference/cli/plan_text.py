@@ -13,42 +13,45 @@ from rich.table import Table
 
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.seam_sums import most_seam_files
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
     Estimate,
     Measured,
     Totals,
+    blocks_written,
     chunk_seconds,
-    job_totals,
+    totals,
 )
 from beam_inference.launch.output_pyramid import with_pyramid
-from beam_inference.launch.survey import Survey
+from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 
 if TYPE_CHECKING:
     from beam_inference.geometry.zyx import VoxelSizeNm
     from beam_inference.pyramid.pyramid import Pyramid
 
 
-def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
+def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
     """What a job comes to: boxes, counts, redundancy of each seam mode, bytes, objects, memory; and its pyramid."""
     if as_json:
-        print(json.dumps(plan_values(survey, pyramid), indent=2))
+        print(json.dumps(plan_values(job, pyramid), indent=2))
         return
-    job = survey.job
-    output = survey.output
+    output = job.output
     plan = job.plan
     config = job.config
     console = Console(width=110, highlight=False)
     facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_row("input", f"{plan.volume}, {job.input_channels} channel(s) of {job.input_dtype}")
+    facts.add_row(
+        "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
+    )
     facts.add_row("roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels")
     facts.add_row("domain", f"{plan.lattice.domain}, what the patch lattice tiles")
     facts.add_row(
         "output",
         f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
     )
-    facts.add_row("", "exists already" if survey.output_exists else "will be created")
+    facts.add_row("", "exists already" if job.output_exists else "will be created")
     for name, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
         if mask is not None:
             facts.add_row(
@@ -68,25 +71,26 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
         "patches",
         f"{plan.totals.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
     )
-    whole = job_totals(survey)
+    read = plan.totals.input_voxels * job.input.channels * _itemsize(job.input.dtype.name)
     facts.add_row(
-        "read",
-        f"{_bytes(whole.read_bytes)}, halo re-reads included, before rounding to storage blocks",
+        "read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks"
     )
+    written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
+    blocks = blocks_written(plan)
     facts.add_row(
         "written",
-        f"{_bytes(whole.written_bytes)} before compression, in {whole.blocks:,} blocks of "
-        f"{_by(output.write_shape)}",
+        f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}",
     )
-    objects = f"{whole.blocks:,} blocks + {whole.receipts:,} receipts"
-    if whole.seam_files:
-        objects += f" + at most {whole.seam_files:,} seam files"
-    facts.add_row("objects", objects)
+    seam_files = most_seam_files(plan.totals, config.model.output_channels)
+    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.totals.owners:,} receipts"
+    facts.add_row(
+        "objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else "")
+    )
     if config.output.pyramid is not None:
         for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
             facts.add_row(heading, line)
     place = Place()
-    memory = survey.memory(place)
+    memory = job.memory(place)
     threads = f"{place.threads_per_process} harness threads"
     facts.add_row(
         "memory", f"{_bytes(memory.host_bytes)} per worker process with {threads}, for its chunks;"
@@ -94,11 +98,11 @@ def print_plan(survey: Survey, pyramid: Pyramid | None, *, as_json: bool = False
     facts.add_row(
         "", "beside the libraries, the weights, and what the network itself allocates for a batch"
     )
-    if config.inference.device == "cuda":
+    if job.settings.device == "cuda":
         facts.add_row("", f"{_bytes(memory.device_bytes)} on the GPU, likewise")
     console.print(facts)
     console.print()
-    console.print(_seams_table(survey))
+    console.print(_seams_table(job))
 
 
 def _pyramid_lines(pyramid: Pyramid | None) -> list[str]:
@@ -117,12 +121,11 @@ def _pyramid_lines(pyramid: Pyramid | None) -> list[str]:
     ]
 
 
-def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
+def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> dict[str, Any]:
     """The same as values for machines; bytes are decoded, shapes ZYX; what is stored includes the pyramid."""
-    job = survey.job
-    plan = survey.job.plan
-    whole = with_pyramid(job_totals(survey), pyramid)
-    memory = survey.memory(Place())
+    plan = job.plan
+    whole = with_pyramid(totals(job), pyramid)
+    memory = job.memory(Place())
     return {
         "roi": asdict(job.roi),
         "chunks": whole.chunks,
@@ -140,19 +143,19 @@ def plan_values(survey: Survey, pyramid: Pyramid | None) -> dict[str, Any]:
             mode.seams: {
                 "network_calls": mode.totals.patch_count,
                 "patch_voxels_per_voxel": mode.totals.patch_voxels_per_voxel,
-                "seam_bytes": job_totals(survey, mode).seam_bytes,
+                "seam_bytes": mode.totals.seam_voxels * job.config.model.output_channels * 4,
                 "this_job": mode.seams == plan.seams,
             }
-            for mode in map(job.plan_in, survey.job.config.seam_modes)
+            for mode in map(job.plan_in, job.config.seam_modes)
         },
     }
 
 
-def _seams_table(survey: Survey) -> Table:
-    plan = survey.job.plan
-    exchange = survey.job.plan_in("exchange")
-    recompute = survey.job.plan_in("recompute")
-    crop = survey.job.plan_in("crop")
+def _seams_table(job: PlannedJob) -> Table:
+    plan = job.plan
+    exchange = job.plan_in("exchange")
+    recompute = job.plan_in("recompute")
+    crop = job.plan_in("crop")
     margin = crop.chunk_crop_margin
     table = Table(title="seam modes", title_justify="left")
     for column in (
@@ -170,14 +173,16 @@ def _seams_table(survey: Survey) -> Table:
         (recompute, "exact"),
         (crop, f"seams; margin {_by(margin)} cropped"),
     )
-    modes = [
-        (mode, border) for mode, border in borders if mode.seams in survey.job.config.seam_modes
-    ]
+    modes = [(mode, border) for mode, border in borders if mode.seams in job.config.seam_modes]
     for mode, border in modes:
         chosen = " (this job)" if mode.seams == plan.seams else ""
         calls = f"{mode.totals.patch_count:,}"
         redundancy = f"{mode.totals.patch_voxels_per_voxel:.2f}"
-        files = _bytes(job_totals(survey, mode).seam_bytes) if mode.totals.seam_voxels else "none"
+        files = (
+            _bytes(mode.totals.seam_voxels * job.config.model.output_channels * 4)
+            if mode.totals.seam_voxels
+            else "none"
+        )
         table.add_row(mode.seams + chosen, calls, redundancy, files, border)
     fewest = min((mode for mode, _ in modes), key=lambda mode: mode.totals.patch_count)
     table.caption = (
@@ -189,7 +194,8 @@ def _seams_table(survey: Survey) -> Table:
 
 
 def print_suggestions(
-    found: Survey,
+    job: PlannedJob,
+    needs: NetworkNeeds,
     plans: Mapping[SeamMode, InferencePlan | None],
     memory_bytes: int,
     workers: int,
@@ -198,12 +204,10 @@ def print_suggestions(
 ) -> None:
     """The best chunk shape in each seam mode, for so many workers of so much memory each, and what it comes to."""
     if as_json:
-        print(json.dumps(suggested_values(found, plans, workers), indent=2))
+        print(json.dumps(suggested_values(job, needs, plans, workers), indent=2))
         return
     floor = (
-        found.job.plan.lattice.count
-        * math.prod(found.job.plan.lattice.patch_shape)
-        / found.job.plan.chunks.roi.size
+        job.plan.lattice.count * math.prod(job.plan.lattice.patch_shape) / job.plan.chunks.roi.size
     )
     table = Table(
         title=f"best chunk shapes for {workers} worker process(es) of {_bytes(memory_bytes)}",
@@ -221,12 +225,16 @@ def print_suggestions(
     )
     for column in (*columns, "seam files", "objects", "busiest worker"):
         table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
+    itemsize = _itemsize(job.config.output.dtype)
+    channels = job.output.channels
     for seams, plan in plans.items():
         if plan is None:
             table.add_row(seams, "none fits")
             continue
-        memory = found.memory_for(plan, plan.totals.extremes, THIS_PROCESS)
-        whole = job_totals(found, plan)
+        memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
+        blocks = blocks_written(plan)
+        seam_files = most_seam_files(plan.totals, job.config.model.output_channels)
+        read = plan.totals.input_voxels * job.input.channels * _itemsize(job.input.dtype.name)
         table.add_row(
             seams,
             _by(plan.chunks.chunk_shape),
@@ -234,17 +242,21 @@ def print_suggestions(
             f"{plan.totals.patch_voxels_per_voxel:.2f}",
             _bytes(memory.host_bytes),
             _bytes(memory.device_bytes),
-            _bytes(whole.read_bytes),
-            _bytes(whole.written_bytes),
-            "none" if plan.exchange is None else _bytes(whole.seam_bytes),
-            f"{whole.blocks + whole.receipts + whole.seam_files:,}",
+            _bytes(read),
+            _bytes(plan.chunks.roi.size * channels * itemsize),
+            (
+                _bytes(plan.totals.seam_voxels * job.config.model.output_channels * 4)
+                if plan.exchange is not None
+                else "none"
+            ),
+            f"{blocks + plan.chunks.count + plan.totals.owners + seam_files:,}",
             f"{busiest_worker(plan, workers):.2f}",
         )
     network = (
-        f"with {_bytes(found.job.working_set_bytes)} that the network allocates for a batch, as "
+        f"with {_bytes(needs.working_set_bytes)} that the network allocates for a batch, as "
         "measured here"
     )
-    if not found.job.working_set_bytes:
+    if not needs.working_set_bytes:
         network = (
             "without what the network itself allocates for a batch; --calibrate measures it, where "
             "that can be done"
@@ -259,7 +271,10 @@ def print_suggestions(
 
 
 def suggested_values(
-    found: Survey, plans: Mapping[SeamMode, InferencePlan | None], workers: int
+    job: PlannedJob,
+    needs: NetworkNeeds,
+    plans: Mapping[SeamMode, InferencePlan | None],
+    workers: int,
 ) -> dict[str, Any]:
     """The same as values for machines, by seam mode; null where no shape fits."""
     return {
@@ -271,9 +286,9 @@ def suggested_values(
                 "network_calls": plan.totals.patch_count,
                 "patch_voxels_per_voxel": plan.totals.patch_voxels_per_voxel,
                 "host_bytes_per_worker": (
-                    found.memory_for(plan, plan.totals.extremes, THIS_PROCESS).host_bytes
+                    job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs).host_bytes
                 ),
-                "seam_bytes": job_totals(found, plan).seam_bytes,
+                "seam_bytes": plan.totals.seam_voxels * job.config.model.output_channels * 4,
                 "busiest_worker": busiest_worker(plan, workers),
             }
         )
@@ -282,7 +297,7 @@ def suggested_values(
 
 
 def print_estimates(
-    found: Survey,
+    job: PlannedJob,
     pyramid: Pyramid | None,
     measured: Measured,
     whole: Totals,
@@ -301,7 +316,7 @@ def print_estimates(
         }
         print(
             json.dumps(
-                plan_values(found, pyramid) | values | {"estimates": [asdict(e) for e in expected]},
+                plan_values(job, pyramid) | values | {"estimates": [asdict(e) for e in expected]},
                 indent=2,
             )
         )
@@ -336,6 +351,12 @@ def print_estimates(
 
 def _hours(hours: float) -> str:
     return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
+
+
+def _itemsize(dtype: str) -> int:
+    import numpy as np
+
+    return np.dtype(dtype).itemsize
 
 
 def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:

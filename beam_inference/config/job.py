@@ -138,6 +138,10 @@ _BatchSize = Annotated[
 ]
 
 
+BatchSize = int | Literal["auto"]
+EngineChoice = Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"]
+
+
 class Inference(Model):
     """How the network is applied."""
 
@@ -158,7 +162,7 @@ class Inference(Model):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    engine: Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"] = Field(
+    engine: EngineChoice = Field(
         "auto",
         description=(
             "what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is "

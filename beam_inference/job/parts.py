@@ -1,4 +1,4 @@
-"""The parts that a job speaks of: its input, what its output is, how values are normalised, its network on trial."""
+"""Parts of a job: its input, its output, and how values become the network's input."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Affine, Sections
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -25,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 
 def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
-    """The job's input volume, masked if it says so.
+    """Open a job's input, behind its mask if it has one.
 
-    Arguments and errors as :func:`beam_inference.volumes.opening.open_volume` and
+    Errors are those of :func:`beam_inference.volumes.opening.open_volume` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
     given = config.input
@@ -43,14 +44,24 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
 
 
 def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
-    """Of the input, ZYX: what it says itself, else what the network was trained at; None if neither is known."""
+    """The input's voxel size, ZYX: its own, else the network's; None if neither is known."""
     return volume.voxel_size_nm or config.model.voxel_size_nm
 
 
-def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
-    """What patches are cut out of: the input's voxels of a box, as stored; normalised, float32, with levels by section.
+def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
+    """Read the voxels that patches are cut out of.
 
-    Raises as :meth:`beam_inference.volumes.volume.Volume.read`.
+    Args:
+        config: the job.
+        volume: its input.
+        box: the voxels wanted, which may lie beyond the volume.
+
+    Returns:
+        Array (C, Z, Y, X): stored values, in the volume's dtype; with levels by section they are
+        normalised already, in float32.
+
+    Raises:
+        TransientReadError, PermanentReadError: as :meth:`beam_inference.volumes.volume.Volume.read`.
     """
     fill = config.input.fill
     normalize = config.model.normalize
@@ -60,27 +71,52 @@ def cutout(config: JobConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
     return array
 
 
-def normalization(config: JobConfig, dtype: np.dtype[Any]) -> Normalization:
-    """What the network's input is of a :func:`cutout`; ``dtype`` is the volume's. ConfigError for unit with floats."""
-    normalize = config.model.normalize
+def normalization(config: DefiniteConfig, dtype: np.dtype[Any]) -> Normalization:
+    """How a :func:`cutout` becomes the network's input; see :func:`make_normalization`."""
+    return make_normalization(config.model.normalize, dtype)
+
+
+def make_normalization(normalize: DefiniteNormalize, dtype: np.dtype[Any]) -> Normalization:
+    """Make the function that turns a :func:`cutout` into the network's input.
+
+    Args:
+        normalize: ``model.normalize`` of the job.
+        dtype: dtype of the volume.
+
+    Raises:
+        ConfigError: ``normalize`` is "unit" and the volume has floats.
+    """
     if isinstance(normalize, Affine):
         return Normalization(normalize.scale, normalize.offset, normalize.clip)
     return unit(dtype) if normalize == "unit" else Normalization()
 
 
 def output_spec(job: ResolvedJob) -> OutputSpec:
-    """What the job's output is."""
-    output = job.config.output
+    """Describe a job's output."""
+    return describe_output(job.config, job.output_bounds, job.voxel_size_nm)
+
+
+def describe_output(
+    config: JobConfig, bounds: BoundingBox, voxel_size_nm: VoxelSizeNm
+) -> OutputSpec:
+    """Describe the output that a job file asks for.
+
+    Args:
+        config: the job file.
+        bounds: the output's bounding box.
+        voxel_size_nm: its voxel size, ZYX.
+    """
+    output = config.output
     return OutputSpec(
         url=output.path,
         format=output.format,
         dtype=output.dtype,
-        channels=job.config.output_channels,
-        labels=job.config.gives_labels,
-        bounds=job.output_bounds,
+        channels=config.output_channels,
+        labels=config.gives_labels,
+        bounds=bounds,
         block_shape=output.block_shape,
-        voxel_size_nm=job.voxel_size_nm,
-        storage=job.config.storage,
+        voxel_size_nm=voxel_size_nm,
+        storage=config.storage,
         encoding=output.encoding,
         shard_shape=output.shard_shape,
     )

@@ -1,4 +1,4 @@
-"""A job with everything definite: what workers and later launches go by, and what identifies its output."""
+"""The resolved job: what workers and later launches follow, and what identifies an output."""
 
 from __future__ import annotations
 
@@ -10,53 +10,59 @@ from pathlib import PurePath
 from typing import Any
 
 import numpy as np
+from pydantic import model_validator
 
+from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Frozen
-from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Contrast, Standard
-from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import InferencePlan, SeamMode, make_plan
+from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.identity import identify, identify_box
 from beam_inference.limits import cached_cutouts
 
-_TOLD = 120
-"""Characters of a value that are told of a difference."""
+_LONGEST_VALUE = 120
+"""Characters of a value that a difference shows."""
 
+_FIRST_NAMES = {
+    "asked_normalize": "requested_normalize",
+    "asked_batch_size": "requested_batch_size",
+}
 
 NUMERICS = 4
-"""Raised whenever the same job would have other bits: then what began before is not gone on with."""
+"""A number that is raised when the same job would give other bits; older jobs are then refused."""
 
 
 class ResolvedJob(Frozen):
-    """A job with every default and ``auto`` made definite: what workers and later launches go by.
+    """A job with every default and every ``auto`` made definite.
 
     Attributes:
-        config: the job, paths absolute, device definite; ``model.normalize`` as what was made of a
-            levels file.
-        asked_normalize: what the job file says instead, where it names such a file; not part of the
-            fingerprint.
-        asked_batch_size: what was asked for, where the device had too little memory for it at first
-            launch; ``config`` has what it had room for. Not part of the fingerprint.
-        input_bounds, input_channels, input_dtype: of the volume read.
-        input_block_shape: of its storage, ZYX; not part of the fingerprint.
+        config: the job file, with absolute paths and nothing left open.
+        requested_normalize: what the job file says of normalisation, where it names a levels file;
+            not part of the fingerprint. ``config`` has the values that were made of that file.
+        requested_batch_size: the job file's batch size, where the device had too little memory for
+            it at first launch; not part of the fingerprint. ``config`` has the one that fitted.
+        input_bounds: bounding box of the input.
+        input_channels: number of the input's channels that are read.
+        input_dtype: the input's dtype, as stored.
+        input_block_shape: shape of the input's storage blocks, ZYX; not part of the fingerprint.
         roi: the box to produce.
-        output_bounds: extent of the output.
-        voxel_size_nm: of the output, ZYX.
-        model_sha256: see :func:`beam_inference.models.files.model_sha256`.
-        engine: what of the engine determines bits, see
-            :meth:`beam_inference.engines.loading.Predictor.describe`.
-        working_set_bytes: what the network allocates for a batch, measured; not part of the
-            fingerprint.
+        output_bounds: bounding box of the output.
+        voxel_size_nm: voxel size of the output, ZYX.
+        model_sha256: hash of the network, see :func:`beam_inference.models.files.model_sha256`.
+        engine: properties of the engine that determine bits, by name.
+        working_set_bytes: memory that the network allocates for a batch, as measured; not part of
+            the fingerprint.
+        versions: versions of libraries at first launch; not part of the fingerprint. Another
+            version is only warned about.
         numerics: :data:`NUMERICS` at first launch.
-        versions: of the libraries at first launch; not part of the fingerprint, only warned about.
     """
 
-    config: JobConfig
-    asked_normalize: Contrast | Standard | None = None
-    asked_batch_size: int | None = None
+    config: DefiniteConfig
+    requested_normalize: Contrast | Standard | None = None
+    requested_batch_size: int | None = None
     input_bounds: BoundingBox
     input_channels: int
     input_dtype: str
@@ -70,39 +76,67 @@ class ResolvedJob(Frozen):
     versions: dict[str, str]
     numerics: int = 1
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_first_version(cls, values: Any) -> Any:
+        """Two keys had other names in the records of 7b7144c."""
+        if not isinstance(values, dict):
+            return values
+        return {_FIRST_NAMES.get(key, key): value for key, value in values.items()}
+
     @cached_property
     def plan(self) -> InferencePlan:
-        """The job's geometry; with chunks of one block as long as their shape is not decided."""
+        """The job's geometry."""
         return self.plan_in(self.config.inference.seams)
 
     def plan_in(self, seams: SeamMode) -> InferencePlan:
-        """The plan as it would be in a seam mode: exchange, recompute or crop."""
-        inference = self.config.inference
-        output = self.config.output
-        roi = self.config.roi
-        return make_plan(
+        """The job's geometry as it would be in another seam mode."""
+        return plan_geometry(
+            self.config,
             volume=self.input_bounds,
             roi=self.roi,
-            context=roi.context if roi else (0, 0, 0),
-            patch_shape=inference.patch_shape,
-            patch_overlap=inference.patch_overlap,
-            chunk_shape=(
-                output.write_shape if inference.chunk_shape == "auto" else inference.chunk_shape
-            ),
-            crop_margin=self.config.model.crop_margin,
+            chunk_shape=self.config.inference.chunk_shape,
             seams=seams,
-            chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
-            block_shape=output.write_shape,
-            halo=total_halo(self.config.postprocess),
             input_block_shape=self.input_block_shape,
         )
 
+    def with_config(
+        self,
+        config: DefiniteConfig,
+        roi: BoundingBox,
+        requested_normalize: Contrast | Standard | None,
+    ) -> ResolvedJob:
+        """This job as another job file puts it; input, network and output are taken as they were.
+
+        Args:
+            config: the other job file, definite.
+            roi: the box that it produces.
+            requested_normalize: what it says of normalisation, where it names a levels file.
+        """
+        return ResolvedJob(
+            config=config,
+            requested_normalize=requested_normalize,
+            requested_batch_size=self.requested_batch_size,
+            input_bounds=self.input_bounds,
+            input_channels=self.input_channels,
+            input_dtype=self.input_dtype,
+            input_block_shape=self.input_block_shape,
+            roi=roi,
+            output_bounds=self.output_bounds,
+            voxel_size_nm=self.voxel_size_nm,
+            model_sha256=self.model_sha256,
+            engine=self.engine,
+            working_set_bytes=self.working_set_bytes,
+            versions=self.versions,
+            numerics=self.numerics,
+        )
+
     def input_bytes(self, shape: Zyx) -> int:
-        """Of so many of its voxels, decoded."""
+        """Bytes of a decoded box of the input; ``shape`` is in voxels, ZYX."""
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     def cached_input_bytes(self, threads: int) -> int:
-        """Decoded input blocks that a process of so many threads keeps: what the next chunks of runs read again."""
+        """Bytes of decoded input blocks that a process keeps, because the next chunks read them again."""
         return cached_cutouts(threads) * self.input_bytes(self.plan.totals.extremes.input_blocks)
 
     @cached_property
@@ -157,7 +191,7 @@ class ResolvedJob(Frozen):
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: ResolvedJob) -> list[str]:
-        """What differs between the identities of this job and another, one line per key."""
+        """List the keys in which the identities of this job and another differ, one line per key."""
         lines = []
         for section, values in self.identity.items():
             theirs = other.identity[section]
@@ -167,10 +201,10 @@ class ResolvedJob(Frozen):
 
 
 def _differences(key: str, here: object, there: object) -> list[str]:
-    """What differs between two JSON values: the values if they are short, else the first part that differs."""
+    """Describe how two JSON values differ: both if they are short, else the first part that differs."""
     if here == there:
         return []
-    if max(len(str(here)), len(str(there))) > _TOLD:
+    if max(len(str(here)), len(str(there))) > _LONGEST_VALUE:
         if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
             return [
                 line
@@ -185,10 +219,10 @@ def _differences(key: str, here: object, there: object) -> list[str]:
 
 def _short(value: object) -> str:
     text = str(value)
-    return text if len(text) <= _TOLD else f"{text[:_TOLD]}…"
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _factory_name(path: str) -> str | None:
-    """Which function makes the network, without the folder that its file lies in."""
+    """Name of the function that makes the network, without the folder of its file."""
     factory = factory_parts(path)
     return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.engines.loading import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import without_blank
 from beam_inference.environment import usable_cores
@@ -29,7 +28,8 @@ from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.launch.cost import Measured
-from beam_inference.launch.survey import Survey
+from beam_inference.launch.engine_trial import NetworkTrial
+from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     delete_folder,
@@ -53,25 +53,26 @@ SHORT_SECONDS = 5.0
 """A whole chunk is computed instead if it takes no longer, as the piece foretells: with all there is beside calls."""
 
 
-def calibrate(found: Survey, predictor: Predictor) -> Measured:
+def calibrate(job: PlannedJob, trial: NetworkTrial) -> Measured:
     """Read, compute and write a chunk in the middle of the job, or a piece there, some times each; the medians.
 
     Raises:
         BeamInferenceError: the input cannot be read, the network fails, or the store cannot be
             written.
     """
-    job = found.job
-    plan = found.job.plan
-    batch_size = job.config.inference.patches_per_call
-    output = job.config.output
-    encodes = not job.config.postprocess and plan.exchange is None
+    plan = job.plan
+    config = trial.config
+    predictor = trial.predictor
+    batch_size = config.inference.batch_size
+    output = config.output
+    encodes = not config.postprocess and plan.exchange is None
     encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
 
     def computing(work: ChunkWork, patches: NDArray[Any], least_seconds: float) -> float:
         """Seconds a call."""
         patches = without_blank(patches)
-        normalize = normalization(job.config, found.input.dtype)
-        channels = job.config.model.output_channels
+        normalize = normalization(config, job.input.dtype)
+        channels = config.model.output_channels
         known = 0
 
         def infer() -> None:
@@ -86,7 +87,7 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
 
     work = _piece(plan, batch_size)
     chunk = _middle_chunk(plan)
-    patches = cutout(job.config, found.input, work.input_box)
+    patches = cutout(config, job.input, work.input_box)
     if (patches == patches[:, :1, :1, :1]).all():
         logger.warning(
             "the middle of the ROI is one value throughout: timing noise; blank patches will take "
@@ -94,25 +95,23 @@ def calibrate(found: Survey, predictor: Predictor) -> Measured:
         )
     if computing(work, patches, 0) * _calls(chunk.patch_count, batch_size) <= SHORT_SECONDS:
         work = chunk
-        patches = cutout(job.config, found.input, chunk.input_box)
+        patches = cutout(config, job.input, chunk.input_box)
     call_seconds = computing(work, patches, LEAST_SECONDS)
-    reading = _median(lambda: cutout(job.config, found.input, work.input_box))
+    reading = _median(lambda: cutout(config, job.input, work.input_box))
     content = np.random.default_rng(0).bytes(
         min(
             2**24,
-            int(np.prod(plan.block_shape))
-            * found.output.channels
-            * np.dtype(output.dtype).itemsize,
+            int(np.prod(plan.block_shape)) * job.output.channels * np.dtype(output.dtype).itemsize,
         )
     )
-    seam_writing, seam_reading = _seams(found) if plan.totals.seam_pairs else (0.0, 0.0)
+    seam_writing, seam_reading = _seams(job) if plan.totals.seam_pairs else (0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
-        read_seconds=reading / (patches.size * found.input.dtype.itemsize),
-        write_seconds=_writing(found, content) / len(content),
+        read_seconds=reading / (patches.size * job.input.dtype.itemsize),
+        write_seconds=_writing(job, content) / len(content),
         seam_write_seconds=seam_writing,
         seam_read_seconds=seam_reading,
-        cores=usable_cores() if job.config.inference.device == "cpu" else None,
+        cores=usable_cores() if config.inference.device == "cpu" else None,
     )
 
 
@@ -146,10 +145,10 @@ def _calls(patches: int, batch_size: int) -> int:
 
 
 @contextmanager
-def _scratch(found: Survey) -> Iterator[tuple[str, Any]]:
+def _scratch(job: PlannedJob) -> Iterator[tuple[str, Any]]:
     """A folder beside the output: its URL and its store. It is removed in the end."""
-    storage = found.job.config.storage
-    url = f"{found.job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
+    storage = job.config.storage
+    url = f"{job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
     store = open_kvstore(url, storage)
     try:
         yield url, store
@@ -160,9 +159,9 @@ def _scratch(found: Survey) -> Iterator[tuple[str, Any]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _writing(found: Survey, content: bytes) -> float:
+def _writing(job: PlannedJob, content: bytes) -> float:
     """Seconds to write an object of the content."""
-    with _scratch(found) as (url, store):
+    with _scratch(job) as (url, store):
 
         def write() -> None:
             store.write("block", content).result(timeout=TRANSFER_SECONDS)
@@ -170,16 +169,15 @@ def _writing(found: Survey, content: bytes) -> float:
         return _median(lambda: persistently("write", url, write))
 
 
-def _seams(found: Survey) -> tuple[float, float]:
+def _seams(job: PlannedJob) -> tuple[float, float]:
     """Seconds a byte to write sums, and to read them and add them up: of as many as go between chunks on average."""
-    job = found.job
-    plan = found.job.plan
+    plan = job.plan
     side = max(1, round((plan.totals.seam_voxels / plan.totals.seam_pairs) ** (1 / 3)))
     shape = (side, side, side)
     channels = job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)
     total = np.zeros_like(sums)
-    with _scratch(found) as (url, _):
+    with _scratch(job) as (url, _):
         files = SeamFiles(url, job.config.storage, "calibration")
 
         def add_up() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.job import Inference, JobConfig
@@ -25,7 +26,16 @@ logger = logging.getLogger(__name__)
 
 
 def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
-    """Refuse chunks that cannot fit this machine; of other machines nothing is known here."""
+    """Refuse chunks that cannot fit this machine; nothing is known here of other machines.
+
+    Args:
+        memory: projected memory of one worker process.
+        place: where the workers run.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ConfigError: they do not fit.
+    """
     if not place.is_this_machine:
         return
     needed = memory.host_bytes * place.processes_per_host
@@ -46,7 +56,7 @@ def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
 
 
 def check_no_auto(inference: Inference) -> None:
-    """Refuse what a launcher cannot find out about remote workers."""
+    """Refuse choices that a launcher cannot make for remote workers."""
     unknown = "is not known before the launch on a remote runner"
     if inference.device == "auto":
         raise ConfigError(
@@ -66,7 +76,7 @@ def check_no_auto(inference: Inference) -> None:
 
 
 def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None) -> None:
-    """Check what can be said of a job's paths without opening anything.
+    """Check a job's paths without opening anything.
 
     Raises:
         ConfigError: workers could not reach one of them, or it carries credentials.
@@ -102,8 +112,8 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
             )
 
 
-def masks_of(config: JobConfig, volume: Volume) -> dict[str, Mask]:
-    """Those of a job, by key, opened."""
+def open_masks(config: JobConfig, volume: Volume) -> dict[str, Mask]:
+    """Open the masks of a job, by their keys in the job file."""
     masks = {"input.mask": volume.mask} if isinstance(volume, MaskedVolume) else {}
     if config.mask is not None:
         masks["mask"] = open_mask(
@@ -112,7 +122,7 @@ def masks_of(config: JobConfig, volume: Volume) -> dict[str, Mask]:
     return masks
 
 
-def check_sections(normalize: object, volume: Volume) -> None:
+def check_sections(normalize: DefiniteNormalize, volume: Volume) -> None:
     """Refuse levels by section that do not cover the input's sections."""
     if not isinstance(normalize, Sections):
         return
@@ -140,20 +150,20 @@ def check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
 def check_voxel_size(config: JobConfig, volume: Volume) -> None:
     """Refuse an input of another voxel size than the network was trained for."""
     wanted = config.model.voxel_size_nm
-    found = volume.voxel_size_nm
+    own = volume.voxel_size_nm
     if wanted is None:
         return
-    if found is None:
+    if own is None:
         logger.warning(
             "the input does not say its voxel size; taking model.voxel_size_nm %s for it",
             list(wanted),
         )
         return
-    if _same_size(wanted, found):
+    if _same_size(wanted, own):
         return
     hint = "No scale of the input fits."
-    there = volume_at(config.input.path, config.storage) if config.input.path else None
-    for index, scale in enumerate(there.scales if there else []):
+    detected = volume_at(config.input.path, config.storage) if config.input.path else None
+    for index, scale in enumerate(detected.scales if detected else []):
         if (
             scale.voxel_size_nm
             and None not in scale.voxel_size_nm
@@ -162,7 +172,7 @@ def check_voxel_size(config: JobConfig, volume: Volume) -> None:
             hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
         f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale "
-        f"{config.input.scale} has {list(found)}: the network would see objects of another size "
+        f"{config.input.scale} has {list(own)}: the network would see objects of another size "
         f"than it was trained on. {hint}"
     )
 

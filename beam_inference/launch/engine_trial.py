@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
-from beam_inference.config.job import JobConfig, Network
+from beam_inference.config.definite import (
+    DefiniteConfig,
+    EngineSettings,
+    make_definite,
+)
+from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
 from beam_inference.engines.loading import (
     Predictor,
     engines_to_measure,
@@ -17,126 +23,87 @@ from beam_inference.engines.loading import (
 from beam_inference.engines.speed import fastest_batch_size, seconds_per_patch
 from beam_inference.engines.trial import ContractReport
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
-from beam_inference.job.parts import normalization
+from beam_inference.job.parts import make_normalization
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.checks import check_memory
-from beam_inference.launch.survey import Survey
+from beam_inference.launch.decide import requested_batch_size, requested_engine
+from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.worker.trial import patch_to_try, try_network
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkTrial:
+    """A network that was loaded and has answered as its job says.
+
+    Attributes:
+        config: the job with the engine, and with the batch size that the device has memory for.
+        engine: engine, memory format and batch size that were asked for, or chosen here.
+        predictor: the network on its device.
+        report: memory and range of values of the patch that was tried; its batch size is smaller
+            than that of ``engine`` where the device had too little memory.
+    """
+
+    config: DefiniteConfig
+    engine: EngineSettings
+    predictor: Predictor
+    report: ContractReport
+
+    @property
+    def needs(self) -> NetworkNeeds:
+        """Memory of the network, as measured."""
+        report = self.report
+        return NetworkNeeds.of_engine(
+            self.engine.engine, report.batch_size, report.working_set_bytes
+        )
+
+
 def try_network_here(
-    found: Survey, place: Place, *, allow_pickle: bool
-) -> tuple[Survey, Predictor]:
-    """The job with what only its network can tell, and the network, loaded and tried; nothing is created.
+    job: PlannedJob, place: Place, *, allow_pickle: bool, earlier: ResolvedJob | None = None
+) -> NetworkTrial:
+    """Load a job's network and try it on a patch of its input; nothing is created.
+
+    Args:
+        job: the job; its device is in its settings.
+        place: where the workers run.
+        allow_pickle: load models that can execute code.
+        earlier: the job as its first launch resolved it: its choices are kept.
 
     Raises:
-        UserError: it does not answer as the job says.
+        UserError: the network does not answer as the job says.
     """
-    model = local_model(found.job.config.model, found.job.config.storage)
-    config, predictor, report = try_engines(model, found, place, allow_pickle)
-    config = with_inference(config, batch_size=report.batch_size)
-    known = {"config": config.model_dump(), "working_set_bytes": report.working_set_bytes}
-    return (
-        replace(found, job=ResolvedJob.model_validate(found.job.model_dump() | known)),
-        predictor,
-    )
-
-
-def try_engines(
-    model: Network, found: Survey, place: Place, allow_pickle: bool
-) -> tuple[JobConfig, Predictor, ContractReport]:
-    """Decide the engine, and try the network: of the engines that ``auto`` allows, the first one that can run it."""
-    if found.job.config.inference.engine == "fastest":
-        decided = found.job.model_copy(
-            update={"config": choose_fastest_engine(model, found, allow_pickle)}
-        )
-        return try_engines(model, replace(found, job=decided), place, allow_pickle)
-    first, *others = engines_to_try(model, found.job.config.inference)
-    try:
-        config = with_inference(found.job.config, engine=first)
-        predictor = load_predictor(model, config.inference, allow_pickle=allow_pickle)
-        reference = load_reference(model, config.inference, allow_pickle=allow_pickle)
-        report = try_network(predictor, config, found.input, found.job.plan, reference)
-        if config.inference.batch_size == "auto":
-            config = with_inference(
-                config,
-                batch_size=choose_batch_size(predictor, found, report.working_set_bytes, place),
-            )
-            report = try_network(predictor, config, found.input, found.job.plan, reference)
-        return config, predictor, report
-    except EngineError as error:
-        if not others:
-            raise
-        logger.warning("inference.engine: auto is %s here: %s", others[0], error)
-    decided = found.job.model_copy(
-        update={"config": with_inference(found.job.config, engine=others[0])}
-    )
-    return try_engines(model, replace(found, job=decided), place, allow_pickle)
-
-
-def choose_fastest_engine(model: Network, found: Survey, allow_pickle: bool) -> JobConfig:
-    """The job with the engine, of those that give what PyTorch gives, that takes the least time for a patch here."""
-    config = found.job.config
-    refusal = ModelContractError("inference.engine: fastest: there is none")
-    patch = patch_to_try(config, found.input, found.job.plan)
-    normalize = normalization(config, found.input.dtype)
-    best = None
-    least = math.inf
-    for keys in engines_to_measure(model, config.inference):
-        one = with_inference(config, **keys)
-        name = " ".join(keys.values())
+    model = local_model(job.config.model, job.config.storage)
+    engine, memory_format = requested_engine(job.config, earlier)
+    batch_size = requested_batch_size(job.config, earlier)
+    trier = _Trier(job, place, model, allow_pickle)
+    if engine == "fastest":
+        engine, memory_format = trier.find_fastest_engine(batch_size)
+    engines = engines_to_try(model, _open_inference(job, engine))
+    for candidate in engines[:-1]:
         try:
-            predictor = load_predictor(model, one.inference, allow_pickle=allow_pickle)
-            reference = load_reference(model, one.inference, allow_pickle=allow_pickle)
-            report = try_network(predictor, one, found.input, found.job.plan, reference)
-            seconds = seconds_per_patch(predictor, patch, normalize, report.batch_size)
-            del predictor, reference  # before the next ones are loaded
-        except (ModelContractError, DeviceOutOfMemory) as error:
-            logger.info("inference.engine: fastest leaves out %s: %s", name, error)
-            refusal = ModelContractError(str(error))
-            continue
-        logger.info("inference.engine: fastest: %s takes %.3g s a patch", name, seconds)
-        if seconds < least:
-            best = one
-            least = seconds
-    if best is None:
-        raise refusal
-    return best
+            return trier.try_engine(candidate, memory_format, batch_size)
+        except EngineError as error:
+            following = engines[engines.index(candidate) + 1]
+            logger.warning("inference.engine: auto is %s here: %s", following, error)
+    return trier.try_engine(engines[-1], memory_format, batch_size)
 
 
-def choose_batch_size(
-    predictor: Predictor, found: Survey, working_set_bytes: int, place: Place
-) -> int:
-    """What ``auto`` means here; ``working_set_bytes`` are those of one patch."""
-    job = found.job
-    config = found.job.config
+def choose_engine_elsewhere(job: PlannedJob, earlier: ResolvedJob | None) -> EngineSettings:
+    """Choose engine and batch size of workers that cannot be tried from here.
 
-    def fits(batch_size: int) -> bool:
-        known = {
-            "config": with_inference(config, batch_size=batch_size),
-            "working_set_bytes": working_set_bytes * batch_size,
-        }
-        try:
-            check_memory(
-                replace(found, job=job.model_copy(update=known)).memory(place),
-                place,
-                config.inference.device,
-            )
-        except ConfigError:
-            return False
-        return True
-
-    patch = patch_to_try(config, found.input, job.plan)
-    return fastest_batch_size(predictor, patch, normalization(config, found.input.dtype), fits)
-
-
-def with_inference(config: JobConfig, **keys: object) -> JobConfig:
-    """The job with keys of ``inference`` made definite."""
-    return config.model_copy(update={"inference": config.inference.model_copy(update=keys)})
+    Raises:
+        EngineError: no engine runs a file of this kind.
+    """
+    model = local_model(job.config.model, job.config.storage)
+    engine, memory_format = requested_engine(job.config, earlier)
+    batch_size = requested_batch_size(job.config, earlier)
+    if batch_size == "auto":
+        raise ConfigError("inference.batch_size: auto is found by trying: write a number")
+    (engine,) = engines_to_try(model, _open_inference(job, engine))
+    return EngineSettings(engine, memory_format, batch_size)
 
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:
@@ -150,3 +117,113 @@ def warn_of_range(config: JobConfig, low: float, high: float) -> None:
             high,
             list(limits),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Trier:
+    """Tries one job's network in several engines."""
+
+    job: PlannedJob
+    place: Place
+    model: Network
+    allow_pickle: bool
+
+    def try_engine(self, engine: str, memory_format: str, batch_size: BatchSize) -> NetworkTrial:
+        """Try an engine; ``batch_size`` "auto" is found with it.
+
+        Raises:
+            EngineError: the engine cannot run the network, or answers otherwise than PyTorch.
+            ModelContractError: the network does not answer as the job says.
+        """
+        settings = EngineSettings(engine, memory_format, 1 if batch_size == "auto" else batch_size)
+        config = self._make_definite(settings)
+        predictor, reference = self._load(config)
+        report = self._run(config, predictor, reference)
+        if batch_size == "auto":
+            best = self._find_batch_size(config, predictor, report)
+            settings = replace(settings, batch_size=best)
+            report = self._run(self._make_definite(settings), predictor, reference)
+        fitting = self._make_definite(replace(settings, batch_size=report.batch_size))
+        return NetworkTrial(fitting, settings, predictor, report)
+
+    def find_fastest_engine(self, batch_size: BatchSize) -> tuple[str, str]:
+        """Find the engine that takes the least time for a patch, of those that answer as PyTorch.
+
+        Raises:
+            ModelContractError: there is none.
+        """
+        refusal = ModelContractError("inference.engine: fastest: there is none")
+        best: EngineSettings | None = None
+        least = math.inf
+        for keys in engines_to_measure(self.model, _open_inference(self.job, "fastest")):
+            settings = EngineSettings(
+                engine=keys["engine"],
+                memory_format=keys.get("memory_format", self.job.config.inference.memory_format),
+                batch_size=1 if batch_size == "auto" else batch_size,
+            )
+            name = " ".join(keys.values())
+            try:
+                seconds = self._measure(settings)
+            except (ModelContractError, DeviceOutOfMemory) as error:
+                logger.info("inference.engine: fastest leaves out %s: %s", name, error)
+                refusal = ModelContractError(str(error))
+                continue
+            logger.info("inference.engine: fastest: %s takes %.3g s a patch", name, seconds)
+            if seconds < least:
+                best = settings
+                least = seconds
+        if best is None:
+            raise refusal
+        return best.engine, best.memory_format
+
+    def _measure(self, settings: EngineSettings) -> float:
+        """Seconds for a patch; the network is let go of before the next one is loaded."""
+        config = self._make_definite(settings)
+        predictor, reference = self._load(config)
+        report = self._run(config, predictor, reference)
+        patch = patch_to_try(config, self.job.input, self.job.plan)
+        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        return seconds_per_patch(predictor, patch, normalize, report.batch_size)
+
+    def _find_batch_size(
+        self, config: DefiniteConfig, predictor: Predictor, report: ContractReport
+    ) -> int:
+        """Find the batch size beyond which a patch takes hardly less time, or memory is short."""
+        patch = patch_to_try(config, self.job.input, self.job.plan)
+        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        engine = config.inference.engine
+        fits = self._fits(engine, report.working_set_bytes)
+        return fastest_batch_size(predictor, patch, normalize, fits)
+
+    def _fits(self, engine: str, patch_bytes: int) -> Callable[[int], bool]:
+        """Whether a batch of some size fits this machine; ``patch_bytes`` are those of one patch."""
+
+        def fits(batch_size: int) -> bool:
+            needs = NetworkNeeds.of_engine(engine, batch_size, patch_bytes * batch_size)
+            memory = self.job.memory(self.place, needs)
+            try:
+                check_memory(memory, self.place, self.job.settings.device)
+            except ConfigError:
+                return False
+            return True
+
+        return fits
+
+    def _make_definite(self, settings: EngineSettings) -> DefiniteConfig:
+        return make_definite(self.job.config, self.job.settings, settings)
+
+    def _load(self, config: DefiniteConfig) -> tuple[Predictor, Predictor | None]:
+        inference = config.inference
+        predictor = load_predictor(self.model, inference, allow_pickle=self.allow_pickle)
+        return predictor, load_reference(self.model, inference, allow_pickle=self.allow_pickle)
+
+    def _run(
+        self, config: DefiniteConfig, predictor: Predictor, reference: Predictor | None
+    ) -> ContractReport:
+        return try_network(predictor, config, self.job.input, self.job.plan, reference)
+
+
+def _open_inference(job: PlannedJob, engine: str) -> Inference:
+    """The section ``inference`` with its device decided and its engine as it is to be tried."""
+    values = dict(job.config.inference) | {"device": job.settings.device, "engine": engine}
+    return Inference.model_validate(values)

@@ -21,7 +21,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.launch.cost import Totals
-from beam_inference.launch.survey import Survey
+from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.pyramid.pyramid import NoLevelNeeded, Pyramid, plan_pyramid, remove
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.detection import volume_at
@@ -59,7 +59,7 @@ class PyramidStatus:
         return self.done == self.chunks and self.listed
 
 
-def planned(found: Survey) -> Pyramid | None:
+def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
     """What a job's pyramid would be, also where its output is not there yet; creates nothing that stays.
 
     None if the job asks for none, or one block holds its output.
@@ -67,11 +67,11 @@ def planned(found: Survey) -> Pyramid | None:
     Raises:
         UserError: it cannot be made.
     """
-    output = found.output
-    if found.job.config.output.pyramid is not None and not found.output_exists:
+    output = job.output
+    if job.config.output.pyramid is not None and not job.output_exists:
         output = replace(output, url=f"memory://{uuid.uuid4().hex}/")
         create_output(output)
-    return pyramid_of(found.job.config, output.url)
+    return pyramid_of(job.config, output.url)
 
 
 def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:

@@ -13,25 +13,31 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 
+from beam_inference.config.definite import make_definite
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import operator_versions
 from beam_inference.engines.choice import describe_engine
-from beam_inference.engines.loading import engines_to_try
-from beam_inference.errors import (
-    ConfigError,
-    StateError,
-    WorkerFault,
-)
+from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sampled
 from beam_inference.job.messages import Launch
 from beam_inference.job.place import THIS_PROCESS, Place
-from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_memory, check_paths
-from beam_inference.launch.engine_trial import try_engines, warn_of_range, with_inference
-from beam_inference.launch.resume import as_begun, check_no_other_state, check_receipts, check_same
-from beam_inference.launch.survey import Survey, survey
+from beam_inference.launch.decide import warn_of_smaller_batch
+from beam_inference.launch.engine_trial import (
+    choose_engine_elsewhere,
+    try_network_here,
+    warn_of_range,
+)
+from beam_inference.launch.planned_job import (
+    NetworkNeeds,
+    PlannedJob,
+    plan_job,
+    requested_levels,
+)
+from beam_inference.launch.resume import check_no_other_state, check_receipts, check_same
 from beam_inference.models.fetch import local_model
 from beam_inference.models.files import model_sha256
 from beam_inference.volumes.kvstores import url_of
@@ -52,44 +58,46 @@ def prepare(
     sample: tuple[float, int] | None = None,
     workers: int = 1,
 ) -> Launch:
-    """Check a job to the last, then create its output and its state (or find them as an earlier launch left them).
+    """Check all of a job, then create its output and its state, or go on with those of before.
 
-    ``overwrite`` deletes an earlier launch's state, so that every chunk is done anew.
-    ``chunks_file`` is a path or URL of a quarantine file or of chunk indices, one a line, to do
-    these only; ``sample`` is a share of the chunks and a seed, to do those that
-    :func:`beam_inference.geometry.sampling.sampled` tells. ``workers`` are those at a time, if
-    known.
+    Args:
+        config: the job file.
+        place: where the workers run.
+        overwrite: delete an earlier launch's state, so that every chunk is done anew.
+        allow_pickle: load models that can execute code.
+        chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
+            are done.
+        sample: a share of the chunks and a seed: only the chunks are done that
+            :func:`beam_inference.geometry.sampling.sampled` picks.
+        workers: worker processes that run at a time, if known.
+
+    Returns:
+        What the workers need to know.
 
     Raises:
         UserError: something is wrong; nothing was created.
     """
-    if (chunks_file is not None or sample is not None) and overwrite:
-        raise ConfigError(
-            "--overwrite deletes the receipts of all chunks, --chunks does only some: give one of "
-            "them"
-        )
-    if chunks_file is not None and sample is not None:
-        raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
+    _check_choice_of_chunks(chunks_file, sample, overwrite=overwrite)
     check_paths(config, place, chunks_file)
     state = State(default_state_url(config), config.storage)
     with _state_errors():
-        before = None if overwrite else state.load_job()
-    if before is not None:
-        config = as_begun(config, before)
-    found = survey(config, place, workers)
+        earlier = None if overwrite else state.load_job()
+    if earlier is not None:
+        warn_of_smaller_batch(config, earlier)
+    planned = plan_job(config, place, workers, earlier)
     alone = chunks_file is not None or sample is not None
-    job = _with_network(found, place, allow_pickle, alone=alone, is_first=before is None)
-    if before is not None:
-        check_same(before, job, state.url)
+    job = resolve(planned, place, earlier, allow_pickle=allow_pickle, alone=alone)
+    if earlier is not None:
+        check_same(earlier, job, state.url)
     if not overwrite:
         with _state_errors():
             check_no_other_state(state, job)
-            check_receipts(state.of(job), job, found)
+            check_receipts(state.of(job), job, planned)
     if chunks_file is not None:
         chunks_file = url_of(chunks_file)
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
     launch_id = uuid.uuid4().hex[:12]
-    some = None if sample is None else _sample(job, *sample)
+    chunks = None if sample is None else _sample(job, *sample)
     launch = Launch(
         job=job.model_dump_json(),
         state_url=state.url,
@@ -98,20 +106,103 @@ def prepare(
         allow_pickle=allow_pickle,
         threads_per_process=place.threads_per_process,
         contract_checked=place.is_this_machine,
-        chunks_file=chunks_file if some is None else state.chunks_url(launch_id),
+        chunks_file=chunks_file if chunks is None else state.chunks_url(launch_id),
     )
     with _state_errors():
         if overwrite:
             state.clear()
-        # before the output: where the state cannot be written, nothing is created
+        # Before the output: where the state cannot be written, nothing is created.
         state.note_start(launch.id)
-        if some is not None:
-            state.write_chunks(launch.id, some)
-        if not found.output_exists:
-            create_output(found.output)
-        # another first launch may have come before this one
+        if chunks is not None:
+            state.write_chunks(launch.id, chunks)
+        if not planned.output_exists:
+            create_output(planned.output)
+        # Another first launch may have come before this one.
         check_same(state.create_job(job), job, state.url)
     return launch
+
+
+def resolve(
+    planned: PlannedJob,
+    place: Place,
+    earlier: ResolvedJob | None = None,
+    *,
+    allow_pickle: bool = False,
+    alone: bool = False,
+) -> ResolvedJob:
+    """Resolve a job: with its network, which is tried where the workers run on this machine.
+
+    A first launch settles for the batch that the device had memory for. A later one, on a smaller
+    device, leaves the job as it is, and its workers halve the batch.
+
+    Args:
+        planned: the job without its network.
+        place: where the workers run.
+        earlier: the job as its first launch resolved it, if there was one.
+        allow_pickle: load models that can execute code.
+        alone: whether chunks will be done without their neighbours.
+
+    Raises:
+        UserError: the network cannot be loaded, answers otherwise than the job says, or its chunks
+            do not fit this machine.
+    """
+    config = planned.config
+    device = planned.settings.device
+    check_memory(planned.memory(place, alone=alone), place, device)
+    model = local_model(config.model, config.storage)
+    sha256 = model_sha256(model)
+    requested_batch_size = None
+    if place.is_this_machine:
+        trial = try_network_here(planned, place, allow_pickle=allow_pickle, earlier=earlier)
+        fitting = trial.config.inference.batch_size
+        definite = trial.config
+        if earlier is not None:
+            definite = make_definite(config, planned.settings, trial.engine)
+        elif fitting != trial.engine.batch_size:
+            requested_batch_size = trial.engine.batch_size
+            logger.warning(
+                "inference.batch_size is %d in this job, and will be: %s is too much",
+                fitting,
+                requested_batch_size,
+            )
+        description = trial.predictor.description
+        needs = replace(trial.needs, batch_size=definite.inference.batch_size)
+        warn_of_range(definite, trial.report.low, trial.report.high)
+    else:
+        engine = choose_engine_elsewhere(planned, earlier)
+        definite = make_definite(config, planned.settings, engine)
+        description = describe_engine(model, definite.inference)
+        needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
+    check_memory(planned.memory(place, needs, alone=alone), place, device)
+    return ResolvedJob(
+        config=definite,
+        requested_normalize=requested_levels(config),
+        requested_batch_size=requested_batch_size,
+        input_bounds=planned.input.bounds,
+        input_channels=planned.input.channels,
+        input_dtype=planned.input.dtype.name,
+        input_block_shape=planned.input.read_shape,
+        roi=planned.roi,
+        output_bounds=planned.output.bounds,
+        voxel_size_nm=planned.output.voxel_size_nm,
+        model_sha256=sha256,
+        engine=description,
+        working_set_bytes=needs.working_set_bytes,
+        versions=_versions() | operator_versions(config.postprocess),
+        numerics=NUMERICS,
+    )
+
+
+def _check_choice_of_chunks(
+    chunks_file: str | None, sample: tuple[float, int] | None, *, overwrite: bool
+) -> None:
+    if (chunks_file is not None or sample is not None) and overwrite:
+        raise ConfigError(
+            "--overwrite deletes the receipts of all chunks, --chunks does only some: give one of "
+            "them"
+        )
+    if chunks_file is not None and sample is not None:
+        raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
 
 
 def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
@@ -126,53 +217,13 @@ def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
 
 @contextmanager
 def _state_errors() -> Iterator[None]:
-    """A state folder that cannot be read or written is, before the launch, the user's to mend."""
+    """Turn errors of the state folder into errors of the user, whose they are before a launch."""
     try:
         yield
     except WorkerFault as error:
         raise StateError(
             f"the state folder cannot be used: {error}. Check output.path and job.state_path."
         ) from None
-
-
-def _with_network(
-    found: Survey, place: Place, allow_pickle: bool, *, alone: bool, is_first: bool
-) -> ResolvedJob:
-    """The resolved job, with what only the network can tell; where it will run here, it is tried.
-
-    ``alone`` says that chunks will be done without their neighbours. A first launch settles for the
-    batch that the device had memory for; a later one, on a smaller device, leaves the job what it
-    is, and its workers halve it.
-    """
-    config = found.job.config
-    check_memory(found.memory(place, alone=alone), place, config.inference.device)
-    model = local_model(config.model, config.storage)
-    known: dict[str, object] = {
-        "model_sha256": model_sha256(model),
-        "versions": _versions() | operator_versions(config.postprocess),
-    }
-    if place.is_this_machine:
-        config, predictor, report = try_engines(model, found, place, allow_pickle)
-        known |= {"engine": predictor.description, "working_set_bytes": report.working_set_bytes}
-        asked = config.inference.batch_size
-        if is_first and report.batch_size != asked:
-            config = with_inference(config, batch_size=report.batch_size)
-            known["asked_batch_size"] = asked
-            logger.warning(
-                "inference.batch_size is %d in this job, and will be: %s is too much",
-                report.batch_size,
-                asked,
-            )
-        warn_of_range(config, report.low, report.high)
-    else:
-        (engine,) = engines_to_try(model, config.inference)
-        config = with_inference(config, engine=engine)
-        known["engine"] = describe_engine(model, config.inference)
-    known["config"] = config.model_dump()
-    # Not model_copy: a copy keeps the plan and the fingerprint that its original has computed.
-    job = ResolvedJob.model_validate(found.job.model_dump() | known)
-    check_memory(replace(found, job=job).memory(place, alone=alone), place, config.inference.device)
-    return job
 
 
 def _versions() -> dict[str, str]:

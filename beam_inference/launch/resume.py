@@ -1,4 +1,4 @@
-"""What an earlier launch has decided, and whether a job is still the one that it began."""
+"""Going on with a job: is it still the one that began, and do its receipts match its output?"""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import logging
 from collections.abc import Iterator
 from itertools import islice
 
+from beam_inference.config.definite import EngineSettings, Settings, make_definite
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
-from beam_inference.errors import StateError, VolumeError
+from beam_inference.errors import StateError
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.place import THIS_PROCESS
@@ -16,91 +18,112 @@ from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import STATE_FOLDER, State
 from beam_inference.job.verification import parts_fault, receipt_fault
-from beam_inference.launch.survey import Survey, definite
-from beam_inference.volumes.kvstores import read_file
+from beam_inference.launch import decide
+from beam_inference.launch.planned_job import PlannedJob, requested_levels
 from beam_inference.volumes.outputs import open_output
 
 logger = logging.getLogger(__name__)
 
 
-def as_begun(config: JobConfig, before: ResolvedJob) -> JobConfig:
-    """A job, going on: what it leaves open is as the first launch decided it.
+def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJob:
+    """The job that was launched, with what the job file says now: its output may have moved.
 
-    Where the levels file of ``model.normalize`` is gone, so are the values that were made of it, if
-    the job asks for the same of it as then.
-    """
-    if config.inference.batch_size == before.asked_batch_size:
-        logger.warning(
-            "inference.batch_size is %d in this job: its first launch had no memory on the device "
-            "for %d. To try that anew, with every chunk, pass --overwrite.",
-            before.config.inference.batch_size,
-            before.asked_batch_size,
-        )
-    config = _as_decided(config, before)
-    normalize = config.model.normalize
-    if isinstance(normalize, FromLevels) and _asks_for_the_same(normalize, before):
-        try:
-            read_file(normalize.levels, config.storage)
-        except VolumeError as error:
-            logger.warning(
-                "model.normalize.levels: %s; going on with what this job began with", error
-            )
-            return _with_recorded_values(config, before)
-    return config
+    A state folder moves with its output. Neither the input nor the network nor a levels file is
+    opened.
 
-
-def as_launched(config: JobConfig, before: ResolvedJob, url: str) -> ResolvedJob:
-    """The job that was launched, writing where ``config`` says now: a state folder moves with its output.
-
-    ``url`` is the state's. Neither the input nor the network nor a levels file is opened.
+    Args:
+        config: the job file as it is now.
+        earlier: the job as its first launch resolved it.
+        url: URL of its state folder.
 
     Raises:
         StateError: ``config`` is another job.
     """
-    config = definite(_as_decided(config, before), THIS_PROCESS)
-    asked = config.model.normalize
-    if _asks_for_the_same(asked, before):
-        config = _with_recorded_values(config, before)
-    here = config.inference
-    there = before.config.inference
-    for key in (
-        "device",
-        "engine",
-        "memory_format",
-        "precision",
-        "threads",
-    ):  # what the engine, which is not loaded, would tell
-        if getattr(here, key) != getattr(there, key):
+    _check_same_engine(config, earlier, url)
+    normalize = config.model.normalize
+    if isinstance(normalize, FromLevels):
+        if not decide.requests_same_levels(normalize, earlier):
             raise StateError(
-                f"{url} belongs to another job: inference.{key} is {getattr(there, key)} there, "
-                f"here {getattr(here, key)}"
+                f"{url} belongs to another job: model.normalize is {_describe_normalize(earlier)} "
+                f"there, here {normalize.model_dump()}"
             )
-    roi = config.roi or before.input_bounds
-    known = {
-        "config": config.model_dump(),
-        "asked_normalize": asked.model_dump() if isinstance(asked, FromLevels) else None,
-        "roi": {"start": roi.start, "stop": roi.stop},
-    }
-    job = ResolvedJob.model_validate(before.model_dump() | known)
-    check_same(before, job, url)
+        normalize = earlier.config.model.normalize
+    before = earlier.config.inference
+    inference = config.inference
+    settings = Settings(
+        device=decide.decide_device(config, earlier),
+        threads=decide.decide_threads(config, THIS_PROCESS, earlier),
+        normalize=normalize,
+        chunk_shape=(
+            before.chunk_shape if inference.chunk_shape == "auto" else inference.chunk_shape
+        ),
+        chunk_crop_margin=decide.decide_chunk_crop_margin(config),
+        value_range=decide.decide_value_range(config),
+    )
+    batch_size = decide.requested_batch_size(config, earlier)
+    engine = EngineSettings(
+        engine=before.engine,
+        memory_format=before.memory_format,
+        batch_size=before.batch_size if batch_size == "auto" else batch_size,
+    )
+    roi = config.roi
+    job = earlier.with_config(
+        make_definite(config, settings, engine),
+        roi=earlier.input_bounds if roi is None else BoundingBox(roi.start, roi.stop),
+        requested_normalize=requested_levels(config),
+    )
+    check_same(earlier, job, url)
     return job
 
 
-def check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
-    """Refuse a job other than the one whose state is at ``url``; other versions of libraries are warned about.
+def _check_same_engine(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
+    """Refuse a job file that asks for another engine: the network, which would tell, is not loaded.
+
+    Raises:
+        StateError: it does.
+    """
+    engine, memory_format = decide.requested_engine(config, earlier)
+    before = earlier.config.inference
+    now = {
+        "device": decide.decide_device(config, earlier),
+        "engine": engine,
+        "memory_format": memory_format,
+        "precision": config.inference.precision,
+        "threads": decide.decide_threads(config, THIS_PROCESS, earlier),
+    }
+    for key, value in now.items():
+        if value != getattr(before, key):
+            raise StateError(
+                f"{url} belongs to another job: inference.{key} is {getattr(before, key)} there, "
+                f"here {value}"
+            )
+
+
+def _describe_normalize(earlier: ResolvedJob) -> object:
+    requested = earlier.requested_normalize
+    return earlier.config.model.normalize if requested is None else requested.model_dump()
+
+
+def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
+    """Refuse to go on with a job other than the one that began; other versions are warned about.
+
+    Args:
+        earlier: the job as its first launch resolved it.
+        job: the job as it is now.
+        url: URL of the state folder.
 
     Raises:
         StateError: its output would be mixed with the other's.
     """
-    if before.fingerprint != job.fingerprint:
-        differences = "\n".join(f"  {line}" for line in job.differences(before))
+    if earlier.fingerprint != job.fingerprint:
+        differences = "\n".join(f"  {line}" for line in job.differences(earlier))
         raise StateError(
-            f"{url} belongs to another job (fingerprint {before.fingerprint[:12]}, this one "
+            f"{url} belongs to another job (fingerprint {earlier.fingerprint[:12]}, this one "
             f"{job.fingerprint[:12]}); going on would mix two results in one volume. What "
-            f"differs:\n{differences}\n{_of_levels(before, job)}Use another output.path, or pass "
+            f"differs:\n{differences}\n{_explain_levels(earlier, job)}Use another output.path, or pass "
             "--overwrite to do every chunk anew."
         )
-    theirs = before.config.output.path
+    theirs = earlier.config.output.path
     ours = job.config.output.path
     if job.config.job.state_path and theirs != ours:  # a state inside its output moves with it
         raise StateError(
@@ -109,72 +132,52 @@ def check_same(before: ResolvedJob, job: ResolvedJob, url: str) -> None:
             "--overwrite to do every chunk anew."
         )
     changed = [
-        f"{k} {before.versions[k]} → {v}"
+        f"{k} {earlier.versions[k]} → {v}"
         for k, v in job.versions.items()
-        if before.versions.get(k, v) != v
+        if earlier.versions.get(k, v) != v
     ]
     if changed:
         logger.warning("versions differ from the first launch's: %s", ", ".join(changed))
 
 
-def _as_decided(config: JobConfig, before: ResolvedJob) -> JobConfig:
-    """What the job leaves open, as the first launch decided it: another device, say, would be another job."""
-    open_keys = {
-        "device": config.inference.device == "auto",
-        "engine": config.inference.engine in ("auto", "fastest"),
-        "memory_format": config.inference.engine in ("auto", "fastest"),
-        "batch_size": config.inference.batch_size in ("auto", before.asked_batch_size),
-        "chunk_shape": config.inference.chunk_shape == "auto",
-        "threads": config.inference.threads is None,
-    }
-    decided = {
-        key: getattr(before.config.inference, key) for key, is_open in open_keys.items() if is_open
-    }
-    return config.model_copy(update={"inference": config.inference.model_copy(update=decided)})
-
-
-def _asks_for_the_same(normalize: object, before: ResolvedJob) -> bool:
-    """Whether the same is to be made of a levels file, wherever it lies now, as when the job began."""
-    asked = before.asked_normalize
-    if asked is None or not isinstance(normalize, FromLevels):
-        return False
-    return normalize.model_copy(update={"levels": asked.levels}) == asked
-
-
-def _with_recorded_values(config: JobConfig, before: ResolvedJob) -> JobConfig:
-    model = config.model.model_copy(update={"normalize": before.config.model.normalize})
-    return config.model_copy(update={"model": model})
-
-
-def _of_levels(before: ResolvedJob, job: ResolvedJob) -> str:
-    """What to do where a levels file no longer says what it said."""
-    asked = before.asked_normalize
-    if asked is None or before.config.model.normalize == job.config.model.normalize:
+def _explain_levels(earlier: ResolvedJob, job: ResolvedJob) -> str:
+    """Advice for a levels file that no longer says what it said; empty if that is not the fault."""
+    requested = earlier.requested_normalize
+    if requested is None or earlier.config.model.normalize == job.config.model.normalize:
         return ""
-    if job.asked_normalize is None or not _asks_for_the_same(job.asked_normalize, before):
-        return f"It began with model.normalize: {asked.model_dump()}.\n"
+    now = job.requested_normalize
+    if now is None or not decide.requests_same_levels(now, earlier):
+        return f"It began with model.normalize: {requested.model_dump()}.\n"
     return (
-        f"{job.asked_normalize.levels} was made anew, of other values, since the job began. If its "
-        "input is still the same, restore that file, or remove it: without it, the job goes on "
-        "with the values that it began with.\n"
+        f"{now.levels} was made anew, of other values, since the job began. If its input is still "
+        "the same, restore that file, or remove it: without it, the job goes on with the values "
+        "that it began with.\n"
     )
 
 
-def check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
-    """Refuse receipts that are not to be honoured, or that speak of blocks which are gone.
+def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
+    """Refuse receipts that are not to be honoured, or whose blocks are gone.
 
-    Of the blocks one chunk is read back, the first that has a receipt: enough to notice an output
-        that was emptied or exchanged, not a damaged block (that is what ``verify --deep`` is for).
+    The blocks of one chunk are read back, the first that has a receipt. That is enough to notice an
+    output that was emptied or replaced; ``verify --deep`` finds a damaged block.
+
+    Args:
+        state: the job's state folder.
+        job: the job.
+        planned: the same job, with its output.
+
+    Raises:
+        StateError: going on would call complete what is not.
     """
     count = job.plan.chunks.count
-    first = _some_receipt(state, count)
-    summed = None if job.plan.exchange is None else _some_sums(state, count)
-    if first is None and summed is None:
+    first = _first_receipt(state, count)
+    with_sums = _sample_sums(state, count) if job.plan.exchange is not None else None
+    if first is None and with_sums is None:
         return
-    output = open_output(found.output) if found.output_exists else None
+    output = open_output(planned.output) if planned.output_exists else None
     if output is None:
         raise StateError(
-            f"{state.url} holds receipts, but there is no output at {found.output.url}: resuming "
+            f"{state.url} holds receipts, but there is no output at {planned.output.url}: resuming "
             "would call complete what is not there. Restore the output, or pass --overwrite to "
             "do every chunk anew."
         )
@@ -184,19 +187,19 @@ def check_receipts(state: State, job: ResolvedJob, found: Survey) -> None:
             "--overwrite to do every chunk anew, or set job.resume: true to do what is missing."
         )
     fault = receipt_fault(first, job, output) if first else None
-    if fault is None and summed is not None:
-        first = summed
-        fault = parts_fault(summed.parts, output)
+    if fault is None and with_sums is not None:
+        first = with_sums
+        fault = parts_fault(with_sums.parts, output)
     if fault and first:
         raise StateError(
-            f"{state.url} says that chunk {first.chunk} is done, but in {found.output.url} "
+            f"{state.url} says that chunk {first.chunk} is done, but in {planned.output.url} "
             f"{fault}. The output was changed, or is not the one these receipts speak of. See "
             "what is left with verify --deep, or pass --overwrite to do every chunk anew."
         )
 
 
-def _some_receipt(state: State, count: int) -> Receipt | None:
-    """The first receipt where workers begin."""
+def _first_receipt(state: State, count: int) -> Receipt | None:
+    """The first receipt in any of the folders that are listed."""
     for start, stop in _folders(count):
         first = next(state.receipt_indices(start, stop), None)
         if first is not None:
@@ -204,19 +207,19 @@ def _some_receipt(state: State, count: int) -> Receipt | None:
     return None
 
 
-def _some_sums(state: State, count: int) -> Receipt | None:
-    """The same of ``seams: exchange``'s first stage, one that speaks of blocks if there is one."""
-    found = None
+def _sample_sums(state: State, count: int) -> Receipt | None:
+    """A first-stage receipt, preferably one that lists written blocks."""
+    last = None
     for start, stop in _folders(count):
         for receipt in state.read_sums(list(islice(state.sums_indices(start, stop), 64))):
             if receipt.parts:
                 return receipt
-            found = receipt
-    return found
+            last = receipt
+    return last
 
 
 def _folders(count: int) -> Iterator[tuple[int, int]]:
-    """Ranges of chunks to list, a bounded number, also for 10^9 chunks."""
+    """Ranges of chunks whose receipts are listed: a bounded number, also for 10^9 chunks."""
     few = count <= 512 * CHUNKS_PER_FOLDER
     for start in (
         range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]

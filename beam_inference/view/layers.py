@@ -18,12 +18,13 @@ from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.parts import output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State, default_state_url
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.resume import as_launched
-from beam_inference.launch.survey import survey
 from beam_inference.view import shaders
 from beam_inference.view.boxes import chunk_boxes, patch_boxes
 from beam_inference.view.multiscale import Scales, scales_at
@@ -184,17 +185,17 @@ class View:
     Attributes:
         title: of the browser's tab.
         shown: volumes, from bottom to top.
-        job: whose chunks are shown.
-        launched: whether it has been; then what is quarantined is marked, as it is whenever the
-            viewer is opened.
+        plan: geometry of the job whose chunks are shown, if there is one.
+        launched: that job, if it was launched: its quarantined chunks are marked, as they are
+            whenever the viewer is opened.
         patches: whether the job's patches are shown.
         roi: what is to be in the middle, in voxels of ``voxel_size_nm``, ZYX.
     """
 
     title: str
     shown: Sequence[Shown]
-    job: ResolvedJob | None
-    launched: bool
+    plan: InferencePlan | None
+    launched: ResolvedJob | None
     patches: bool
     roi: BoundingBox
     voxel_size_nm: VoxelSizeNm
@@ -226,12 +227,12 @@ class View:
         return view_state(self.title, layers, self._boxes(most_boxes), self.roi, self.voxel_size_nm)
 
     def _boxes(self, most: int) -> list[Boxes]:
-        if self.job is None:
+        if self.plan is None:
             return []
-        boxes = [chunk_boxes(self.job.plan, most)]
+        boxes = [chunk_boxes(self.plan, most)]
         if self.patches:
-            boxes.append(patch_boxes(self.job.plan, most))
-        return [*boxes, *_quarantine(self.job, most)] if self.launched else boxes
+            boxes.append(patch_boxes(self.plan, most))
+        return boxes if self.launched is None else [*boxes, *_quarantine(self.launched, most)]
 
 
 def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> View:
@@ -252,25 +253,32 @@ def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> 
         return replace(view, shown=shown)
     first = shown[0].volume
     size = first.voxel_size_nm or (1.0, 1.0, 1.0)
-    return View(shown[0].name, shown, None, False, False, first.bounds, size)
+    return View(shown[0].name, shown, None, None, False, first.bounds, size)
 
 
 def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     state = State(default_state_url(config), config.storage)
-    before = state.load_job()
-    job = survey(config).job if before is None else as_launched(config, before, state.url)
+    earlier = state.load_job()
+    launched = None if earlier is None else as_launched(config, earlier, state.url)
+    if launched is None:
+        planned = plan_job(config)
+        plan = planned.plan
+        voxel_size = planned.output.voxel_size_nm
+    else:
+        plan = launched.plan
+        voxel_size = launched.voxel_size_nm
     given = config.input
-    roi = job.plan.chunks.roi
+    roi = plan.chunks.roi
     source = open_unread(given.path, given.spec, given.scale, None, given.select, config.storage)
     channels = given.channel or list(range(source.channels))
     shown = [_shown_image("input", source, config.storage, roi, channels)]
-    output = None if before is None else open_output(output_spec(job))
+    output = None if launched is None else open_output(output_spec(launched))
     if output is not None:
         shader = None if config.gives_labels else output_shader(output, config.model, roi)
         shown.append(Shown("output", output, config.storage, shader, 0.5))
     shown += _shown_masks(config)
     name = config.output.path.rstrip("/").rpartition("/")[2]
-    return View(name, shown, job, before is not None, patches, roi, job.voxel_size_nm)
+    return View(name, shown, plan, launched, patches, roi, voxel_size)
 
 
 def _shown_masks(config: JobConfig) -> list[Shown]:

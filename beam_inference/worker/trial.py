@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.config.job import JobConfig
+from beam_inference.config.definite import DefiniteConfig
 from beam_inference.engines.loading import Predictor
 from beam_inference.engines.trial import ContractReport, check_contract, check_difference
 from beam_inference.errors import (
@@ -24,7 +24,7 @@ from beam_inference.volumes.volume import Volume
 logger = logging.getLogger(__name__)
 
 
-def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
+def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
     """The network's input, stored values, for the patch in the middle of the ROI; zeros where it cannot be read."""
     z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
     box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
@@ -37,7 +37,7 @@ def patch_to_try(config: JobConfig, volume: Volume, plan: InferencePlan) -> NDAr
 
 def try_network(
     predictor: Predictor,
-    config: JobConfig,
+    config: DefiniteConfig,
     volume: Volume,
     plan: InferencePlan,
     reference: Predictor | None = None,

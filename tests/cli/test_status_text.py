@@ -9,7 +9,7 @@ from helpers import truncated
 from beam_inference.cli.main import main
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.job_files import load_job
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import plan_job
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_the_report_says_that_the_pyramid_waits(job, tmp_path):
 @pytest.mark.slow
 def test_a_job_that_is_complete(job, told, tmp_path):
     path = job(output={"pyramid": True}, inference={"seams": "exchange"})
-    owners = survey(load_job(path)).job.plan.totals.owners
+    owners = plan_job(load_job(path)).plan.totals.owners
     code, out = told("run", path, "--json")
     assert code == 0
     ran = json.loads(out)

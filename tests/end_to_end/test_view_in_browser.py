@@ -11,10 +11,12 @@ from helpers import TOYS, job_values, read_volume, write_job, write_volume
 from neuroglancer.segment_colors import hex_string_from_segment_id
 
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.place import THIS_PROCESS
 from beam_inference.job.records import QuarantineRecord
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.job_files import load_job
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import resolve
 from beam_inference.pyramid.pyramid import plan_pyramid
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.view.layers import view_of
@@ -290,11 +292,11 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
         model={"path": f"{TOYS}:conv", "output_channels": channels, "activation": activation}
     )
     config = load_job(path)
-    found = survey(config)
+    planned = plan_job(config)
     state = State(default_state_url(config))
-    resolved = state.create_job(found.job)
+    resolved = state.create_job(resolve(planned, THIS_PROCESS))
     core = resolved.plan.chunks.core_box(0)
-    output = create_output(found.output)
+    output = create_output(planned.output)
     written = np.random.default_rng(1).random((channels, *core.shape)).astype(np.float32) / channels
     output.write(core, written)
     box = resolved.plan.chunks.core_box(17)
@@ -367,9 +369,9 @@ def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
     path = write_job(tmp_path / "job.yaml", values | {"mask": {"path": "kept"}})
     config = load_job(str(path))
     view = view_of(config, [], patches=False)
-    found = survey(config)
+    planned = plan_job(config)
     kinds = {"#cc79a7": (204, 121, 167), "#009e73": (0, 158, 115)}
-    masks = dict(zip(("input.mask", "mask"), found.masks, strict=True))
+    masks = planned.masks
 
     def state(name):
         def of(base):

@@ -356,13 +356,13 @@ def test_on_a_remote_runner_auto_is_refused(tmp_path, capsys):
     values = job_values("gs://bucket/in", "gs://bucket/out", inference={"engine": "auto"})
     from beam_inference.errors import ConfigError
     from beam_inference.job.place import Place
-    from beam_inference.launch.survey import survey
+    from beam_inference.launch.planned_job import plan_job
 
     with pytest.raises(
         ConfigError,
         match="inference.engine: auto is not known before the launch on a remote runner",
     ):
-        survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 def test_onnx_with_weights_beside_it_is_refused(tmp_path):

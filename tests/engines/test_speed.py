@@ -19,7 +19,7 @@ from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.job.place import Place
 from beam_inference.launch import engine_trial as launch
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.worker.trial import try_network
 
 PATCH = np.zeros((1, 2, 4, 4), np.uint8)
@@ -90,7 +90,7 @@ def test_on_a_remote_runner_it_is_refused(tmp_path):
     inference = {"batch_size": "auto", "device": "cpu", "engine": "torch"}
     values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
     with pytest.raises(ConfigError, match="inference.batch_size: auto .* found by trying"):
-        survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 @pytest.mark.parametrize("value", ["many", 0])
@@ -234,7 +234,7 @@ def test_on_a_remote_runner_the_fastest_is_refused(tmp_path):
     inference = {"device": "cuda", "engine": "fastest"}
     values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
     with pytest.raises(ConfigError, match="inference.engine: fastest is not known"):
-        survey(parse_job(values, tmp_path), Place(is_this_machine=False))
+        plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 
 @pytest.mark.parametrize("engine", ["auto", "fastest", "openvino"])

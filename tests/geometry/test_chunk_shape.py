@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -24,7 +23,7 @@ from beam_inference.geometry.chunk_shape import (
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.job_files import set_chunk_shape
-from beam_inference.launch.survey import suggested, survey
+from beam_inference.launch.planned_job import NetworkNeeds, best_plan_for, plan_job
 
 
 @st.composite
@@ -167,11 +166,11 @@ def test_what_the_network_allocates_is_counted_once_it_is_measured(volume_in, tm
     assert "that the network allocates for a batch, as measured here" in capsys.readouterr().out
     assert main(["plan", path, "--suggest", "--calibrate", "--worker-price", "1"]) == 2
     assert not (tmp_path / "out").exists()
-    found = survey(parse_job(values, tmp_path))
+    planned = plan_job(parse_job(values, tmp_path))
     room = 2**29
     for allocated, fits in ((0, True), (room // 2, True), (room, False)):
-        job = found.job.model_copy(update={"working_set_bytes": allocated})
-        best = suggested(replace(found, job=job), "recompute", THIS_PROCESS, room, 1)
+        needs = NetworkNeeds.of_engine("torch", 4, allocated)
+        best = best_plan_for(planned, "recompute", THIS_PROCESS, room, 1, needs)
         assert (best is not None) == fits
 
 

@@ -223,7 +223,7 @@ def test_verify_refuses_a_job_file_that_now_asks_for_another_engine(job, capsys)
 def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, capsys, monkeypatch):
     path = job(model=toy("same"))
     with monkeypatch.context() as earlier:
-        earlier.setattr("beam_inference.launch.survey.NUMERICS", 1)
+        earlier.setattr("beam_inference.launch.prepare.NUMERICS", 1)
         assert main(["run", path]) == 0
     assert main(["verify", path, "--deep"]) == 0
     assert main(["status", path]) == 0
@@ -243,7 +243,7 @@ def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(
     monkeypatch.setenv("TOY_DEVICE_PATCHES", "3")
     assert main(["run", job(model=toy("cramped"), inference=asked), "--chunks", str(some)]) == 0
     record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
-    assert (record["asked_batch_size"], record["config"]["inference"]["batch_size"]) == (8, 2)
+    assert (record["requested_batch_size"], record["config"]["inference"]["batch_size"]) == (8, 2)
     assert main(["run", job(model=toy("cramped"), inference={"batch_size": 4})]) == 2
     assert "engine.batch_size: 4 here, 2 there" in capsys.readouterr().err
 

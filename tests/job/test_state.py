@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 from helpers import job_values
 
+from beam_inference.config.definite import EngineSettings, Settings, make_definite
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -22,10 +23,18 @@ from beam_inference.job.state import State
 
 def resolved(chunk_shape=(16, 16, 16), **sections):
     config = parse_job(job_values("in", "out", **sections), Path("/data"))
-    config = config.model_copy(
-        update={"inference": config.inference.model_copy(update={"chunk_shape": chunk_shape})}
+    inference = config.inference
+    settings = Settings(
+        device="cpu",
+        threads=inference.threads or 1,
+        normalize=config.model.normalize,
+        chunk_shape=chunk_shape,
+        chunk_crop_margin=inference.chunk_crop_margin,
+        value_range=config.output.value_range,
     )
-    box = BoundingBox(start=(0, 0, 0), stop=(64, 64, 64))
+    engine = EngineSettings(inference.engine, inference.memory_format, inference.batch_size)
+    config = make_definite(config, settings, engine)
+    box = BoundingBox((0, 0, 0), (64, 64, 64))
     return ResolvedJob(
         config=config,
         input_bounds=box,

@@ -18,17 +18,18 @@ from oracles.downsampling import level_above
 from beam_inference.beam.stage_runner import begin
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError
+from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.output_pyramid import (
     begin_levels,
     check_levels,
-    planned,
+    plan_output_pyramid,
     pyramid_of,
     status_of,
 )
 from beam_inference.launch.pipeline import build
-from beam_inference.launch.prepare import prepare
-from beam_inference.launch.survey import survey
+from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import prepare, resolve
 from beam_inference.pyramid.pyramid import plan_pyramid
 from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.detection import volume_at
@@ -92,7 +93,7 @@ def test_a_job_ends_with_its_pyramid_and_the_command_finds_it_done(job, tmp_path
 
 def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     path = job(output={"pyramid": True}, model={"path": "identity"})
-    pyramid = planned(survey(load_job(path)))
+    pyramid = plan_output_pyramid(plan_job(load_job(path)))
     assert not (tmp_path / "out").exists()
     without_beam(path)
     there = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL))
@@ -140,7 +141,7 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
 def test_the_key_is_not_in_the_fingerprint(job):
     path = job()
     fingerprints = {
-        survey(load_job(path, [f"output.pyramid={each}"])).job.fingerprint
+        resolve(plan_job(load_job(path, [f"output.pyramid={each}"])), THIS_PROCESS).fingerprint
         for each in ("true", "false", "{levels: 1, method: mode}")
     }
     assert len(fingerprints) == 1

@@ -160,13 +160,13 @@ def test_a_run_says_how_to_look_at_it(job, capsys):
     ],
 )
 def test_the_shader_fits_what_the_channels_say(job, model, words, capsys):
-    from beam_inference.launch.survey import survey
+    from beam_inference.launch.planned_job import plan_job
     from beam_inference.view.layers import output_shader
     from beam_inference.volumes.outputs import create_output
 
     path = toy("conv")["path"]
-    found = survey(load_job(job(model={"path": path, **model})))
-    shader = output_shader(create_output(found.output), found.job.config.model, found.job.roi)
+    planned = plan_job(load_job(job(model={"path": path, **model})))
+    shader = output_shader(create_output(planned.output), planned.config.model, planned.roi)
     assert words in shader
     # the first of classes that exclude each other is background
     assert ("color0" in shader) == (words == "color0")

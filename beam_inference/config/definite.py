@@ -1,0 +1,120 @@
+"""The job file with nothing left open: the same keys, with types that know no ``auto``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Discriminator, Tag
+
+from beam_inference.config.fields import Count, Shape
+from beam_inference.config.job import Inference, JobConfig, Network
+from beam_inference.config.normalize import Affine, Sections, normalization_kind
+from beam_inference.config.volumes import Output
+
+DefiniteDevice = Literal["cpu", "cuda"]
+DefiniteEngine = Literal["torch", "openvino", "onnxruntime", "compile"]
+DefiniteNormalize = Annotated[
+    Annotated[Literal["none", "unit"], Tag("name")]
+    | Annotated[Affine, Tag("affine")]
+    | Annotated[Sections, Tag("sections")],
+    Discriminator(normalization_kind),
+]
+
+
+class DefiniteNetwork(Network):
+    """A network whose normalisation is made of no file any more."""
+
+    normalize: DefiniteNormalize = "none"
+
+
+class DefiniteInference(Inference):
+    """How the network is applied, with every choice made."""
+
+    chunk_shape: Shape
+    batch_size: Count = 1
+    device: DefiniteDevice
+    engine: DefiniteEngine
+    threads: Count
+
+
+class DefiniteConfig(JobConfig):
+    """A job file with every choice made: what the resolved job records and the workers go by."""
+
+    model: DefiniteNetwork
+    inference: DefiniteInference
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Choices that are made before the network is loaded.
+
+    Attributes:
+        device: where the network runs.
+        threads: CPU threads of the network per worker process.
+        normalize: how stored values become the network's input.
+        chunk_shape: the unit of work, voxels ZYX.
+        chunk_crop_margin: voxels cropped at chunk borders, ZYX; None unless ``seams`` is "crop".
+        value_range: values that map onto an integer dtype's range; None where nothing is scaled.
+    """
+
+    device: DefiniteDevice
+    threads: int
+    normalize: DefiniteNormalize
+    chunk_shape: tuple[int, int, int]
+    chunk_crop_margin: tuple[int, int, int] | None
+    value_range: tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Choices that may need a trial of the network.
+
+    Attributes:
+        engine: what runs the network.
+        memory_format: how PyTorch lays out the network's arrays.
+        batch_size: patches per call.
+    """
+
+    engine: str
+    memory_format: str
+    batch_size: int
+
+
+def make_definite(config: JobConfig, settings: Settings, engine: EngineSettings) -> DefiniteConfig:
+    """Put the choices into a job: the only place where a definite job is made of an open one.
+
+    Args:
+        config: the job as the user wrote it.
+        settings: the choices made without the network.
+        engine: the choices that the network's trial made.
+
+    Returns:
+        A job of its own, validated anew.
+    """
+    model = _values(config.model) | {"normalize": settings.normalize}
+    inference = _values(config.inference) | {
+        "device": settings.device,
+        "threads": settings.threads,
+        "chunk_shape": settings.chunk_shape,
+        "chunk_crop_margin": settings.chunk_crop_margin,
+        "engine": engine.engine,
+        "memory_format": engine.memory_format,
+        "batch_size": engine.batch_size,
+    }
+    output = _values(config.output) | {"value_range": settings.value_range}
+    return DefiniteConfig(
+        input=config.input,
+        output=Output.model_validate(output),
+        model=DefiniteNetwork.model_validate(model),
+        inference=DefiniteInference.model_validate(inference),
+        postprocess=config.postprocess,
+        mask=config.mask,
+        roi=config.roi,
+        job=config.job,
+        storage=config.storage,
+    )
+
+
+def _values(model: Network | Inference | Output) -> dict[str, object]:
+    return dict(model)

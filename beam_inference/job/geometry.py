@@ -1,0 +1,45 @@
+"""The inference plan of a job: its job file and its input, put into boxes and shapes."""
+
+from __future__ import annotations
+
+from beam_inference.config.job import JobConfig
+from beam_inference.config.operators import total_halo
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.plan import InferencePlan, SeamMode, make_plan
+from beam_inference.geometry.zyx import Zyx
+
+
+def plan_geometry(
+    config: JobConfig,
+    *,
+    volume: BoundingBox,
+    roi: BoundingBox,
+    chunk_shape: Zyx,
+    seams: SeamMode,
+    input_block_shape: Zyx,
+) -> InferencePlan:
+    """Derive all geometry of a job.
+
+    Args:
+        config: the job file.
+        volume: the input's bounds.
+        roi: the box to produce.
+        chunk_shape: the unit of work, voxels ZYX.
+        seams: the seam mode; it need not be the job's own.
+        input_block_shape: the input's storage blocks, voxels ZYX.
+    """
+    inference = config.inference
+    return make_plan(
+        volume=volume,
+        roi=roi,
+        context=config.roi.context if config.roi else (0, 0, 0),
+        patch_shape=inference.patch_shape,
+        patch_overlap=inference.patch_overlap,
+        chunk_shape=chunk_shape,
+        crop_margin=config.model.crop_margin,
+        seams=seams,
+        chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
+        block_shape=config.output.write_shape,
+        halo=total_halo(config.postprocess),
+        input_block_shape=input_block_shape,
+    )

@@ -1,0 +1,146 @@
+"""Choices that a job file leaves open, made without its network: one function for each.
+
+Each takes the job file, what is known of its input, and ``earlier``: the job as its first launch
+resolved it. What an earlier launch has chosen is kept, because another choice would be another job.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from beam_inference.config.definite import DefiniteDevice, DefiniteNormalize
+from beam_inference.config.fields import INTEGER_DTYPES
+from beam_inference.config.job import BatchSize, JobConfig
+from beam_inference.config.normalize import FromLevels
+from beam_inference.engines.choice import runs_on_cpu_only
+from beam_inference.engines.devices import resolved_device
+from beam_inference.engines.loading import CPU_ENGINES
+from beam_inference.environment import usable_cores
+from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.place import Place
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.operators.levels import decided
+from beam_inference.volumes.kvstores import read_file
+from beam_inference.volumes.volume import Volume
+
+logger = logging.getLogger(__name__)
+
+
+def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDevice:
+    """Choose where the network runs.
+
+    Raises:
+        ConfigError: the job's precision exists only on a device that this machine lacks.
+    """
+    inference = config.inference
+    if inference.device != "auto":
+        return inference.device
+    if earlier is not None:
+        return earlier.config.inference.device
+    if inference.engine in CPU_ENGINES or runs_on_cpu_only(config.model):
+        device: DefiniteDevice = "cpu"
+    else:
+        device = "cuda" if resolved_device("auto") == "cuda" else "cpu"
+    if device == "cpu" and inference.precision == "tf32":
+        raise ConfigError(
+            "inference.precision: tf32 exists only on CUDA devices, and this machine has none"
+        )
+    return device
+
+
+def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None) -> int:
+    """Choose how many CPU threads the network has in a worker process; 1 on remote runners."""
+    if config.inference.threads is not None:
+        return config.inference.threads
+    if earlier is not None:
+        return earlier.config.inference.threads
+    if not place.is_this_machine:
+        return 1
+    return max(1, usable_cores() // place.processes_per_host)
+
+
+def decide_normalization(
+    config: JobConfig, volume: Volume, earlier: ResolvedJob | None
+) -> DefiniteNormalize:
+    """Make values of the levels file that ``model.normalize`` names, if it names one.
+
+    Where that file is gone, the values that an earlier launch made of it are taken, if the job
+    still asks for the same.
+
+    Raises:
+        ConfigError: the file is absent, or does not fit the input.
+    """
+    normalize = config.model.normalize
+    if not isinstance(normalize, FromLevels):
+        return normalize
+    if earlier is not None and requests_same_levels(normalize, earlier):
+        try:
+            read_file(normalize.levels, config.storage)
+        except VolumeError as error:
+            logger.warning(
+                "model.normalize.levels: %s; going on with what this job began with", error
+            )
+            return earlier.config.model.normalize
+    return decided(normalize, volume, config.storage)
+
+
+def requests_same_levels(normalize: object, earlier: ResolvedJob) -> bool:
+    """Whether a job asks of a levels file, wherever it lies now, what it asked at first launch."""
+    at_first = earlier.requested_normalize
+    if at_first is None or not isinstance(normalize, FromLevels):
+        return False
+    where = {"levels"}
+    same_kind = type(normalize) is type(at_first)
+    return same_kind and normalize.model_dump(exclude=where) == at_first.model_dump(exclude=where)
+
+
+def decide_chunk_crop_margin(config: JobConfig) -> Zyx | None:
+    """Choose the voxels that are cropped at chunk borders: the patch overlap unless it is written."""
+    inference = config.inference
+    if inference.seams == "crop" and inference.chunk_crop_margin is None:
+        return inference.patch_overlap
+    return inference.chunk_crop_margin
+
+
+def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
+    """Choose the values that map onto an integer dtype's range.
+
+    The default is 0 to 1: the job file has a sigmoid or softmax then, or was refused.
+    """
+    output = config.output
+    is_scaled = output.dtype in INTEGER_DTYPES and not config.gives_labels
+    if is_scaled and output.value_range is None:
+        return (0.0, 1.0)
+    return output.value_range
+
+
+def requested_engine(config: JobConfig, earlier: ResolvedJob | None) -> tuple[str, str]:
+    """Engine and memory format that a trial is to start from; an earlier launch has chosen them."""
+    inference = config.inference
+    if earlier is not None and inference.engine in ("auto", "fastest"):
+        return earlier.config.inference.engine, earlier.config.inference.memory_format
+    return inference.engine, inference.memory_format
+
+
+def requested_batch_size(config: JobConfig, earlier: ResolvedJob | None) -> BatchSize:
+    """Batch size that a trial is to start from.
+
+    An earlier launch has chosen it, also where the device had too little memory for the number that
+    the job file says.
+    """
+    batch_size = config.inference.batch_size
+    if earlier is not None and batch_size in ("auto", earlier.requested_batch_size):
+        return earlier.config.inference.batch_size
+    return batch_size
+
+
+def warn_of_smaller_batch(config: JobConfig, earlier: ResolvedJob) -> None:
+    """Say so where a job keeps a smaller batch than its file asks for."""
+    if config.inference.batch_size == earlier.requested_batch_size:
+        logger.warning(
+            "inference.batch_size is %d in this job: its first launch had no memory on the device "
+            "for %d. To try that anew, with every chunk, pass --overwrite.",
+            earlier.config.inference.batch_size,
+            earlier.requested_batch_size,
+        )

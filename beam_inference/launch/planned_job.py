@@ -1,0 +1,384 @@
+"""A job before its network is loaded: its input opened, its geometry derived, its output compared.
+
+Nothing is written, and no network is loaded: this is all that ``plan`` needs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.config.definite import Settings
+from beam_inference.config.job import JobConfig
+from beam_inference.config.normalize import Contrast, Sections, Standard
+from beam_inference.config.operators import operator_bytes
+from beam_inference.engines.devices import device_memory
+from beam_inference.engines.loading import CPU_ENGINES
+from beam_inference.errors import AlignmentError, ConfigError, VolumeError
+from beam_inference.geometry.alignment import check_alignment
+from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
+from beam_inference.geometry.chunk_shape import with_best_chunk_shape
+from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.plan_totals import Extremes
+from beam_inference.job.geometry import plan_geometry
+from beam_inference.job.parts import describe_output, make_normalization, open_input, voxel_size_nm
+from beam_inference.job.place import THIS_PROCESS, Place
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.launch import decide
+from beam_inference.launch.checks import (
+    check_fill_value,
+    check_no_auto,
+    check_sections,
+    check_voxel_size,
+    open_masks,
+)
+from beam_inference.launch.memory import (
+    FLOAT_BYTES,
+    ChunkShapes,
+    Exchanged,
+    MemoryProjection,
+    ProcessSettings,
+    ValueSizes,
+)
+from beam_inference.operators.postprocess import build_functions
+from beam_inference.volumes.kvstores import is_within, place_of_url
+from beam_inference.volumes.mask import Mask
+from beam_inference.volumes.outputs import (
+    LOSSY,
+    OutputSpec,
+    check_output,
+    default_bounds,
+    open_output,
+)
+from beam_inference.volumes.volume import Volume
+from beam_inference.worker.chunk_run import LOOK_AHEAD, TRAILING_WRITES
+
+logger = logging.getLogger(__name__)
+
+AUTO_MEMORY_BYTES = 2 * 2**30
+"""Memory that ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkNeeds:
+    """Memory of a network, as far as it is known.
+
+    Attributes:
+        batch_size: patches per call.
+        working_set_bytes: memory that one call allocates; 0 as long as the network was not tried.
+        keeps_working_set: whether the engine keeps that memory between calls.
+    """
+
+    batch_size: int
+    working_set_bytes: int
+    keeps_working_set: bool
+
+    @classmethod
+    def of_engine(cls, engine: str, batch_size: int, working_set_bytes: int = 0) -> NetworkNeeds:
+        """The memory of a network that some engine runs."""
+        return cls(batch_size, working_set_bytes, engine in CPU_ENGINES)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """A job whose input is open and whose geometry is decided; its network was not loaded.
+
+    Attributes:
+        config: the job file, as the user wrote it.
+        settings: the choices that it leaves open and that need no network.
+        input: the input, open.
+        masks: the masks of input and output, open, by their keys.
+        roi: the box to produce.
+        output: description of the output, which is there or is to be made.
+        output_exists: whether it is there.
+    """
+
+    config: JobConfig
+    settings: Settings
+    input: Volume
+    masks: Mapping[str, Mask]
+    roi: BoundingBox
+    output: OutputSpec
+    output_exists: bool
+
+    @cached_property
+    def plan(self) -> InferencePlan:
+        """The job's geometry."""
+        return self.plan_in(self.config.inference.seams)
+
+    def plan_in(self, seams: SeamMode) -> InferencePlan:
+        """The job's geometry as it would be in another seam mode."""
+        return plan_geometry(
+            self.config,
+            volume=self.input.bounds,
+            roi=self.roi,
+            chunk_shape=self.settings.chunk_shape,
+            seams=seams,
+            input_block_shape=self.input.read_shape,
+        )
+
+    @property
+    def assumed_needs(self) -> NetworkNeeds:
+        """Memory of the network as far as the job file tells."""
+        inference = self.config.inference
+        batch_size = 1 if inference.batch_size == "auto" else inference.batch_size
+        return NetworkNeeds.of_engine(inference.engine, batch_size)
+
+    def memory(
+        self, place: Place, needs: NetworkNeeds | None = None, *, alone: bool = False
+    ) -> MemoryProjection:
+        """Project the memory of one worker process.
+
+        Args:
+            place: where the workers run.
+            needs: memory of the network; by default what the job file tells.
+            alone: whether chunks are done without their neighbours, though ``seams`` is "exchange".
+        """
+        is_added_up = alone and self.plan.exchange is not None
+        plan = self.plan_in("recompute") if is_added_up else self.plan
+        needs = needs or self.assumed_needs
+        return self.memory_for(plan, plan.totals.extremes, place, needs, is_added_up=is_added_up)
+
+    def memory_for(
+        self,
+        plan: InferencePlan,
+        extremes: Extremes[Any],
+        place: Place,
+        needs: NetworkNeeds,
+        *,
+        is_added_up: bool = False,
+    ) -> MemoryProjection:
+        """Project the memory of one worker process for another plan.
+
+        Args:
+            plan: the plan, which may have other seams or chunks than the job's.
+            extremes: its largest chunks.
+            place: where the workers run.
+            needs: memory of the network.
+            is_added_up: whether a chunk adds up its neighbours' sums by itself.
+        """
+        config = self.config
+        by_section = isinstance(self.settings.normalize, Sections)
+        shapes = ChunkShapes(
+            input=extremes.input,
+            input_blocks_bytes=self._input_bytes(extremes.input_blocks),
+            core=extremes.core,
+            patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
+            block_depth=plan.block_shape[0],
+            is_filled=plan.reaches_outside or by_section,
+            exchanged=(
+                None
+                if plan.exchange is None
+                else Exchanged(extremes.private, extremes.touched, extremes.shared)
+            ),
+            is_added_up=is_added_up,
+        )
+        sizes = ValueSizes(
+            input_channels=self.input.channels,
+            input_itemsize=FLOAT_BYTES if by_section else self.input.dtype.itemsize,
+            output_channels=config.model.output_channels,
+            operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
+            written_channels=config.output_channels,
+            output_dtype=np.dtype(config.output.dtype),
+            is_read_back=config.output.encoding in LOSSY,
+        )
+        process = ProcessSettings(
+            threads=place.threads_per_process,
+            look_ahead=LOOK_AHEAD,
+            trailing_writes=TRAILING_WRITES,
+            batch_size=needs.batch_size,
+            working_set_bytes=needs.working_set_bytes,
+            keeps_working_set=needs.keeps_working_set,
+            device_is_host=self.settings.device != "cuda",
+            mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks.values()),
+            mask_bytes=sum(
+                mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks.values()
+            ),
+        )
+        return MemoryProjection(shapes, sizes, process)
+
+    def _input_bytes(self, shape: Any) -> Any:
+        voxels = shape[0] * shape[1] * shape[2]
+        return self.input.channels * voxels * self.input.dtype.itemsize
+
+
+def plan_job(
+    config: JobConfig,
+    place: Place = THIS_PROCESS,
+    workers: int = 1,
+    earlier: ResolvedJob | None = None,
+) -> PlannedJob:
+    """Open a job's input, derive its geometry, and check all of it; nothing is written.
+
+    Args:
+        config: the job file.
+        place: where the workers run.
+        workers: how many run at a time, as far as known: ``chunk_shape: auto`` depends on it.
+        earlier: the job as its first launch resolved it, if there was one.
+
+    Raises:
+        UserError: something in it is wrong.
+    """
+    if not place.is_this_machine and earlier is None:
+        check_no_auto(config.inference)
+    volume = _open_checked_input(config)
+    masks = open_masks(config, volume)
+    _check_output_is_apart(config, volume, masks)
+    normalize = decide.decide_normalization(config, volume, earlier)
+    check_sections(normalize, volume)
+    make_normalization(normalize, volume.dtype)
+    _check_fill_values(config, volume, masks)
+    check_voxel_size(config, volume)
+    roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
+    if not volume.bounds.contains(roi):
+        raise AlignmentError(
+            f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; "
+            f"stop exclusive). The part inside is {roi.intersection(volume.bounds)}."
+        )
+    output, exists = _find_output(config, volume, roi)
+    settings = Settings(
+        device=decide.decide_device(config, earlier),
+        threads=decide.decide_threads(config, place, earlier),
+        normalize=normalize,
+        chunk_shape=_written_chunk_shape(config, earlier),
+        chunk_crop_margin=decide.decide_chunk_crop_margin(config),
+        value_range=decide.decide_value_range(config),
+    )
+    build_functions(config.postprocess)
+    job = PlannedJob(config, settings, volume, masks, roi, output, exists)
+    if config.inference.chunk_shape == "auto" and earlier is None:
+        job = _with_best_chunk_shape(job, place, workers)
+    check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
+    if config.output.pyramid is not None and output.bounds != default_bounds(output.format, roi):
+        raise ConfigError(
+            f"output.pyramid: the output {output.url} is there with {output.bounds}, of which this "
+            f"job fills {roi}. A pyramid is of the whole volume: remove the key, and give the "
+            "command beam-inference pyramid once all of it is there."
+        )
+    return job
+
+
+def best_plan_for(
+    job: PlannedJob,
+    seams: SeamMode,
+    place: Place,
+    memory_bytes: int,
+    workers: int,
+    needs: NetworkNeeds | None = None,
+) -> InferencePlan | None:
+    """Find the best chunk shape in a seam mode.
+
+    Args:
+        job: the job.
+        seams: the seam mode.
+        place: where the workers run.
+        memory_bytes: memory of each worker process for its chunks.
+        workers: how many run at a time.
+        needs: memory of the network; by default what the job file tells.
+
+    Returns:
+        The plan with the best chunk shape, or None if not one block fits.
+    """
+    plan = job.plan_in(seams)
+    is_on_gpu = job.settings.device == "cuda" and place.is_this_machine
+    on_device = device_memory() if is_on_gpu else None
+    network = needs or job.assumed_needs
+
+    def fits(extremes: Extremes[Any]) -> bool | NDArray[np.bool_]:
+        return job.memory_for(plan, extremes, place, network).fits(memory_bytes, on_device)
+
+    return with_best_chunk_shape(plan, fits, workers)
+
+
+def _open_checked_input(config: JobConfig) -> Volume:
+    volume = open_input(config)
+    if volume.channels != config.model.input_channels:
+        selection = "" if config.input.channel is None else " selected by input.channel"
+        raise VolumeError(
+            f"the input {volume.url} has {volume.channels} channels{selection}, the job says "
+            f"model.input_channels: {config.model.input_channels}. Select with input.channel, or "
+            "change the model."
+        )
+    return volume
+
+
+def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
+    """Refuse an output that would overwrite the input or a mask."""
+    place = place_of_url(config.output.path, config.storage)
+    volumes = {"the input": volume} | {f"{key}, a mask": masks[key].volume for key in masks}
+    for name, each in volumes.items():
+        if is_within(each.place, place):
+            raise ConfigError(
+                f"output.path {config.output.path} is {name}: choose another place, so as not to "
+                "overwrite it"
+            )
+
+
+def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
+    if config.input.fill == "constant":
+        check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
+    for key, mask in masks.items():
+        dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)
+        check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
+
+
+def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[OutputSpec, bool]:
+    """Describe the output; the second value says whether it is there already."""
+    output = config.output
+    bounds = default_bounds(output.format, roi)
+    if output.bounds is not None:
+        bounds = BoundingBox(output.bounds.start, output.bounds.stop)
+        if output.format != "precomputed" and any(bounds.start):
+            raise ConfigError(
+                f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no "
+                "offset: write start: [0, 0, 0]"
+            )
+    voxel_size = voxel_size_nm(config, volume)
+    if voxel_size is None:
+        logger.warning(
+            "the input does not say its voxel size, nor does model.voxel_size_nm: the output will "
+            "say 1 nm"
+        )
+        voxel_size = (1.0, 1.0, 1.0)
+    spec = describe_output(config, bounds, voxel_size)
+    existing = open_output(spec)
+    if existing is None:
+        check_output(spec)
+        return spec, False
+    if output.bounds is not None and existing.bounds != bounds:
+        raise VolumeError(
+            f"the output {output.path} exists with bounds {existing.bounds}, output.bounds say "
+            f"{bounds}. Remove output.bounds, or choose another output.path."
+        )
+    return replace(spec, bounds=existing.bounds), True
+
+
+def _written_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> tuple[int, int, int]:
+    """The chunk shape as far as it is written: one block stands for ``auto`` until it is decided."""
+    chunk_shape = config.inference.chunk_shape
+    if chunk_shape != "auto":
+        return chunk_shape
+    return config.output.write_shape if earlier is None else earlier.config.inference.chunk_shape
+
+
+def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob:
+    plan = best_plan_for(job, job.config.inference.seams, place, AUTO_MEMORY_BYTES, workers)
+    if plan is None:
+        raise ConfigError(
+            f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "
+            "GiB that it leaves to a worker process. Make output.block_shape (or shard_shape) "
+            "smaller, or write a chunk_shape."
+        )
+    return replace(job, settings=replace(job.settings, chunk_shape=plan.chunks.chunk_shape))
+
+
+def requested_levels(config: JobConfig) -> Contrast | Standard | None:
+    """What a job asks of a levels file; None if its normalisation names none."""
+    normalize = config.model.normalize
+    return normalize if isinstance(normalize, (Contrast, Standard)) else None
