@@ -8,6 +8,11 @@ The type of an error decides what happens: a :class:`UserError` stops the launch
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
+Stage: TypeAlias = Literal["read", "infer", "postprocess", "merge", "seams", "write"]
+"""What a worker does to a chunk, in order; "seams" stands for what other chunks should have done."""
+
 COMPLETE = 0
 FAILED = 1
 BAD_INPUT = 2
@@ -52,11 +57,11 @@ class ChunkFault(BeamInferenceError):
     """A chunk cannot be done, by a fault of its own (an unreadable block, a NaN): it is quarantined.
 
     Attributes:
-        stage: "read", "infer", "postprocess", or "seams".
+        stage: what failed.
         attempts: how often it was tried.
     """
 
-    def __init__(self, message: str, stage: str, attempts: int) -> None:
+    def __init__(self, message: str, stage: Stage, attempts: int) -> None:
         super().__init__(message)
         self.stage = stage
         self.attempts = attempts

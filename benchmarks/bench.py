@@ -34,7 +34,7 @@ from beam_inference.launch.planned_job import plan_job
 from beam_inference.operators.normalize import unit
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.volumes.outputs import OutputSpec, create_output
-from beam_inference.worker.chunk_inference import infer_chunk
+from beam_inference.worker.chunk_inference import ChunkInference
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs, work_of
 from benchmarks.page import PAGE, page
@@ -167,8 +167,13 @@ def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, fl
     predictor = predictor_of(engine, device=device)
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
+
+    def infer() -> None:
+        inference = ChunkInference(predictor, normalize, 3, 1, UINT8)
+        inference.infer(inference.start_upload(cutout, work.input_box), work)
+
     return ratio(
-        lambda: infer_chunk(cutout, work, predictor, normalize, 3, 1, UINT8),
+        infer,
         forward(predictor, work.patch_count),
         repeats,
     )
@@ -263,7 +268,6 @@ use_one_heap()  # as the command line does, before there are threads
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.config.job_file import parse_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.job.place import Place
@@ -283,10 +287,8 @@ start, chunks = time.perf_counter(), range(worker.job.plan.chunks.count)
 
 
 def job():
-    stages = [worker.do]
-    if worker.job.plan.exchange is not None:
-        exchange = SeamExchange(worker)
-        stages = [exchange.add_up, exchange.merge]
+    is_exchange = worker.job.plan.exchange is not None
+    stages = [worker.sum_chunks, worker.merge_seams] if is_exchange else [worker.infer_chunks]
     for stage in stages:
         for first in chunks[::100]:  # a run of chunks at a time, as the pipeline does
             for _ in stage(chunks[first : first + 100]):

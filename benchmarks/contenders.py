@@ -83,7 +83,7 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
     from beam_inference.geometry.bounding_box import BoundingBox
     from beam_inference.geometry.plan import make_plan
     from beam_inference.operators.normalize import unit
-    from beam_inference.worker.chunk_inference import infer_chunk
+    from beam_inference.worker.chunk_inference import ChunkInference
 
     use_one_heap()
     box = BoundingBox((0, 0, 0), volume.shape)
@@ -107,7 +107,12 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
     cutout = volume[None]
     normalize = unit(cutout.dtype)
     encoding = Encoding(np.dtype(np.uint8), (0.0, 1.0)) if name == "null-uint8" else AS_COMPUTED
-    return lambda: infer_chunk(cutout, work, predictor, normalize, CHANNELS, 1, encoding).core
+
+    def run() -> Array:
+        inference = ChunkInference(predictor, normalize, CHANNELS, 1, encoding)
+        return inference.infer(inference.start_upload(cutout, work.input_box), work).core
+
+    return run
 
 
 def monai(name: str, _: int, volume: Array) -> Run:

@@ -14,10 +14,13 @@ from typing import Any
 import numpy as np
 import yaml
 
+from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import PatchLattice
 from beam_inference.geometry.plan import InferencePlan, make_plan
+from beam_inference.job.messages import Launch
+from beam_inference.launch.prepare import prepare
 from beam_inference.operators.level_counts import CountValues, SumCounts, chunks_to_count
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import OutputSpec, create_output
@@ -151,6 +154,19 @@ def plan_of(
 def toy(name: str, **keys: Any) -> dict[str, Any]:
     """The model section of a job with a network of ``toy_networks.py``."""
     return {"path": f"{TOYS}:{name}", **keys}
+
+
+POSITION = toy("position", output_channels=2, normalize="unit")
+"""The model section of a job with a network that notices any error of geometry."""
+
+
+def launch_of(
+    source: Path | str, output: Path | str, /, seams: str = "exchange", **sections: dict[str, Any]
+) -> Launch:
+    """A launch of a small job, of :data:`POSITION` unless ``sections`` say otherwise."""
+    sections["inference"] = {"seams": seams, **sections.get("inference", {})}
+    values = job_values(source, output, **{"model": POSITION, **sections})
+    return prepare(parse_job(values, Path(output).parent))
 
 
 def bump(length: int) -> np.ndarray:

@@ -12,10 +12,11 @@ from apache_beam.metrics.metric import Metrics
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
+from beam_inference.environment import use_one_heap
+from beam_inference.errors import Stage
 from beam_inference.geometry.partition import default_run_length, index_ranges
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.runs import missing_runs, runs_of_file
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.worker.worker import Worker
 
 Run = tuple[int, ...]
@@ -88,6 +89,7 @@ class _OnWorker(beam.DoFn):
 
     def setup(self) -> None:
         """Open stores and network, once per process."""
+        use_one_heap()
         self._worker: Worker = self._shared.acquire(
             lambda: Worker(self._launch), tag=self._launch.id
         )
@@ -96,29 +98,20 @@ class _OnWorker(beam.DoFn):
 class InferChunks(_OnWorker):
     """Do runs: element a run, output one :class:`~beam_inference.job.messages.Record` per chunk.
 
-    Plain method: :meth:`beam_inference.worker.worker.Worker.do`.
+    Plain method: :meth:`beam_inference.worker.worker.Worker.infer_chunks`.
     """
 
     def process(self, run: Run) -> Iterator[Record]:
         """Do a run's chunks; a record is emitted once its chunk is durable."""
-        for record in self._worker.do(run):
+        for record in self._worker.infer_chunks(run):
             _count(record)
             yield record
 
 
-class _Exchanging(_OnWorker):
-    """What needs the stores of ``seams: exchange``, too."""
-
-    def setup(self) -> None:
-        """Open stores and network, once per process, and the seam files."""
-        super().setup()
-        self._exchange = SeamExchange(self._worker)
-
-
-class SumChunks(_Exchanging):
+class SumChunks(_OnWorker):
     """First stage of ``seams: exchange``: element a run; output, keyed by their runs, the chunks that wait for it.
 
-    Plain method: :meth:`beam_inference.worker.seam_exchange.SeamExchange.add_up`.
+    Plain method: :meth:`beam_inference.worker.worker.Worker.sum_chunks`.
 
     Args:
         length: chunks of a run of the second stage.
@@ -130,22 +123,22 @@ class SumChunks(_Exchanging):
 
     def process(self, run: Run) -> Iterator[tuple[int, int]]:
         """Compute the patches that a run's chunks own; what is emitted waits for no more of this run."""
-        for record in self._exchange.add_up(run):
+        for record in self._worker.sum_chunks(run):
             if record.outcome == "summed":  # of others the second stage tells
                 _count(record)
-        for chunk in self._exchange.waiting(run):
+        for chunk in self._worker.waiting_chunks(run):
             yield chunk // self._length, chunk
 
 
-class MergeSeams(_Exchanging):
+class MergeSeams(_OnWorker):
     """Second stage: element a key and chunks, repeated maybe; output one record per chunk.
 
-    Plain method: :meth:`beam_inference.worker.seam_exchange.SeamExchange.merge`.
+    Plain method: :meth:`beam_inference.worker.worker.Worker.merge_seams`.
     """
 
     def process(self, run: tuple[int, Iterable[int]]) -> Iterator[Record]:
         """Finish chunks; a record is emitted once its chunk is durable."""
-        for record in self._exchange.merge(sorted(set(run[1]))):
+        for record in self._worker.merge_seams(sorted(set(run[1]))):
             _count(record)
             yield record
 
@@ -156,7 +149,8 @@ def _count(record: Record) -> None:
     Metrics.counter("beam_inference", "read_bytes").inc(record.read_bytes)
     Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
     Metrics.counter("beam_inference", "uniform_patches").inc(record.uniform_patches)
-    for stage in ("read", "infer", "write"):
+    stages: tuple[Stage, ...] = ("read", "infer", "write")
+    for stage in stages:
         Metrics.distribution("beam_inference", f"{stage}_msec").update(
             round(1000 * record.seconds.get(stage, 0))
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from beam_inference.errors import Stage
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
@@ -56,5 +57,5 @@ class Record(NamedTuple):
     outcome: str
     read_bytes: int = 0
     written_bytes: int = 0
-    seconds: dict[str, float] = {}  # noqa: RUF012  # by stage; never changed
+    seconds: dict[Stage, float] = {}  # noqa: RUF012  # by stage; never changed
     uniform_patches: int = 0

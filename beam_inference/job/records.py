@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.fields import Frozen
+from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
 
 Entry = TypeVar("Entry", bound="Frozen")
@@ -81,8 +82,8 @@ class Receipt(Frozen):
     parts: list[Part]
     batch_size: int
     uniform_patches: int
-    seconds: dict[str, float]
-    attempts: dict[str, int]
+    seconds: dict[Stage, float]
+    attempts: dict[Stage, int]
     finished_at: datetime
     worker: str
     launch: str
@@ -95,8 +96,7 @@ class QuarantineRecord(Frozen):
     Attributes:
         chunk: its index.
         box: its core box. input_box: what it reads.
-        stage: "read", "infer", "postprocess", or "seams": what it shares voxels with could not be
-            done.
+        stage: what failed; "seams" if chunks that it shares voxels with could not be done.
         cause: the error.
         attempts: how often it was tried.
         fingerprint: of the job.
@@ -105,7 +105,7 @@ class QuarantineRecord(Frozen):
     chunk: int
     box: BoundingBox
     input_box: BoundingBox
-    stage: str
+    stage: Stage
     cause: str
     attempts: int
     launch: str

@@ -37,7 +37,7 @@ from beam_inference.volumes.kvstores import (
     open_kvstore,
     persistently,
 )
-from beam_inference.worker.chunk_inference import infer_chunk
+from beam_inference.worker.chunk_inference import ChunkInference
 from beam_inference.worker.seam_files import SeamFiles
 
 logger = logging.getLogger(__name__)
@@ -77,10 +77,9 @@ def calibrate(job: PlannedJob, trial: NetworkTrial) -> Measured:
 
         def infer() -> None:
             nonlocal known
-            result = infer_chunk(
-                patches, work, predictor, normalize, channels, batch_size, encoding
-            )
-            known = result.uniform_patches
+            inference = ChunkInference(predictor, normalize, channels, batch_size, encoding)
+            cutout = inference.start_upload(patches, work.input_box)
+            known = inference.infer(cutout, work).uniform_patches
 
         seconds = _median(infer, least_seconds)
         return seconds / max(1, _calls(work.patch_count - known, batch_size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -15,129 +16,158 @@ from beam_inference.errors import NonFiniteError
 from beam_inference.geometry.blending import axis_weights
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.worker.patches import Places
+from beam_inference.worker.patches import SlicesPerAxis
+
+
+@dataclass(frozen=True)
+class _Download:
+    """Rows of the core, along z, that are on their way to the host; ``wait`` returns them."""
+
+    rows: slice
+    wait: Callable[[], NDArray[Any]]
 
 
 class Accumulator:
-    """A chunk's core, blended in a slab on the device that moves along z, and encoded behind it."""
+    """Blends a chunk's core in a slab on the device, which moves along z; encodes what it leaves.
+
+    Args:
+        work: the chunk's patches and its core box.
+        slices: where each patch lies.
+        device: holds the slab.
+        channels: output channels of the device.
+        encoding: dtype and value range of the core.
+    """
 
     def __init__(
-        self, work: ChunkWork, places: Places, device: Device, channels: int, encoding: Encoding
+        self,
+        work: ChunkWork,
+        slices: SlicesPerAxis,
+        device: Device,
+        channels: int,
+        encoding: Encoding,
     ) -> None:
-        self._work = work
+        self._depth, y, x = work.core_box.shape
+        self._slices = slices
         self._device = device
         self._encoding = encoding
-        depth, y, x = work.core_box.shape
-        # All of them now: made between the network's answers, they would lie between the holes that
-        # these leave.
+        # All of them are made now: made between the network's answers, they would lie between the
+        # holes that these leave.
         patch_depth, *across = work.lattice.patch_shape
-        self._weights, self._weighted = (
-            device.empty((patch_depth, n, *across)) for n in (1, channels)
-        )
-        self._along_z, self._planes = _axis_and_planes(work, device)
-        self._places = places
+        self._weights = device.empty((patch_depth, 1, *across))
+        self._weighted = device.empty((patch_depth, channels, *across))
+        self._weights_along_z = _weights_along_z(work, device)
+        self._weight_planes = _weight_planes(work, device)
         self._result: NDArray[Any] | None = None
-        self._on_its_way: tuple[slice, Callable[[], NDArray[Any]]] | None = None
+        self._pending_download: _Download | None = None
         if device.on_host and encoding == AS_COMPUTED:
-            self._slab = device.empty((channels, depth, y, x)).swapaxes(0, 1)
+            self._slab = device.empty((channels, self._depth, y, x)).swapaxes(0, 1)
         else:
-            self._result = arrays.empty((channels, depth, y, x), encoding.dtype)
-            # Z before the channels: what leaves, and what moves, is then one piece of memory.
-            self._slab = device.empty((min(patch_depth, depth), channels, y, x))
+            self._result = arrays.empty((channels, self._depth, y, x), encoding.dtype)
+            # Z before the channels: rows that leave or move are then one piece of memory.
+            self._slab = device.empty((min(patch_depth, self._depth), channels, y, x))
         self._slab_start = 0  # in the core, along z
-        self._rows = slice(0, 0)  # of the core, those that the layer under way touches
+        self._rows = slice(0, 0)  # of the core, that the layer under way touches
 
     def blend(self, index: Zyx, prediction: Any) -> None:
-        """Add one patch's weighted prediction (C, Z, Y, X).
+        """Add one patch's weighted prediction (C, Z, Y, X); layers in order.
 
-        It is not weighted in place: what the network returned may be its own buffer, or a view of
-            one value. Products
-        and sum are separate operations, each rounded on its own: a fused multiply-add may be used
-            for some voxels of an array and not for others, which would make the bits depend on
-            where a chunk is cut.
+        The prediction is not weighted in place: it may be the network's own buffer, or a view of
+        one value. Products and sum are separate operations, each rounded on its own: a fused
+        multiply-add may be used for some voxels of an array and not for others, which would make
+        the bits depend on where a chunk is cut.
         """
-        z, y, x = (places[k] for places, k in zip(self._places, index, strict=True))
+        z, y, x = (slices[k] for slices, k in zip(self._slices, index, strict=True))
         if z.core != self._rows:
-            self._advance(z.core)
-        here = (z.patch, slice(None), y.patch, x.patch)
-        weights = self._weights[here]
-        part = self._weighted[here]
-        self._device.multiply(
-            self._along_z[index[0]][z.patch], self._planes[index[1:]][y.patch, x.patch], weights
-        )
-        self._device.multiply(prediction.swapaxes(0, 1)[here], weights, part)
-        sums = self._slab[
-            z.core.start - self._slab_start : z.core.stop - self._slab_start, :, y.core, x.core
-        ]
-        sums += part  # not self._slab[...] += part, which would write them twice
+            self._move_to_rows(z.core)
+        region = (z.patch, slice(None), y.patch, x.patch)
+        weights = self._weights[region]
+        weighted = self._weighted[region]
+        along_z = self._weights_along_z[index[0]][z.patch]
+        plane = self._weight_planes[index[1:]][y.patch, x.patch]
+        self._device.multiply(along_z, plane, weights)
+        self._device.multiply(prediction.swapaxes(0, 1)[region], weights, weighted)
+        sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
+        sums += weighted  # not self._slab[...] += weighted, which would write them twice
 
-    def finished(self) -> NDArray[Any]:
-        """The core; no patch is left to blend."""
-        self._leave(self._work.core_box.shape[0])
+    def finish(self) -> NDArray[Any]:
+        """Return the core (C, Z, Y, X), after the last patch."""
+        self._flush_rows(self._depth)
         if self._result is None:
             return self._device.download(self._slab)().swapaxes(0, 1)
-        self._arrive(self._result)
+        self._collect_download(self._result)
         return self._result
 
-    def _advance(self, rows: slice) -> None:
-        """Go on to the next layer's rows: those before them are final, those after the last ones' begin as zeros."""
-        begun = self._rows.stop
-        self._leave(rows.start)
+    def _slab_rows(self, start: int, stop: int) -> Any:
+        """A view of the slab: the given rows of the core."""
+        return self._slab[start - self._slab_start : stop - self._slab_start]
+
+    def _move_to_rows(self, rows: slice) -> None:
+        """Go on to the next layer's rows: earlier rows are final, new ones begin as zeros."""
+        old_stop = self._rows.stop
+        self._flush_rows(rows.start)
         if self._result is not None and rows.start > self._slab_start:
-            gone = rows.start - self._slab_start
-            kept = begun - rows.start
-            for moved in range(0, kept, gone):  # a copy must not overlap its source
-                here = slice(moved, min(moved + gone, kept))
-                self._slab[here] = self._slab[here.start + gone : here.stop + gone]
+            distance = rows.start - self._slab_start
+            kept = old_stop - rows.start
+            for first in range(0, kept, distance):  # a copy must not overlap its source
+                last = min(first + distance, kept)
+                self._slab[first:last] = self._slab[first + distance : last + distance]
             self._slab_start = rows.start
-        self._slab[begun - self._slab_start : rows.stop - self._slab_start] = 0
+        self._slab_rows(old_stop, rows.stop)[...] = 0
         self._rows = rows
 
-    def _leave(self, stop: int) -> None:
-        """Check rows before ``stop`` and send them to the result; a GPU computes on while they are on their way."""
+    def _flush_rows(self, stop: int) -> None:
+        """Check rows before ``stop`` and begin their download; a GPU goes on computing meanwhile.
+
+        Raises:
+            NonFiniteError: one of their values is NaN or infinite.
+        """
         if stop == self._rows.start:
             return
-        part = self._slab[self._rows.start - self._slab_start : stop - self._slab_start]
+        rows = self._slab_rows(self._rows.start, stop)
         if self._result is not None:
-            # the last ones, while the GPU still computes what is to leave now
-            self._arrive(self._result)
-        # A sum that is finite has finite terms, and takes one pass; one that is not may have
-        # overflowed.
-        if not (
-            np.isfinite(float(part.sum()))
-            or np.isfinite([float(part.min()), float(part.max())]).all()
-        ):
-            raise NonFiniteError("NaN or infinite values after blending")
+            # The last download is collected while the GPU still computes these rows.
+            self._collect_download(self._result)
+        _check_finite(rows)
         if self._result is not None:
-            self._on_its_way = (
-                slice(self._rows.start, stop),
-                self._device.download(part, self._encoding),
-            )
+            download = self._device.download(rows, self._encoding)
+            self._pending_download = _Download(slice(self._rows.start, stop), download)
             if self._device.on_host:
-                self._arrive(self._result)  # they are there, and would take memory
+                self._collect_download(self._result)  # they are there, and would take memory
 
-    def _arrive(self, result: NDArray[Any]) -> None:
-        """Put what is on its way where it belongs in the result."""
-        if self._on_its_way is not None:
-            where, arrived = self._on_its_way
-            result[:, where] = arrived().swapaxes(0, 1)
-            self._on_its_way = None
+    def _collect_download(self, result: NDArray[Any]) -> None:
+        """Put the rows that are on their way into the result."""
+        if self._pending_download is not None:
+            rows = self._pending_download.wait()
+            result[:, self._pending_download.rows] = rows.swapaxes(0, 1)
+            self._pending_download = None
 
 
-def _axis_and_planes(
-    work: ChunkWork, device: Device
-) -> tuple[dict[int, Any], dict[tuple[int, int], Any]]:
-    """Blend weights of a chunk's patches, on the device: (Z, 1, 1, 1) by index along z, (Y, X) by the others."""
-    z, y, x = (
-        {k: axis_weights(axis, k) for k in indices}
-        for axis, indices in zip(work.lattice.axes, work.patches, strict=True)
+def _check_finite(values: Any) -> None:
+    # A sum that is finite has finite terms, and takes one pass; one that is not may have
+    # overflowed.
+    if np.isfinite(float(values.sum())):
+        return
+    if not np.isfinite([float(values.min()), float(values.max())]).all():
+        raise NonFiniteError("NaN or infinite values after blending")
+
+
+def _weights_along_z(work: ChunkWork, device: Device) -> dict[int, Any]:
+    """Blend weights along z as device arrays (Z, 1, 1, 1), by the patch's index along z."""
+    axis = work.lattice.axes[0]
+    return {k: device.upload(axis_weights(axis, k).reshape(-1, 1, 1, 1)) for k in work.patches[0]}
+
+
+def _weight_planes(work: ChunkWork, device: Device) -> dict[tuple[int, int], Any]:
+    """Blend weights across z as device arrays (Y, X), by the patch's indices along y and x."""
+    y, x = (
+        {k: axis_weights(work.lattice.axes[axis], k) for k in work.patches[axis]} for axis in (1, 2)
     )
-    # away from the domain's ends axes' weights are the same arrays
     planes = {}
-    alike = {}
+    # Away from the domain's ends the weights of an axis are one and the same array.
+    uploaded: dict[tuple[int, int], Any] = {}
     for j, i in product(y, x):
-        weights = (id(y[j]), id(x[i]))
-        if weights not in alike:
-            alike[weights] = device.upload(y[j][:, None] * x[i])
-        planes[j, i] = alike[weights]
-    return {k: device.upload(weights.reshape(-1, 1, 1, 1)) for k, weights in z.items()}, planes
+        key = (id(y[j]), id(x[i]))
+        if key not in uploaded:
+            uploaded[key] = device.upload(y[j][:, None] * x[i])
+        planes[j, i] = uploaded[key]
+    return planes

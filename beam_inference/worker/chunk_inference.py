@@ -1,24 +1,27 @@
-"""From a cutout and a network to the blended core of a chunk: pure, and blind to where arrays live.
+"""From a chunk's input and a network to the blended core of the chunk, wherever arrays live.
 
-The loop uses only slicing and in-place arithmetic, which NumPy arrays and torch tensors share. So the accumulator, the
-blending and the network are all on the network's device, and this module knows no array library but NumPy.
+The loop uses only slicing and in-place arithmetic, which NumPy arrays and torch tensors share. So
+the accumulator, the blending and the network are all on the network's device, and this module knows
+no array library but NumPy.
 
-Patches come in layers, those of one index along z. Once the patches of a layer are blended, the voxels before the next
-layer's start are final: they are brought to the output's dtype on the device, and leave it. So the accumulator is a
-slab as deep as one patch, whatever the chunk's depth::
+Patches come in layers: the patches of one index along z. Once the patches of a layer are blended,
+the voxels before the next layer's start are final: they are converted to the output's dtype on the
+device, and downloaded. So the accumulator is a slab as deep as one patch, whatever the chunk's
+depth::
 
     z →      ├──── layer 0 ────┤
                        ├──── layer 1 ────┤
-             └ leave 1 ┘└──── slab ──────┘
+             └ flushed ┘└──── slab ──────┘
 
-Where the device is the host and float32 is what is wanted, the result itself is the accumulator, and nothing moves.
+Where the device is the host and float32 is wanted, the result itself is the accumulator, and
+nothing is moved.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -28,12 +31,19 @@ from numpy.typing import NDArray
 
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+from beam_inference.engines.trial import cropped_to_patch
 from beam_inference.errors import DeviceOutOfMemory
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.worker.accumulator import Accumulator
-from beam_inference.worker.patches import Patches, places_of
+from beam_inference.worker.chunk_input import ChunkInput
+from beam_inference.worker.patches import ChunkPatches
 
 logger = logging.getLogger(__name__)
+
+UNIFORM_ANSWERS = 2
+"""Uniform values whose predictions are kept: the background, and perhaps its opposite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +51,10 @@ class ChunkResult:
     """A chunk's blended core.
 
     Attributes:
-        core: in the output's dtype, shape (output channels, *core_box.shape).
-        batch_size: patches per network call in the end; smaller than asked for if the device ran
-            out of memory.
-        uniform_patches: patches whose input was one value throughout, and whose answer was known.
+        core: in the dtype of the encoding, shape (output channels, *core_box.shape).
+        batch_size: patches per network call in the end.
+        uniform_patches: patches whose input was one value throughout, and whose prediction was
+            known already.
     """
 
     core: NDArray[Any]
@@ -52,88 +62,166 @@ class ChunkResult:
     uniform_patches: int
 
 
-def infer_chunk(
-    cutout: NDArray[Any],
-    work: ChunkWork,
-    network: Predictor,
-    normalize: Callable[[Any], Any],
-    output_channels: int,
-    batch_size: int,
-    encoding: Encoding = AS_COMPUTED,
-    answers: MutableMapping[tuple[float, ...], Any] | None = None,
-    uploaded: Callable[[], Any] | None = None,
-) -> ChunkResult:
-    """Compute all patches of a chunk and blend them into its core.
+class ChunkInference:
+    """Computes all patches of a chunk and blends them into its core; one thread at a time.
 
-    ``cutout`` holds ``work.input_box``, shape (input channels, Z, Y, X), in its stored dtype.
-    ``normalize`` maps a float32 batch of stored values to what the network expects, and may do so
-    in place. Every network call has exactly ``batch_size`` patches; a short batch is filled up with
-    repeats, whose results are dropped, because the batch's size changes a network's last bits.
-    Contributions are added in the lattice's lexicographic order, each voxel's sum being the same
-    operations whatever the chunk.
+    Every network call has exactly ``batch_size`` patches; a short batch is filled up with repeats,
+    whose results are dropped, because the size of a batch changes a network's last bits.
+    Contributions are added in the lattice's lexicographic order, so each voxel's sum is the same
+    sequence of operations whatever the chunk.
 
-    ``answers`` keeps what the network answers to patches of one value throughout (background, or
-    what lies outside the
-    volume), from chunk to chunk: it is computed once for each of a few values, and changes nothing
-        but the time. ``uploaded`` gives the cutout as a device array, where it is on its way there.
+    Predictions for patches of one value throughout (background, or what lies outside the volume)
+    are kept from chunk to chunk: each is computed once, for a few values. This changes nothing but
+    the time.
 
-    Raises:
-        ModelContractError: the network returns arrays of an unexpected shape.
-        NonFiniteError: the core holds NaN or infinite values.
-        DeviceOutOfMemory: one patch at a time is still too much.
+    Args:
+        predictor: the network on its device.
+        normalize: maps a float32 batch of stored values to what the network expects; may work in
+            place.
+        channels: output channels of the network.
+        batch_size: patches per network call.
+        encoding: dtype and value range of the core.
+        uniform_answers: number of uniform values whose predictions are kept.
+
+    Attributes:
+        batch_size: patches per network call; smaller than at the start once the device was out of
+            memory.
+        answers: kept predictions, by batch size and the value of each channel.
     """
-    if cutout.shape[1:] != work.input_box.shape:
-        raise ValueError(
-            f"the cutout has shape {cutout.shape[1:]}, the input box {work.input_box.shape}"
-        )
-    uniform_patches = 0
-    places = [places_of(work, axis) for axis in range(3)]
-    with network.device.session():
-        with _told_of_chunk(work):
-            known = {} if answers is None else answers
-            volume = uploaded() if uploaded else network.device.upload(cutout)
-            patches = Patches(
-                cutout, volume, work, places, network, normalize, output_channels, known
-            )
-            core = Accumulator(work, places, network.device, output_channels, encoding)
-        waiting = deque(product(*work.patches))
-        while waiting:
-            try:
-                window = list(patches.window(waiting, batch_size))
-                unknown = [index for index, answer in window if answer is None]
-                predictions = iter(patches.predict(unknown, batch_size) if unknown else ())
-            except DeviceOutOfMemory:
-                if not network.device.make_room():
-                    if batch_size == 1:
-                        with _told_of_chunk(work):
-                            raise
-                    logger.warning(
-                        "device out of memory with %d patches a batch; halving it", batch_size
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        normalize: Callable[[Any], Any],
+        channels: int,
+        batch_size: int,
+        encoding: Encoding = AS_COMPUTED,
+        *,
+        uniform_answers: int = UNIFORM_ANSWERS,
+    ) -> None:
+        self.batch_size = batch_size
+        self.answers: dict[tuple[float, ...], Any] = {}
+        self._predictor = predictor
+        self._normalize = normalize
+        self._channels = channels
+        self._encoding = encoding
+        self._uniform_answers = uniform_answers
+
+    def start_upload(self, array: NDArray[Any], box: BoundingBox) -> ChunkInput:
+        """Begin to bring a chunk's input to the device; any thread may do so.
+
+        Args:
+            array: shape (input channels, Z, Y, X), in the stored dtype.
+            box: the voxels that the array holds.
+        """
+        return ChunkInput(array, box, self._predictor.device.begin_upload(array))
+
+    def infer(self, cutout: ChunkInput, work: ChunkWork) -> ChunkResult:
+        """Compute the patches of ``work`` and blend them into its core box.
+
+        Args:
+            cutout: an input whose box holds ``work.input_box``.
+            work: the patches, and the voxels that they are blended into.
+
+        Raises:
+            ModelContractError: the network returns arrays of an unexpected shape.
+            NonFiniteError: the core holds NaN or infinite values.
+            DeviceOutOfMemory: one patch at a time is still too much.
+        """
+        part = (slice(None), *work.input_box.slices_in(cutout.box))
+        batch_size = self.batch_size
+        uniform_patches = 0
+        with self._predictor.device.session():
+            with _explain_out_of_memory(work):
+                volume = cutout.on_device()[part]
+                patches = ChunkPatches(cutout.array[part], volume, work, self._predictor.device)
+                core = Accumulator(
+                    work, patches.slices, self._predictor.device, self._channels, self._encoding
+                )
+            waiting = deque(product(*work.patches))
+            while waiting:
+                try:
+                    window = self._next_window(patches, waiting, batch_size, work)
+                    unknown = [index for index, answer in window if answer is None]
+                    predictions = iter(
+                        self._predict(patches, unknown, batch_size, work) if unknown else ()
                     )
-                    batch_size //= 2
-                    patches.forget_answers()  # of the larger batch
-                continue
-            # a smaller batch would not help: half of this one is blended
-            with _told_of_chunk(work):
-                for index, answer in window:
-                    core.blend(index, next(predictions) if answer is None else answer)
-                    waiting.popleft()
-            del predictions  # before the next ones: they would lie beside them
-            uniform_patches += len(window) - len(unknown)
-        with _told_of_chunk(work):
-            finished = core.finished()
-    return ChunkResult(finished, batch_size, uniform_patches)
+                except DeviceOutOfMemory as error:
+                    if not self._predictor.device.make_room():
+                        batch_size = self._halved_batch_size(batch_size, work, error)
+                    continue
+                # a smaller batch would not help: half of this one is blended
+                with _explain_out_of_memory(work):
+                    for index, answer in window:
+                        core.blend(index, next(predictions) if answer is None else answer)
+                        waiting.popleft()
+                del predictions  # before the next ones: they would lie beside them
+                uniform_patches += len(window) - len(unknown)
+            with _explain_out_of_memory(work):
+                blended = core.finish()
+        self.batch_size = batch_size  # what was too much once is not tried again
+        return ChunkResult(blended, batch_size, uniform_patches)
+
+    def _next_window(
+        self, patches: ChunkPatches, indices: Iterable[Zyx], batch_size: int, work: ChunkWork
+    ) -> list[tuple[Zyx, Any]]:
+        """The first patches up to a full batch of those to be predicted, each with its answer.
+
+        The answer of a patch that is to be predicted is None.
+        """
+        window = []
+        unknown = 0
+        for index in indices:
+            answer = self._uniform_answer(patches, index, batch_size, work)
+            window.append((index, answer))
+            unknown += answer is None
+            if unknown == batch_size:
+                break
+        return window
+
+    def _uniform_answer(
+        self, patches: ChunkPatches, index: Zyx, batch_size: int, work: ChunkWork
+    ) -> Any:
+        """Prediction for a patch of one value; None if it is not, or is one value too many."""
+        value = patches.uniform_value(index)
+        if value is None:
+            return None
+        key = (batch_size, *value)  # in another size of batch the bits may differ
+        if key not in self.answers and len(self.answers) < self._uniform_answers:
+            prediction = self._predict(patches, [index], batch_size, work)[0]
+            self.answers[key] = self._predictor.device.copy(prediction)
+        return self.answers.get(key)
+
+    def _predict(
+        self, patches: ChunkPatches, indices: Sequence[Zyx], batch_size: int, work: ChunkWork
+    ) -> Any:
+        """Predictions (batch_size, C, *patch_shape) of at most ``batch_size`` patches."""
+        batch = patches.batch(indices, batch_size)
+        predictions = self._predictor.predict(self._normalize(batch))
+        leading = (batch_size, self._channels)
+        return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
+
+    def _halved_batch_size(self, batch_size: int, work: ChunkWork, error: DeviceOutOfMemory) -> int:
+        if batch_size == 1:
+            raise _out_of_memory(work, error) from None
+        logger.warning("device out of memory with %d patches a batch; halving it", batch_size)
+        self.answers.clear()  # they belong to the larger batch
+        return batch_size // 2
 
 
 @contextmanager
-def _told_of_chunk(work: ChunkWork) -> Iterator[None]:
-    """Where nothing smaller is left to try: the error says how large what was tried is."""
+def _explain_out_of_memory(work: ChunkWork) -> Iterator[None]:
+    """Raise an out-of-memory error again with the sizes that did not fit."""
     try:
         yield
     except DeviceOutOfMemory as error:
-        raise DeviceOutOfMemory(
-            "the device is out of memory at a batch of one patch of "
-            f"{list(work.lattice.patch_shape)} voxels, with a chunk of "
-            f"{list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
-            f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
-        ) from None
+        raise _out_of_memory(work, error) from None
+
+
+def _out_of_memory(work: ChunkWork, error: DeviceOutOfMemory) -> DeviceOutOfMemory:
+    return DeviceOutOfMemory(
+        "the device is out of memory at a batch of one patch of "
+        f"{list(work.lattice.patch_shape)} voxels, with a chunk of "
+        f"{list(work.core_box.shape)} and its input of {list(work.input_box.shape)} on it. "
+        f"Make inference.chunk_shape smaller, or use a device with more memory. ({error})"
+    )

@@ -1,113 +1,92 @@
-"""Patches of a chunk: where each lies in the cutout and in the core box."""
+"""Patches of a chunk: where each lies in the cutout and in the core box, and batches of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
-from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.trial import cropped_to_patch
+from beam_inference.engines.protocol import Device
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
 
-UNIFORM_ANSWERS = 2
-"""Values of uniform patches whose answers are kept: the background, and perhaps the opposite."""
 
+class PatchSlices(NamedTuple):
+    """Slices of one patch along one axis.
 
-class Place(NamedTuple):
-    """Of a patch, on one axis: where its input is in the cutout, and what it shares with the core, in either."""
+    Attributes:
+        cutout: the patch's input, in the cutout.
+        patch: the voxels that it shares with the core, in the patch.
+        core: the same voxels, in the core.
+    """
 
     cutout: slice
     patch: slice
     core: slice
 
 
-Places: TypeAlias = list[dict[int, Place]]
-"""By axis and the patch's index on it."""
+SlicesPerAxis: TypeAlias = list[dict[int, PatchSlices]]
+"""Slices of a chunk's patches: a dict per axis ZYX, with the patch's lattice index as key."""
 
 
-class Patches:
-    """The network's inputs, cut out of a chunk's, and what it predicts for them."""
+class ChunkPatches:
+    """The network's inputs, cut out of a chunk's.
 
-    def __init__(
-        self,
-        cutout: NDArray[Any],
-        volume: Any,
-        work: ChunkWork,
-        places: Places,
-        network: Predictor,
-        normalize: Callable[[Any], Any],
-        output_channels: int,
-        answers: MutableMapping[tuple[float, ...], Any],
-    ) -> None:
-        self._cutout = cutout
+    Args:
+        array: the chunk's input on the host, shape (channels, Z, Y, X).
+        volume: the same as a device array.
+        work: the patches of the chunk.
+        device: makes the array in which batches are put together.
+    """
+
+    def __init__(self, array: NDArray[Any], volume: Any, work: ChunkWork, device: Device) -> None:
+        self.slices = [axis_slices(work, axis) for axis in range(3)]
+        self._array = array
         self._volume = volume
-        self._work = work
-        self._places = places
-        self._network = network
-        self._normalize = normalize
-        self._output_channels = output_channels
-        self._answers = answers
+        self._patch_shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
+        self._device = device
         self._batch: Any = None
 
-    def window(self, indices: Iterable[Zyx], batch_size: int) -> Iterator[tuple[Zyx, Any]]:
-        """The first of the patches, of which ``batch_size`` are to be predicted; with the answer of each other one."""
-        unknown = 0
-        for index in indices:
-            answer = self._answer(index, batch_size)
-            unknown += answer is None
-            yield index, answer
-            if unknown == batch_size:
-                break
-
-    def forget_answers(self) -> None:
-        """To uniform patches."""
-        self._answers.clear()
-
-    def _answer(self, index: Zyx, batch_size: int) -> Any:
-        """What the network answers to a patch of one value throughout; None if it is not, or is one value too many."""
-        patch = self._cutout[self._slices(index)]
+    def uniform_value(self, index: Zyx) -> tuple[float, ...] | None:
+        """Value of each channel if the patch is one value throughout; None if it is not."""
+        patch = self._array[self._input_slices(index)]
         first = patch[:, :1, :1, :1]
         # Most patches differ at a glance: only the others are looked at voxel by voxel.
-        if not all(
-            (part == first).all() for part in (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)
-        ):
+        parts = (patch[:, :1, :1], patch[:, ::7, ::7, ::7], patch)
+        if not all((part == first).all() for part in parts):
             return None
-        # answers in another size of batch may be of other bits
-        values = (batch_size, *first.ravel().tolist())
-        if values not in self._answers and len(self._answers) < UNIFORM_ANSWERS:
-            self._answers[values] = self._network.device.copy(self.predict([index], batch_size)[0])
-        return self._answers.get(values)
+        return tuple(first.ravel().tolist())
 
-    def predict(self, indices: list[Zyx], batch_size: int) -> Any:
-        """Predict at most ``batch_size`` patches as a full batch, (batch_size, C, *patch_shape); others are repeats."""
-        work = self._work
-        slices = [self._slices(index) for index in indices]
+    def batch(self, indices: Sequence[Zyx], batch_size: int) -> Any:
+        """Device array (batch_size, channels, *patch) of patches; the last one fills up the rest.
+
+        The next call overwrites it.
+        """
         if self._batch is None or len(self._batch) != batch_size:
-            shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
-            self._batch = None
-            self._batch = self._network.device.empty((batch_size, self._cutout.shape[0], *shape))
+            self._batch = None  # before the next one is made: they would lie side by side
+            shape = (batch_size, self._array.shape[0], *self._patch_shape)
+            self._batch = self._device.empty(shape)
+        slices = [self._input_slices(index) for index in indices]
         for position in range(batch_size):
             self._batch[position] = self._volume[slices[min(position, len(slices) - 1)]]
-        predictions = self._network.predict(self._normalize(self._batch))
-        leading = (batch_size, self._output_channels)
-        return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
+        return self._batch
 
-    def _slices(self, index: Zyx) -> tuple[slice, ...]:
-        return (
-            slice(None),
-            *(places[k].cutout for places, k in zip(self._places, index, strict=True)),
-        )
+    def _input_slices(self, index: Zyx) -> tuple[slice, ...]:
+        per_axis = zip(self.slices, index, strict=True)
+        return (slice(None), *(slices[k].cutout for slices, k in per_axis))
 
 
-def places_of(work: ChunkWork, axis: int) -> dict[int, Place]:
-    """Where each of a chunk's patches lies along one axis, by its index in the lattice."""
+def axis_slices(work: ChunkWork, axis: int) -> dict[int, PatchSlices]:
+    """Slices of each of a chunk's patches along one axis, by its index in the lattice.
+
+    Raises:
+        ValueError: a patch does not touch the core, or its input is not in the cutout.
+    """
     core = work.core_box
     lattice = work.lattice.axes[axis]
-    places = {}
+    slices = {}
     for k in work.patches[axis]:
         first = lattice.patch_start(k)
         start = max(first, core.start[axis])
@@ -118,9 +97,9 @@ def places_of(work: ChunkWork, axis: int) -> dict[int, Place]:
                 f"patch {k} of axis {axis} misses the core {core}, or what is read, "
                 f"{work.input_box}"
             )
-        places[k] = Place(
+        slices[k] = PatchSlices(
             slice(read, read + lattice.patch + 2 * work.crop_margin[axis]),
             slice(start - first, stop - first),
             slice(start - core.start[axis], stop - core.start[axis]),
         )
-    return places
+    return slices

@@ -1,9 +1,10 @@
-"""Trying again what may pass, inside a worker, and what becomes of what does not."""
+"""Retries inside a worker of what may pass, and what becomes of what does not."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import tenacity
 
@@ -11,6 +12,7 @@ from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
     DeviceOutOfMemory,
+    Stage,
     StateError,
     WorkerFault,
 )
@@ -18,27 +20,40 @@ from beam_inference.errors import (
 Value = TypeVar("Value")
 
 
+@dataclass(frozen=True, slots=True)
+class Success(Generic[Value]):
+    """The value of an action that succeeded, and the number of attempts that this took."""
+
+    value: Value
+    attempts: int
+
+
 def attempt(
     action: Callable[[], Value],
     attempts: int,
-    stage: str,
+    stage: Stage,
     is_transient: Callable[[BaseException], bool],
-    tell: Callable[[int, str], None],
-) -> tuple[Value, int]:
-    """The action's value, and the number of attempts; transient trouble is tried again, with backoff and jitter.
+    log: Callable[[int, str], None],
+) -> Success[Value]:
+    """Run an action; repeat it after transient errors, with backoff and jitter.
 
-    ``tell`` is told the number and the cause of each attempt that is followed by another.
+    Args:
+        action: may be run several times.
+        attempts: how often it is run at most.
+        stage: what a fault is put down to.
+        is_transient: whether an error may pass.
+        log: called with the number and the cause of each attempt that is followed by another.
 
     Raises:
-        ChunkFault: of ``stage``: it failed for good.
-        WorkerFault, DeviceOutOfMemory, StateError: as the action raises them; not the chunk's
-            fault.
+        ChunkFault: the action failed for good.
+        WorkerFault, DeviceOutOfMemory, StateError: as raised by the action; they are not the
+            chunk's fault.
     """
     retrying = tenacity.Retrying(
         stop=tenacity.stop_after_attempt(attempts),
         wait=tenacity.wait_exponential_jitter(initial=0.1, max=20, jitter=0.2),
         retry=tenacity.retry_if_exception(is_transient),
-        before_sleep=lambda state: tell(
+        before_sleep=lambda state: log(
             state.attempt_number, _first_line(state.outcome.exception() if state.outcome else None)
         ),
         reraise=True,
@@ -53,10 +68,14 @@ def attempt(
             "fewer processes."
         ) from error
     except Exception as error:
-        expected = isinstance(error, BeamInferenceError)
-        cause = str(error) if expected else f"{type(error).__name__}: {_first_line(error)}"
-        raise ChunkFault(cause, stage, int(retrying.statistics["attempt_number"])) from error
-    return value, int(retrying.statistics["attempt_number"])
+        is_expected = isinstance(error, BeamInferenceError)
+        cause = str(error) if is_expected else f"{type(error).__name__}: {_first_line(error)}"
+        raise ChunkFault(cause, stage, _attempts(retrying)) from error
+    return Success(value, _attempts(retrying))
+
+
+def _attempts(retrying: tenacity.Retrying) -> int:
+    return int(retrying.statistics["attempt_number"])
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -51,7 +51,7 @@ def position(volume_in, tmp_path):
     model = {"path": f"{TOYS}:position", "output_channels": 2, "normalize": "unit"}
     clean = make_launch(volume_in, tmp_path / "clean", tmp_path, model=model)
     worker = Worker(clean)
-    list(worker.do(range(worker.job.plan.chunks.count)))
+    list(worker.infer_chunks(range(worker.job.plan.chunks.count)))
     return lambda **other: make_launch(volume_in, tmp_path / "out", tmp_path, model=model, **other)
 
 
@@ -86,18 +86,18 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits(position, tmp_path, 
 def test_three_faults_that_escape_are_retried_by_the_runner(position, tmp_path, monkeypatch):
     """BundleBasedDirectRunner gives a bundle four attempts, as Dataflow does; all runs are in one bundle."""
     launch = position()
-    write = Worker._write
+    write_receipt = State.write_receipt
     faults = []
     written = Counter()
 
-    def faulty(self, index, core):
-        if index in (1, 4, 7) and index not in faults:
-            faults.append(index)
+    def faulty(self, receipt):
+        if receipt.chunk in (1, 4, 7) and receipt.chunk not in faults:
+            faults.append(receipt.chunk)
             raise WorkerFault("the device is lost")
-        written[index] += 1
-        return write(self, index, core)
+        written[receipt.chunk] += 1
+        return write_receipt(self, receipt)
 
-    monkeypatch.setattr(Worker, "_write", faulty)
+    monkeypatch.setattr(State, "write_receipt", faulty)
     run(launch, runner="BundleBasedDirectRunner")
     assert faults == [1, 4, 7]
     check_complete(launch)
@@ -110,10 +110,10 @@ def test_three_faults_that_escape_are_retried_by_the_runner(position, tmp_path, 
 def test_a_fourth_fault_fails_the_job_but_loses_nothing(position, tmp_path, monkeypatch):
     launch = position()
 
-    def sick(self, index, core):
+    def sick(self, receipt):
         raise WorkerFault("destination not writable")
 
-    monkeypatch.setattr(Worker, "_write", sick)
+    monkeypatch.setattr(State, "write_receipt", sick)
     with pytest.raises(Exception, match="destination not writable"):
         run(launch, runner="BundleBasedDirectRunner")
     monkeypatch.undo()

@@ -238,12 +238,12 @@ def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(
     job, capsys, tmp_path, monkeypatch
 ):
     from beam_inference.errors import WorkerFault
-    from beam_inference.worker.worker import Worker
+    from beam_inference.job.state import State
 
-    def sick(self, index, core):
+    def sick(self, receipt):
         raise WorkerFault("cannot write: RESOURCE_EXHAUSTED: disk full")
 
-    monkeypatch.setattr(Worker, "_write", sick)
+    monkeypatch.setattr(State, "write_receipt", sick)
     assert main(["run", job()]) == 1
     captured = capsys.readouterr()
     assert "the launch ended early: cannot write: RESOURCE_EXHAUSTED: disk full\n" in captured.out

@@ -2,12 +2,12 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from helpers import job_values, plan_of, read_volume, toy, write_job
+from oracles.chunks import infer_once
 from torch import nn
 
 from beam_inference.cli.main import main
@@ -20,7 +20,8 @@ from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators.normalize import unit
 from beam_inference.operators.quantize import quantize
-from beam_inference.worker.chunk_inference import infer_chunk
+from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.chunk_input import ChunkInput
 
 BOX = BoundingBox((0, 0, 0), (20, 40, 48))
 DTYPES = ("uint8", "uint16", "int16", "float32")
@@ -56,7 +57,9 @@ def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
     for index in range(geometry.chunks.count):
         work = geometry.work(index)
         cutout = array[(slice(None), *work.input_box.slices_in(BOX))]
-        found = infer_chunk(cutout, work, predictor, unit(array.dtype), 2, batch_size, encoding)
+        found = infer_once(
+            cutout, work, predictor, 2, batch_size, encoding, normalize=unit(array.dtype)
+        )
         result[(slice(None), *work.core_box.slices_in(BOX))] = found.core
     return result, found.batch_size
 
@@ -222,7 +225,10 @@ def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
     predictor = torch_predictor(network(device), device)
     work = plan().work(0)
     array = volume()
-    inferring = partial(infer_chunk, array, work, predictor, unit(array.dtype), 2, 2)
+    inference = ChunkInference(predictor, unit(array.dtype), 2, 2)
+    plain = ChunkInput(array, work.input_box, lambda: predictor.device.upload(array))
     with ThreadPoolExecutor(1) as readers:
-        uploaded = readers.submit(predictor.device.begin_upload, array).result()
-    np.testing.assert_array_equal(inferring(uploaded=uploaded).core, inferring().core)
+        sent = readers.submit(inference.start_upload, array, work.input_box).result()
+    np.testing.assert_array_equal(
+        inference.infer(sent, work).core, inference.infer(plain, work).core
+    )

@@ -1,15 +1,17 @@
 """The same bits for every chunk shape, by every engine."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from engines.test_engines import CONVERTED, FIB25, PATCH, ROI, UNET, loaded, run_job
 from fib25_job import affinity_job
 from helpers import plan_of, read_volume, write_job
+from oracles.chunks import infer_once
 
 from beam_inference.cli.main import main
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators.normalize import unit
-from beam_inference.worker.chunk_inference import infer_chunk
 
 
 @pytest.mark.parametrize(
@@ -25,7 +27,7 @@ def test_chunks_of_any_shape_have_the_bits_of_the_whole(engine):
         result = np.empty((3, *box.shape), np.float32)
         for work in map(plan.work, range(plan.chunks.count)):
             read = array[(slice(None), *work.input_box.slices_in(box))]
-            found = infer_chunk(read, work, predictor, unit(array.dtype), 3, 2)
+            found = infer_once(read, work, predictor, 3, 2, normalize=unit(array.dtype))
             result[(slice(None), *work.core_box.slices_in(box))] = found.core
         results.append(result)
     assert results[0].std() > 0.01
@@ -59,14 +61,13 @@ def test_a_job_gives_the_same_bits_for_every_chunk_shape(fib25, tmp_path, engine
 @pytest.mark.parametrize(
     "engine", ["torch", "openvino", pytest.param("onnxruntime", marks=pytest.mark.slow)]
 )
-def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine, monkeypatch):
+def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine):
     box = BoundingBox((0, 0, 0), (24, 32, 64))
     plan = plan_of(box, PATCH, (2, 4, 8), box.shape)
     array = np.zeros((1, *box.shape), np.uint8)
     array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))
     predictor = loaded(FIB25, engine, batch_size=3, threads=2)
-    arguments = (array, plan.work(0), predictor, unit(array.dtype), 3, 3)
-    known = infer_chunk(*arguments)
+    infer = partial(infer_once, array, plan.work(0), predictor, 3, 3, normalize=unit(array.dtype))
+    known = infer()
     assert 0 < known.uniform_patches < plan.work(0).patch_count
-    monkeypatch.setattr("beam_inference.worker.patches.UNIFORM_ANSWERS", 0)
-    np.testing.assert_array_equal(known.core, infer_chunk(*arguments).core)
+    np.testing.assert_array_equal(known.core, infer(uniform_answers=0).core)

@@ -1,30 +1,20 @@
 """``seams: exchange`` through its plain functions: every patch once, and the values of ``recompute`` and the oracle."""
 
 import numpy as np
+from fakes.networks import NumpyNetwork, position_dependent
 from helpers import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from worker.test_chunk_inference import (
-    NumpyNetwork,
-    cutout,
-    infer_all,
-    make,
-    position_dependent,
-    random_volume,
-    unchanged,
-)
+from oracles.chunks import cut_out, infer_all, infer_once, random_volume, small_plan
 
 from beam_inference.geometry.seam_sums import add_sums, merge_sums, split_sums
 from beam_inference.operators.quantize import quantize
-from beam_inference.worker.chunk_inference import infer_chunk
 
 UINT8 = np.dtype("uint8")
 
 
 def sums_of(array, plan, work, network, batch_size=1):
-    return infer_chunk(
-        cutout(array, plan, work.input_box), work, network, unchanged, 2, batch_size
-    ).core
+    return infer_once(cut_out(array, plan, work.input_box), work, network, 2, batch_size).core
 
 
 def exchanged(array, plan, network, batch_size=1, order=None):
@@ -75,7 +65,7 @@ def geometries(draw):
     high = tuple(draw(st.integers(b + 1, a + n)) for a, b, n in zip(start, low, shape, strict=True))
     from beam_inference.geometry.bounding_box import BoundingBox
 
-    return make(
+    return small_plan(
         shape=shape,
         patch=patch,
         overlap=tuple(draw(st.integers(0, p - 1)) for p in patch),
@@ -120,7 +110,7 @@ def test_the_values_of_recompute_and_of_the_oracle_from_every_patch_once(plan, b
 
 
 def _input(array, plan, box):
-    return cutout(array, plan, box.grow(plan.crop_margin)).astype(np.float32)
+    return cut_out(array, plan, box.grow(plan.crop_margin)).astype(np.float32)
 
 
 def _cropped(plan, prediction):
@@ -131,7 +121,7 @@ def _cropped(plan, prediction):
 
 
 def test_chunks_that_own_no_patch_are_made_of_their_neighbours():
-    plan = make(patch=(12, 12, 12), overlap=(2, 2, 2), chunk=(3, 3, 3), seams="exchange")
+    plan = small_plan(patch=(12, 12, 12), overlap=(2, 2, 2), chunk=(3, 3, 3), seams="exchange")
     owners = [index for index in range(plan.chunks.count) if plan.exchange.owned_work(index)]
     assert 0 < len(owners) < plan.chunks.count / 8
     array = random_volume(plan.volume.shape)
@@ -142,7 +132,7 @@ def test_chunks_that_own_no_patch_are_made_of_their_neighbours():
 
 
 def test_integer_levels_differ_on_fewer_than_one_voxel_in_ten_thousand():
-    plan = make(
+    plan = small_plan(
         shape=(40, 60, 60),
         patch=(10, 16, 16),
         overlap=(4, 6, 6),

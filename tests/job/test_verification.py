@@ -11,7 +11,6 @@ from beam_inference.job.records import crc32
 from beam_inference.job.verification import verify
 from beam_inference.launch.prepare import prepare
 from beam_inference.volumes.outputs import open_output
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.worker.worker import Worker
 
 in_both_seam_modes = pytest.mark.parametrize("done", ["recompute", "exchange"], indirect=True)
@@ -23,11 +22,10 @@ def done(request, volume_in, tmp_path):
     worker = Worker(prepare(parse_job(values, tmp_path)))
     chunks = range(worker.job.plan.chunks.count)
     if request.param == "exchange":
-        exchange = SeamExchange(worker)
-        list(exchange.add_up(chunks))
-        list(exchange.merge(chunks))
+        list(worker.sum_chunks(chunks))
+        list(worker.merge_seams(chunks))
     else:
-        list(worker.do(chunks))
+        list(worker.infer_chunks(chunks))
     return worker
 
 

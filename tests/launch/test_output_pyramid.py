@@ -61,7 +61,7 @@ def without_beam(path, *overrides, chunks=None, overwrite=False):
     launch = prepare(config, overwrite=overwrite)
     pyramid = begin_levels(launch, overwrite=overwrite)
     worker = Worker(launch)
-    list(worker.do(range(worker.job.plan.chunks.count) if chunks is None else chunks))
+    list(worker.infer_chunks(range(worker.job.plan.chunks.count) if chunks is None else chunks))
     return launch, pyramid
 
 
@@ -322,7 +322,7 @@ def test_a_sample_makes_none_and_the_rest_does(job, tmp_path, capsys):
 def test_levels_made_by_the_command_while_chunks_go_on_are_made_anew(job, tmp_path):
     launch = prepare(load_job(job(output={"pyramid": TWO})))
     pyramid = begin_levels(launch, overwrite=False)
-    list(Worker(launch).do(range(9)))
+    list(Worker(launch).infer_chunks(range(9)))
     made(pyramid)
     with beam.Pipeline("FnApiRunner") as pipeline:
         build(pipeline, launch, 2, pyramid.job())

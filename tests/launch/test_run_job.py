@@ -9,7 +9,6 @@ from beam_inference import run_job
 from beam_inference.config.job_file import parse_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.run_job import _phases
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.worker.worker import Worker
 
 
@@ -55,7 +54,7 @@ def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tm
     launch = prepare(parse_job(values, tmp_path))
     job = launch.resolved()
     state = launch.state()
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     first, second = _phases(state, job, None)
     assert (first.total, second.total) == (job.plan.totals.owners, job.plan.chunks.count)
     assert (
@@ -63,15 +62,15 @@ def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tm
         == second.total * second.voxels_per_thing
         == job.plan.chunks.roi.size
     )
-    summed = list(exchange.add_up(range(10)))
+    summed = list(worker.sum_chunks(range(10)))
     assert 0 < first.count_done() == len(summed) < first.total
-    done = list(exchange.merge(range(18)))  # as where the rest is quarantined
+    done = list(worker.merge_seams(range(18)))  # as where the rest is quarantined
     assert (first.count_done(), second.count_done()) == (first.total, len(done))
     (chosen,) = _phases(state, job, [1, 2, 3])
     assert (chosen.total, chosen.count_done()) == (
         3,
         len({record.chunk for record in done} & {1, 2, 3}),
     )
-    list(exchange.add_up(range(18)))
-    list(exchange.merge(range(18)))
+    list(worker.sum_chunks(range(18)))
+    list(worker.merge_seams(range(18)))
     assert [phase.things for phase in _phases(state, job, None)] == ["chunks"]

@@ -36,7 +36,8 @@ def done(values, folder):
     """Do a job without Beam."""
     launch = prepare(parse_job(values, folder))
     assert {
-        record.outcome for record in Worker(launch).do(range(launch.resolved().plan.chunks.count))
+        record.outcome
+        for record in Worker(launch).infer_chunks(range(launch.resolved().plan.chunks.count))
     } == {"done"}
 
 
@@ -140,7 +141,7 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(
     path = str(write_job(tmp_path / "job.yaml", values))
     launch = prepare(parse_job(values, tmp_path))
     count = launch.resolved().plan.chunks.count
-    some = list(Worker(launch).do(range(count // 2)))
+    some = list(Worker(launch).infer_chunks(range(count // 2)))
     to.write_text(brighter(original))
     assert main(["run", path]) == 2
     told = capsys.readouterr().err
@@ -156,7 +157,7 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(
     resumed = prepare(parse_job(values, tmp_path))
     assert "does not exist; going on with what this job began with" in caplog.text
     assert resumed.resolved().fingerprint == launch.resolved().fingerprint
-    outcomes = [record.outcome for record in Worker(resumed).do(range(count))]
+    outcomes = [record.outcome for record in Worker(resumed).infer_chunks(range(count))]
     assert (outcomes.count("skipped"), outcomes.count("done")) == (len(some), count - len(some))
     np.testing.assert_allclose(read_volume(tmp_path / "out")[0], by_hand(INPUT, form), atol=2e-6)
     to.write_text(original)

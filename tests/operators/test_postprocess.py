@@ -47,7 +47,9 @@ def result(tmp_path, name, chunk_shape=(16, 32, 32), output=None, inference=None
     )
     launch = prepare(parse_job(values | keys, tmp_path))
     worker = Worker(launch)
-    outcomes = {record.outcome for record in worker.do(range(launch.resolved().plan.chunks.count))}
+    outcomes = {
+        record.outcome for record in worker.infer_chunks(range(launch.resolved().plan.chunks.count))
+    }
     assert outcomes == {"done"}
     return read_volume(tmp_path / name)
 

@@ -27,8 +27,8 @@ from beam_inference.volumes import mask as masks
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
-from beam_inference.worker.finishing import Finishing
-from beam_inference.worker.seam_exchange import SeamExchange
+from beam_inference.worker.output_mask import open_output_mask
+from beam_inference.worker.postprocessing import Postprocessing
 from beam_inference.worker.worker import Worker
 
 CHANNELS = 2
@@ -64,11 +64,10 @@ def result(tmp_path, name, source, mask=None, /, **sections):
     job = launch.resolved()
     chunks = range(job.plan.chunks.count)
     if job.plan.exchange is not None:
-        exchange = SeamExchange(worker)
-        assert {record.outcome for record in exchange.add_up(chunks)} <= {"summed"}
-        records = exchange.merge(chunks)
+        assert {record.outcome for record in worker.sum_chunks(chunks)} <= {"summed"}
+        records = worker.merge_seams(chunks)
     else:
-        records = worker.do(chunks)
+        records = worker.infer_chunks(chunks)
     assert {record.outcome for record in records} == {"done"}
     return read_volume(tmp_path / name)
 
@@ -202,7 +201,7 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
     sections = {"model": MODEL, "inference": {"seams": "exchange", "chunk_shape": [16, 16, 16]}}
     launch = launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path)}, **sections)
     job = launch.resolved()
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     plan = job.plan
     state = launch.state()
     wanted = [
@@ -213,17 +212,17 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
     computed = [i for i in range(plan.chunks.count) if {*plan.exchange.receivers(i)} & {*wanted}]
     assert len(computed) < plan.totals.owners
     half = plan.chunks.count // 2
-    list(exchange.add_up(range(half)))
+    list(worker.sum_chunks(range(half)))
     assert job_status(job, state, datetime.now(UTC)).left == sum(
         map(bool, map(plan.exchange.receivers, range(half, 2 * half)))
     )
-    records = list(exchange.add_up(range(half, plan.chunks.count)))
+    records = list(worker.sum_chunks(range(half, plan.chunks.count)))
     assert [record.chunk for record in records] == [i for i in computed if i >= half]
     status = job_status(job, state, datetime.now(UTC))
     assert (status.left, status.summed, status.done) == (plan.chunks.count, plan.totals.owners, 0)
     # nothing is done twice
-    assert not list(SeamExchange(Worker(launch)).add_up(range(plan.chunks.count)))
-    assert {record.outcome for record in exchange.merge(range(plan.chunks.count))} == {"done"}
+    assert not list(Worker(launch).sum_chunks(range(plan.chunks.count)))
+    assert {record.outcome for record in worker.merge_seams(range(plan.chunks.count))} == {"done"}
     assert verify(job, state).complete
     assert job_status(job, state, datetime.now(UTC)).left == 0
 
@@ -234,14 +233,15 @@ def test_a_chunks_mask_is_read_once(tmp_path):
     job = launched(
         tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
     ).resolved()
-    finishing = Finishing(job)
+    mask = open_output_mask(job)
+    postprocessing = Postprocessing(job, mask)
     box = BoundingBox((0, 0, 0), (16, 32, 32))
-    assert not finishing.is_masked(box)
+    assert not mask.excludes(box)
     shutil.rmtree(tmp_path / "mask")
     values = INPUT[(slice(None), *box.slices_in(box))].copy()
     expected = np.where(at_full_resolution()[box.slices_in(box)], values, 9)
-    np.testing.assert_array_equal(finishing.finished(values, box, box), expected)
-    assert not finishing.is_masked(box)
+    np.testing.assert_array_equal(postprocessing.finish(values, box, box), expected)
+    assert not mask.excludes(box)
 
 
 def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):

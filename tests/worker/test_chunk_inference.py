@@ -1,12 +1,13 @@
-from contextlib import nullcontext
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from helpers import oracle, plan_of
+from fakes.networks import NumpyNetwork, RemoteDevice, position_dependent, unchanged
+from helpers import oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.chunks import cut_out, infer, infer_all, infer_once, random_volume, small_plan
 
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
@@ -14,91 +15,24 @@ from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
 from beam_inference.geometry.blending import patch_weights
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.fill import fill_outside, source_box
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.operators.quantize import quantize
-from beam_inference.worker.chunk_inference import infer_chunk
-from beam_inference.worker.patches import UNIFORM_ANSWERS
-
-
-class NumpyNetwork(NumpyDevice):
-    """A network and its device, given as a function; notes the sizes of the batches it is called with."""
-
-    def __init__(self, function=lambda batch: batch, largest_batch=10**9):
-        self.device = self
-        self._function = function
-        self._largest_batch = largest_batch
-        self.batches = []
-
-    def session(self):
-        return nullcontext()
-
-    def predict(self, batch):
-        if len(batch) > self._largest_batch:
-            raise DeviceOutOfMemory("no room")
-        self.batches.append(len(batch))
-        return self._function(batch)
-
-
-def unchanged(batch):
-    return batch
-
-
-def position_dependent(batch):
-    """A network whose answer depends on where a voxel is in its patch, and is asymmetric: geometry errors show."""
-    z, y, x = (np.linspace(1, 2, n, dtype=np.float32) for n in batch.shape[2:])
-    ramp = z[:, None, None] * y[:, None] ** 2 * x**3
-    return np.concatenate([batch * ramp, batch - ramp], axis=1)
-
-
-def make(
-    shape=(17, 23, 29),
-    patch=(6, 8, 10),
-    overlap=(2, 4, 3),
-    chunk=(5, 9, 13),
-    start=(3, -2, 7),
-    **other,
-):
-    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
-    return plan_of(other.pop("roi", volume), patch, overlap, chunk, volume=volume, **other)
-
-
-def cutout(array, plan, box, fill="reflect"):
-    source = source_box(box, plan.volume, fill)
-    return fill_outside(
-        array[source.slices_in(plan.volume)][None], source, box, plan.volume, fill, 0
-    )
-
-
-def infer_all(array, plan, network, channels=1, batch_size=1):
-    roi = plan.chunks.roi
-    result = np.full((channels, *roi.shape), np.nan, np.float32)
-    for index in range(plan.chunks.count):
-        work = plan.work(index)
-        core = infer_chunk(
-            cutout(array, plan, work.input_box), work, network, unchanged, channels, batch_size
-        ).core
-        result[(slice(None), *work.core_box.slices_in(roi))] = core
-    return result
-
-
-def random_volume(shape, dtype=np.float32):
-    return np.random.default_rng(1).random(shape).astype(dtype)
+from beam_inference.worker.chunk_inference import UNIFORM_ANSWERS, ChunkInference
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_all_chunk_shapes_give_the_same_bits_and_the_oracles_values(batch_size):
     array = random_volume((17, 23, 29))
     results = [
-        infer_all(array, make(chunk=chunk), NumpyNetwork(position_dependent), 2, batch_size)
+        infer_all(array, small_plan(chunk=chunk), NumpyNetwork(position_dependent), 2, batch_size)
         for chunk in [(17, 23, 29), (5, 9, 13), (7, 11, 3), (1, 23, 4)]
     ]
     for result in results[1:]:
         np.testing.assert_array_equal(result, results[0])
-    plan = make()
+    plan = small_plan()
     expected, _ = oracle(
         plan.lattice,
-        lambda box: position_dependent(cutout(array, plan, box)[None].astype(np.float32))[0],
+        lambda box: position_dependent(cut_out(array, plan, box)[None].astype(np.float32))[0],
         2,
     )
     assert np.abs(results[0] - expected).max() <= 1e-6 * np.ptp(expected)
@@ -106,8 +40,8 @@ def test_all_chunk_shapes_give_the_same_bits_and_the_oracles_values(batch_size):
 
 def test_crop_differs_at_chunk_borders_and_only_with_a_network_that_sees_its_patch():
     array = random_volume((17, 23, 29))
-    exact = infer_all(array, make(), NumpyNetwork(position_dependent), 2)
-    crop = make(seams="crop", chunk_crop_margin=(1, 2, 2))
+    exact = infer_all(array, small_plan(), NumpyNetwork(position_dependent), 2)
+    crop = small_plan(seams="crop", chunk_crop_margin=(1, 2, 2))
     assert np.abs(infer_all(array, crop, NumpyNetwork(position_dependent), 2) - exact).max() > 0.1
     np.testing.assert_allclose(infer_all(array, crop, NumpyNetwork(), 1)[0], array, atol=1e-6)
 
@@ -117,7 +51,7 @@ def test_crop_differs_at_chunk_borders_and_only_with_a_network_that_sees_its_pat
 def test_identity_gives_the_input_back_for_any_geometry(data):
     patch = data.draw(st.tuples(*[st.integers(1, 7)] * 3))
     overlap = tuple(data.draw(st.integers(0, p - 1)) for p in patch)
-    plan = make(
+    plan = small_plan(
         shape=data.draw(st.tuples(*[st.integers(1, 12)] * 3)),
         patch=patch,
         overlap=overlap,
@@ -147,7 +81,7 @@ def test_identity_gives_the_input_back_for_any_geometry(data):
     ],
 )
 def test_identity_with_long_patches(length, patch, overlap):
-    plan = make((2, 3, length), (2, 3, patch), (0, 0, overlap), (2, 3, 301))
+    plan = small_plan((2, 3, length), (2, 3, patch), (0, 0, overlap), (2, 3, 301))
     array = np.random.default_rng(3).integers(0, 256, plan.volume.shape, dtype=np.uint8)
     result = infer_all(array / np.float32(255), plan, NumpyNetwork())[0]
     assert np.abs(result - array / 255).max() <= (1e-6 if overlap <= 0.75 * patch else 2e-5)
@@ -155,7 +89,7 @@ def test_identity_with_long_patches(length, patch, overlap):
 
 
 def test_every_call_has_exactly_the_batch_size_and_every_patch_is_computed_once():
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     network = NumpyNetwork()
     infer_all(random_volume((17, 23, 29)), plan, network, batch_size=3)
     assert plan.lattice.count % 3 == 2
@@ -164,7 +98,7 @@ def test_every_call_has_exactly_the_batch_size_and_every_patch_is_computed_once(
 
 def test_a_network_may_return_the_grown_patch_or_the_cropped_one():
     array = random_volume((17, 23, 29))
-    plan = make(crop_margin=(1, 2, 3))
+    plan = small_plan(crop_margin=(1, 2, 3))
     grown = infer_all(array, plan, NumpyNetwork())
     cropped = infer_all(array, plan, NumpyNetwork(lambda batch: batch[:, :, 1:-1, 2:-2, 3:-3]))
     np.testing.assert_array_equal(grown, cropped)
@@ -173,28 +107,28 @@ def test_a_network_may_return_the_grown_patch_or_the_cropped_one():
 def test_the_patch_input_is_grown_by_real_voxels_also_outside_the_roi():
     """A network that looks two voxels ahead sees them: across chunk borders, and beyond the ROI."""
     array = random_volume((17, 23, 29))
-    volume = make().volume
+    volume = small_plan().volume
     roi = BoundingBox(volume.start, (volume.stop[0], volume.stop[1], volume.stop[2] - 5))
-    plan = make(roi=roi, crop_margin=(0, 0, 2))
+    plan = small_plan(roi=roi, crop_margin=(0, 0, 2))
     result = infer_all(array, plan, NumpyNetwork(lambda batch: batch[:, :, :, :, 4:]))
     np.testing.assert_allclose(result[0], array[:, :, 2:-3], atol=1e-6)
 
 
 def test_several_input_channels():
     array = np.stack([random_volume((17, 23, 29)), 2 + random_volume((17, 23, 29))])
-    plan = make(chunk=(20, 30, 30))
+    plan = small_plan(chunk=(20, 30, 30))
     work = plan.work(0)
     network = NumpyNetwork(lambda batch: batch[:, 1:] - batch[:, :1])
-    core = infer_chunk(array, work, network, unchanged, 1, 2).core
+    core = infer_once(array, work, network, 1, 2).core
     np.testing.assert_allclose(core[0], array[1] - array[0], atol=1e-6)
 
 
 def test_out_of_memory_halves_the_batch_and_goes_on():
     array = random_volume((17, 23, 29))
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     network = NumpyNetwork(position_dependent, largest_batch=3)
     work = plan.work(0)
-    result = infer_chunk(cutout(array, plan, work.input_box), work, network, unchanged, 2, 8)
+    result = infer_once(cut_out(array, plan, work.input_box), work, network, 2, 8)
     assert result.batch_size == 2
     assert set(network.batches) == {2}
     expected = infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size=2)
@@ -202,13 +136,13 @@ def test_out_of_memory_halves_the_batch_and_goes_on():
 
 
 def test_out_of_memory_at_one_patch_names_the_numbers():
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     work = plan.work(0)
-    array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
+    array = cut_out(random_volume((17, 23, 29)), plan, work.input_box)
     with pytest.raises(
         DeviceOutOfMemory, match=r"batch of one patch of \[6, 8, 10\] .* chunk of \[17, 23, 29\]"
     ):
-        infer_chunk(array, work, NumpyNetwork(largest_batch=0), unchanged, 1, 4)
+        infer_once(array, work, NumpyNetwork(largest_batch=0), 1, 4)
 
 
 @pytest.mark.parametrize(
@@ -221,29 +155,32 @@ def test_out_of_memory_at_one_patch_names_the_numbers():
     ],
 )
 def test_a_wrong_output_shape_is_named(function):
-    plan = make()
+    plan = small_plan()
     work = plan.work(0)
-    array = cutout(random_volume((17, 23, 29)), plan, work.input_box)
+    array = cut_out(random_volume((17, 23, 29)), plan, work.input_box)
     with pytest.raises(
         ModelContractError, match=r"returns an array of shape .* expected \[1, 1, 6, 8, 10\]"
     ):
-        infer_chunk(array, work, NumpyNetwork(function), unchanged, 1, 1)
+        infer_once(array, work, NumpyNetwork(function))
 
 
 def test_normalisation_sees_stored_values_as_float32():
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     array = np.random.default_rng(4).integers(0, 60000, (17, 23, 29)).astype(np.uint16)
     work = plan.work(0)
-    core = infer_chunk(
-        cutout(array, plan, work.input_box), work, NumpyNetwork(), lambda b: b.__imul__(0.5), 1, 1
+    core = infer_once(
+        cut_out(array, plan, work.input_box),
+        work,
+        NumpyNetwork(),
+        normalize=lambda b: b.__imul__(0.5),
     ).core
     np.testing.assert_allclose(core[0], array / 2, rtol=1e-6)
 
 
 def test_a_cutout_of_another_box_is_refused():
-    work = make().work(0)
+    work = small_plan().work(0)
     with pytest.raises(ValueError, match="the cutout has shape"):
-        infer_chunk(np.zeros((1, 2, 2, 2)), work, NumpyNetwork(), unchanged, 1, 1)
+        infer_once(np.zeros((1, 2, 2, 2)), work, NumpyNetwork())
 
 
 def whole(array, plan, function, channels):
@@ -255,7 +192,7 @@ def whole(array, plan, function, channels):
         box = lattice.patch_box(index)
         if box.intersection(roi).size == 0:
             continue
-        prediction = function(cutout(array, plan, box)[None].astype(np.float32))[0]
+        prediction = function(cut_out(array, plan, box)[None].astype(np.float32))[0]
         z, y, x = patch_weights(lattice, index)
         part = prediction * ((y[:, None] * x) * z[:, None, None])
         here = box.intersection(roi)
@@ -263,42 +200,20 @@ def whole(array, plan, function, channels):
     return result
 
 
-class Elsewhere(NumpyNetwork):
-    """One whose arrays are told not to be the host's, and arrive late: nothing is blended in the result itself."""
-
-    on_host = False
-
-    def __init__(self, function):
-        super().__init__(function)
-        self.on_their_way = 0
-
-    def download(self, array, encoding=AS_COMPUTED):
-        there = super().download(array.copy(), encoding)()
-        late = np.full_like(there, 77)
-        self.on_their_way += 1
-        assert self.on_their_way == 1, "memory for one is what is projected"
-
-        def arrived():
-            late[...] = there
-            self.on_their_way -= 1
-            return late
-
-        return arrived
-
-
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_the_slab_gives_the_bits_of_an_accumulator_for_all(data):
     patch = data.draw(st.tuples(*[st.integers(1, 6)] * 3))
-    plan = make(
+    plan = small_plan(
         shape=data.draw(st.tuples(st.integers(1, 25), st.integers(1, 9), st.integers(1, 9))),
         patch=patch,
         overlap=tuple(data.draw(st.integers(0, p - 1)) for p in patch),
         chunk=data.draw(st.tuples(st.integers(1, 25), st.integers(1, 9), st.integers(1, 9))),
     )
     array = random_volume(plan.volume.shape)
-    for network in (NumpyNetwork, Elsewhere):
-        found = infer_all(array, plan, network(position_dependent), 2, data.draw(st.integers(1, 3)))
+    for device in (NumpyDevice(), RemoteDevice()):
+        network = NumpyNetwork(position_dependent, device=device)
+        found = infer_all(array, plan, network, 2, data.draw(st.integers(1, 3)))
         np.testing.assert_array_equal(found, whole(array, plan, position_dependent, 2))
 
 
@@ -314,17 +229,17 @@ def torch_network():
 @pytest.mark.parametrize("value_range", [(0.0, 1.0), (-0.3, 0.7)])
 def test_values_are_encoded_where_they_are_to_the_same_bits(dtype, value_range):
     array = random_volume((17, 23, 29))
-    plan = make(chunk=(9, 23, 29))
+    plan = small_plan(chunk=(9, 23, 29))
     encoding = Encoding(np.dtype(dtype), None if dtype == "float32" else value_range)
     for network in (
-        *(kind(with_complement) for kind in (NumpyNetwork, Elsewhere)),
+        *(NumpyNetwork(with_complement, device=each) for each in (NumpyDevice(), RemoteDevice())),
         torch_network(),
     ):
         for index in range(plan.chunks.count):
             work = plan.work(index)
-            arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, 2)
-            plain = infer_chunk(*arguments).core
-            encoded = infer_chunk(*arguments, encoding).core
+            arguments = (cut_out(array, plan, work.input_box), work, network, 2, 2)
+            plain = infer_once(*arguments).core
+            encoded = infer_once(*arguments, encoding).core
             assert encoded.dtype == dtype
             np.testing.assert_array_equal(encoded, quantize(plain, *encoding))
 
@@ -340,14 +255,14 @@ def test_a_value_that_is_not_finite_is_refused_before_it_is_rounded_away(value):
 
         return function
 
-    plan = make(chunk=(17, 23, 29))
-    array = cutout(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
+    plan = small_plan(chunk=(17, 23, 29))
+    array = cut_out(random_volume((17, 23, 29)), plan, plan.work(0).input_box)
     encodings = (AS_COMPUTED, Encoding(np.dtype("uint8"), (0, 1)))
     last = ceil_div(plan.lattice.count, 2)
-    for encoding, kind, call in product(encodings, (NumpyNetwork, Elsewhere), (1, last)):
-        network = kind(broken(call))
+    for encoding, device, call in product(encodings, (NumpyDevice, RemoteDevice), (1, last)):
+        network = NumpyNetwork(broken(call), device=device())
         with pytest.raises(NonFiniteError):
-            infer_chunk(array, plan.work(0), network, unchanged, 1, 2, encoding)
+            infer_once(array, plan.work(0), network, 1, 2, encoding)
 
 
 def padded_volume():
@@ -360,30 +275,29 @@ def padded_volume():
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("chunk", [(17, 23, 29), (5, 9, 13)])
-def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk, monkeypatch):
+def test_uniform_patches_are_computed_once_and_the_bits_stay(batch_size, chunk):
     array = padded_volume()
-    plan = make(chunk=chunk)
-    answers = {}
+    plan = small_plan(chunk=chunk)
     network = NumpyNetwork(position_dependent)
+    inference = ChunkInference(network, unchanged, 2, batch_size)
     counted = 0
     result = np.zeros((2, 17, 23, 29), np.float32)
     for index in range(plan.chunks.count):
         work = plan.work(index)
-        arguments = (cutout(array, plan, work.input_box), work, network, unchanged, 2, batch_size)
-        found = infer_chunk(*arguments, answers=answers)
+        found = infer(inference, cut_out(array, plan, work.input_box), work)
         result[(slice(None), *work.core_box.slices_in(plan.chunks.roi))] = found.core
         counted += found.uniform_patches
-    assert set(answers) == {(batch_size, 0), (batch_size, 7)}
+    assert set(inference.answers) == {(batch_size, 0), (batch_size, 7)}
     uniform = sum(
-        np.ptp(cutout(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan)
+        np.ptp(cut_out(array, plan, plan.lattice.patch_box(i))) == 0 for i in all_patches(plan)
     )
     if plan.chunks.count == 1:
         assert counted == uniform > 20
         assert len(network.batches) == 2 + ceil_div(plan.lattice.count - uniform, batch_size)
-    monkeypatch.setattr("beam_inference.worker.patches.UNIFORM_ANSWERS", 0)
-    np.testing.assert_array_equal(
-        result, infer_all(array, plan, NumpyNetwork(position_dependent), 2, batch_size)
+    computed = infer_all(
+        array, plan, NumpyNetwork(position_dependent), 2, batch_size, uniform_answers=0
     )
+    np.testing.assert_array_equal(result, computed)
 
 
 def all_patches(plan):
@@ -391,64 +305,46 @@ def all_patches(plan):
 
 
 def test_a_chunk_of_nothing_but_background_costs_no_call_once_its_answer_is_known():
-    plan = make()
+    plan = small_plan()
     network = NumpyNetwork()
-    answers = {}
+    inference = ChunkInference(network, unchanged, 1, 4)
     array = np.full((17, 23, 29), 3, np.uint8)
     for index in range(plan.chunks.count):
         work = plan.work(index)
-        found = infer_chunk(
-            cutout(array, plan, work.input_box),
-            work,
-            network,
-            unchanged,
-            1,
-            4,
-            Encoding(np.dtype("float32")),
-            answers,
-        )
+        found = infer(inference, cut_out(array, plan, work.input_box), work)
         np.testing.assert_allclose(found.core, 3, rtol=1e-6)
         assert found.uniform_patches == work.patch_count
     assert network.batches == [4]
 
 
 def test_values_beyond_the_few_that_are_kept_and_nan_are_computed():
-    plan = make(patch=(1, 8, 10), overlap=(0, 0, 0), chunk=(17, 23, 29))
+    plan = small_plan(patch=(1, 8, 10), overlap=(0, 0, 0), chunk=(17, 23, 29))
     work = plan.work(0)
     array = np.broadcast_to(np.arange(17, dtype=np.float32)[:, None, None], (17, 23, 29))
-    found = infer_chunk(cutout(array, plan, work.input_box), work, NumpyNetwork(), unchanged, 1, 2)
+    found = infer_once(cut_out(array, plan, work.input_box), work, NumpyNetwork(), 1, 2)
     np.testing.assert_allclose(found.core[0], array, rtol=1e-6)
     assert found.uniform_patches == UNIFORM_ANSWERS * work.patch_count / 17
     nothing = np.full((17, 23, 29), np.nan, np.float32)
     with pytest.raises(NonFiniteError):
-        infer_chunk(cutout(nothing, plan, work.input_box), work, NumpyNetwork(), unchanged, 1, 2)
+        infer_once(cut_out(nothing, plan, work.input_box), work, NumpyNetwork(), 1, 2)
 
 
 def test_channels_are_uniform_each_in_its_own_value():
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     array = np.stack(
         [np.full((17, 23, 29), 2.0, np.float32), np.full((17, 23, 29), 5.0, np.float32)]
     )
-    found = infer_chunk(
-        array, plan.work(0), NumpyNetwork(lambda b: b[:, 1:] - b[:, :1]), unchanged, 1, 2
-    )
+    found = infer_once(array, plan.work(0), NumpyNetwork(lambda b: b[:, 1:] - b[:, :1]), 1, 2)
     np.testing.assert_allclose(found.core, 3, rtol=1e-6)
     assert found.uniform_patches == plan.lattice.count
 
 
 def test_a_halved_batch_forgets_the_answers_of_the_larger_one():
-    plan = make(chunk=(17, 23, 29))
+    plan = small_plan(chunk=(17, 23, 29))
     work = plan.work(0)
-    answers = {(8, 0): "of another batch size"}
     network = NumpyNetwork(position_dependent, largest_batch=2)
-    found = infer_chunk(
-        cutout(padded_volume(), plan, work.input_box),
-        work,
-        network,
-        unchanged,
-        2,
-        8,
-        Encoding(np.dtype("float32")),
-        answers,
-    )
-    assert (found.batch_size, set(network.batches), set(answers)) == (2, {2}, {(2, 0), (2, 7)})
+    inference = ChunkInference(network, unchanged, 2, 8)
+    inference.answers[8, 0] = "of another batch size"
+    found = infer(inference, cut_out(padded_volume(), plan, work.input_box), work)
+    assert (found.batch_size, set(network.batches)) == (2, {2})
+    assert set(inference.answers) == {(2, 0), (2, 7)}

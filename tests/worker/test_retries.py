@@ -1,7 +1,7 @@
 import pytest
 
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
-from beam_inference.worker.retries import attempt
+from beam_inference.worker.retries import Success, attempt
 
 
 def failing(errors):
@@ -16,27 +16,31 @@ def failing(errors):
     return action
 
 
-def tried(errors, attempts=3):
-    told = []
-    is_transient = lambda error: isinstance(error, TransientReadError)  # noqa: E731
-    return (
-        attempt(failing(errors), attempts, "read", is_transient, lambda *line: told.append(line)),
-        told,
-    )
+def attempt_read(errors, attempts=3):
+    """The success of an action that fails with these errors first, and the lines logged."""
+    lines = []
+
+    def is_transient(error):
+        return isinstance(error, TransientReadError)
+
+    def log(number, cause):
+        lines.append((number, cause))
+
+    return attempt(failing(errors), attempts, "read", is_transient, log), lines
 
 
-def test_what_may_pass_is_tried_again_and_told():
-    assert tried([TransientReadError("busy")]) == (("answer", 2), [(1, "busy")])
+def test_what_may_pass_is_tried_again_and_logged():
+    assert attempt_read([TransientReadError("busy")]) == (Success("answer", 2), [(1, "busy")])
 
 
 def test_what_does_not_pass_is_the_chunks_fault():
     with pytest.raises(ChunkFault, match="busy") as fault:
-        tried([TransientReadError("busy")] * 3)
+        attempt_read([TransientReadError("busy")] * 3)
     assert (fault.value.stage, fault.value.attempts) == ("read", 3)
     with pytest.raises(ChunkFault, match="ValueError: odd"):
-        tried([ValueError("odd")])
+        attempt_read([ValueError("odd")])
 
 
 def test_a_process_without_memory_is_at_fault_itself():
     with pytest.raises(WorkerFault, match="out of memory: no memory for an array of 7 bytes"):
-        tried([MemoryError("no memory for an array of 7 bytes")])
+        attempt_read([MemoryError("no memory for an array of 7 bytes")])

@@ -5,13 +5,21 @@ import random
 import shutil
 from collections import Counter
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from helpers import job_values, read_volume, toy, truncated, write_job, write_volume
+from helpers import (
+    POSITION,
+    job_values,
+    launch_of,
+    read_volume,
+    toy,
+    truncated,
+    write_job,
+    write_volume,
+)
 
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
@@ -23,17 +31,7 @@ from beam_inference.job.status import job_status
 from beam_inference.job.verification import verify
 from beam_inference.launch import pipeline as job_pipeline
 from beam_inference.launch.prepare import prepare
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.worker.worker import Worker
-
-MODEL = toy("position", output_channels=2, normalize="unit")
-
-
-def launch_of(source, output, /, seams="exchange", **sections):
-    sections["inference"] = {"seams": seams, **sections.get("inference", {})}
-    return prepare(
-        parse_job(job_values(source, output, **{"model": MODEL, **sections}), Path(output).parent)
-    )
 
 
 def run(launch, *flags, runner="FnApiRunner"):
@@ -62,10 +60,10 @@ def check_complete(output):
 def undisturbed(volume_in, tmp_path):
     """What the two stages give, done by one worker in order."""
     launch = launch_of(volume_in, tmp_path / "undisturbed")
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     chunks = range(launch.resolved().plan.chunks.count)
-    assert {record.outcome for record in exchange.add_up(chunks)} == {"summed"}
-    assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
+    assert {record.outcome for record in worker.sum_chunks(chunks)} == {"summed"}
+    assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
     check_complete(tmp_path / "undisturbed")
     return read_volume(tmp_path / "undisturbed")
 
@@ -122,7 +120,7 @@ def test_random_jobs_through_beam(seed, tmp_path):
     results = {}
     for seams in ("exchange", "recompute"):
         sections = {
-            "model": MODEL if seed % 2 else toy("same", normalize="unit"),
+            "model": POSITION if seed % 2 else toy("same", normalize="unit"),
             "roi": {"start": low, "stop": high, "context": three(0, 3) if seed % 3 else [0, 0, 0]},
             "output": {"block_shape": block, "dtype": "float32"},
             "inference": {
@@ -173,23 +171,23 @@ def test_integers_are_at_most_a_level_off(volume_in, tmp_path):
     check_complete(tmp_path / "exchange")
 
 
-@pytest.mark.parametrize("stage", ["_write_sums", "_write_merged"])
+@pytest.mark.parametrize("method", ["write_sums", "write_receipt"])
 def test_faults_that_escape_are_retried_by_the_runner(
-    undisturbed, volume_in, tmp_path, monkeypatch, stage
+    undisturbed, volume_in, tmp_path, monkeypatch, method
 ):
     launch = launch_of(volume_in, tmp_path / "out")
-    original = getattr(SeamExchange, stage)
+    original = getattr(State, method)
     faults = []
     done = Counter()
 
-    def faulty(self, index, *values):
-        if index in (1, 3, 7) and index not in faults:
-            faults.append(index)
+    def faulty(self, receipt):
+        if receipt.chunk in (1, 3, 7) and receipt.chunk not in faults:
+            faults.append(receipt.chunk)
             raise WorkerFault("the device is lost")
-        done[index] += 1
-        return original(self, index, *values)
+        done[receipt.chunk] += 1
+        return original(self, receipt)
 
-    monkeypatch.setattr(SeamExchange, stage, faulty)
+    monkeypatch.setattr(State, method, faulty)
     run(launch, runner="BundleBasedDirectRunner")
     assert faults == [1, 3, 7]
     assert set(done.values()) == {1}, "a retried bundle must not compute again what is durable"
@@ -211,9 +209,9 @@ def test_a_chunk_whose_seam_files_are_gone_is_computed_without_its_neighbours(
     undisturbed, volume_in, tmp_path, caplog, damage
 ):
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     chunks = range(launch.resolved().plan.chunks.count)
-    list(exchange.add_up(chunks))
+    list(worker.sum_chunks(chunks))
     file = next(
         path for path in (tmp_path / "out").rglob("seams/*/*/000000000008/*") if path.is_file()
     )
@@ -224,14 +222,14 @@ def test_a_chunk_whose_seam_files_are_gone_is_computed_without_its_neighbours(
         file.write_bytes(
             content[:-9] if damage == "truncated" else content[:40] + b"\x7f" + content[41:]
         )
-    assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
+    assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
     assert "chunk 8: its seam files are lost" in caplog.text
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
 
 
 def values_of(volume_in, tmp_path):
-    return job_values(volume_in, tmp_path / "out", model=MODEL, inference={"seams": "exchange"})
+    return job_values(volume_in, tmp_path / "out", model=POSITION, inference={"seams": "exchange"})
 
 
 def test_some_chunks_first_and_the_rest_later(undisturbed, volume_in, tmp_path, capsys):
@@ -312,10 +310,10 @@ def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(
     undisturbed, volume_in, tmp_path
 ):
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     chunks = range(launch.resolved().plan.chunks.count)
-    list(exchange.add_up(range(10)))
-    assert [r.chunk for r in exchange.merge(chunks)] == [
+    list(worker.sum_chunks(range(10)))
+    assert [r.chunk for r in worker.merge_seams(chunks)] == [
         c for c in chunks if set(launch.resolved().plan.exchange.contributors(c)) <= set(range(10))
     ], "what is ready is done, the rest is left, without a word"
     sums = list((tmp_path / "out").rglob("sums/*/*/*.json"))
@@ -341,7 +339,7 @@ def test_clean_removes_what_a_late_worker_left_and_only_once_the_job_is_complete
     job = str(write_job(tmp_path / "job.yaml", values_of(volume_in, tmp_path)))
     assert main(["clean", job]) == 2
     launch = launch_of(volume_in, tmp_path / "out")
-    list(SeamExchange(Worker(launch)).add_up(range(18)))
+    list(Worker(launch).sum_chunks(range(18)))
     left = [path for path in (tmp_path / "out").rglob("seams/*/*/*/*") if path.is_file()]
     kept = {path: path.read_bytes() for path in left}
     assert main(["clean", job]) == 2
@@ -362,7 +360,7 @@ def test_plan_and_status_speak_of_both_stages(volume_in, tmp_path, capsys):
     assert "exchange (this job)" in said
     assert "fewest network calls: exchange" in said
     launch = launch_of(volume_in, tmp_path / "out")
-    list(SeamExchange(Worker(launch)).add_up(range(10)))
+    list(Worker(launch).sum_chunks(range(10)))
     assert main(["status", job]) in (0, 1)
     said = capsys.readouterr().out
     assert "0 of 18 chunks done" in said
@@ -375,7 +373,7 @@ def test_an_output_that_was_emptied_between_the_stages_is_refused(volume_in, tmp
     values = values_of(volume_in, tmp_path) | {"job": {"state_path": str(tmp_path / "state")}}
     job = str(write_job(tmp_path / "job.yaml", values))
     launch = prepare(parse_job(values, tmp_path))
-    list(SeamExchange(Worker(launch)).add_up(range(18)))
+    list(Worker(launch).sum_chunks(range(18)))
     shutil.rmtree(tmp_path / "out")
     assert main(["run", job]) == 2
     assert "there is no output" in capsys.readouterr().err
@@ -386,7 +384,7 @@ def test_an_output_that_was_emptied_between_the_stages_is_refused(volume_in, tmp
 
 def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
-    list(SeamExchange(Worker(launch)).add_up(range(18)))
+    list(Worker(launch).sum_chunks(range(18)))
     next((tmp_path / "out").rglob("sums/*/*/000000000007.json")).write_text("{")
     run(launch_of(volume_in, tmp_path / "out"))
     check_complete(tmp_path / "out")
@@ -409,14 +407,13 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 
     assert listed() == list(range(18))
     assert plan.totals.owners < 18
-    list(worker.do([chunk for chunk in range(18) if chunk != 9]))
+    list(worker.infer_chunks([chunk for chunk in range(18) if chunk != 9]))
     needed = sorted({9, *plan.exchange.contributors(9)})
     assert listed() == needed
     assert len(needed) > 4
-    exchange = SeamExchange(worker)
-    assert [record.chunk for record in exchange.add_up(needed)] == needed
+    assert [record.chunk for record in worker.sum_chunks(needed)] == needed
     assert listed() == [9]
-    list(exchange.merge([9]))
+    list(worker.merge_seams([9]))
     assert not listed()
     check_complete(tmp_path / "out")
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
@@ -424,21 +421,21 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 
 def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     job = launch.resolved()
-    list(exchange.add_up(range(9)))
+    list(worker.sum_chunks(range(9)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.in_first_stage) == (0, True)
     assert status.left == job.plan.totals.owners - status.summed > 0
     assert status.voxels_per_chunk * job.plan.totals.owners == job.plan.chunks.roi.size
-    list(exchange.add_up(range(9, 18)))
+    list(worker.sum_chunks(range(9, 18)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.in_first_stage, status.left, status.rate) == (False, 18, None)
     state = launch.state()
     for receipt in state.read_sums(range(18)):
         early = receipt.finished_at - timedelta(minutes=10)
         state.write_sums(receipt.model_copy(update={"finished_at": early}))
-    done = [record.chunk for record in exchange.merge(range(6))]
+    done = [record.chunk for record in worker.merge_seams(range(6))]
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.summed, status.in_first_stage) == (
         len(done),

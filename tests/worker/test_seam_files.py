@@ -1,12 +1,11 @@
 """The files in which chunks tell each other their sums."""
 
 import numpy as np
-from worker.test_seam_exchange import launch_of
+from helpers import launch_of
 
 from beam_inference import arrays
 from beam_inference.config.storage import Storage
 from beam_inference.worker import seam_files
-from beam_inference.worker.seam_exchange import SeamExchange
 from beam_inference.worker.seam_files import SeamFiles
 from beam_inference.worker.worker import Worker
 
@@ -44,10 +43,10 @@ def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(
 ):
     """As it is projected."""
     launch = launch_of(volume_in, tmp_path / "out")
-    exchange = SeamExchange(Worker(launch))
+    worker = Worker(launch)
     kept = []
     chunks = range(launch.resolved().plan.chunks.count)
-    list(exchange.add_up(chunks))
+    list(worker.sum_chunks(chunks))
     arrays.empty((2**20,), np.uint8)
     arrays._take_back()
     assert arrays._idle
@@ -55,5 +54,5 @@ def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(
     monkeypatch.setattr(
         SeamFiles, "read", lambda *asked: kept.append(list(arrays._idle)) or read(*asked)
     )
-    assert {record.outcome for record in exchange.merge(chunks)} == {"done"}
+    assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
     assert kept[0] == []

@@ -1,15 +1,15 @@
 """One process doing chunks: retries, quarantine, receipts, and when the process itself is at fault."""
 
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tenacity
+from fakes.networks import NotingDevice, NumpyNetwork, ScarceDevice
 from helpers import job_values, read_volume, write_volume
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import (
-    DeviceOutOfMemory,
     ModelContractError,
     NonFiniteError,
     StateError,
@@ -20,10 +20,11 @@ from beam_inference.job.messages import Launch
 from beam_inference.job.state import State
 from beam_inference.job.verification import verify
 from beam_inference.launch.prepare import prepare
+from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import TransientWriteError, Volume
-from beam_inference.worker import worker as worker_module
-from beam_inference.worker.seam_exchange import SeamExchange
-from beam_inference.worker.worker import SICK_AFTER, Worker
+from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.device_turns import SICK_AFTER
+from beam_inference.worker.worker import Worker
 
 TOYS = Path(__file__).parents[1] / "toy_networks.py"
 
@@ -40,7 +41,7 @@ def launch(volume_in, tmp_path):
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch):
     """Retries without their pauses."""
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
+    monkeypatch.setattr(tenacity.nap.time, "sleep", lambda seconds: None)
 
 
 def everything(worker):
@@ -49,7 +50,8 @@ def everything(worker):
 
 def outcomes(worker, indices=None):
     return {
-        r.chunk: r.outcome for r in worker.do(everything(worker) if indices is None else indices)
+        r.chunk: r.outcome
+        for r in worker.infer_chunks(everything(worker) if indices is None else indices)
     }
 
 
@@ -68,6 +70,33 @@ def fails_on(chunks, times, error, call):
     return wrapped
 
 
+class FaultyInference(ChunkInference):
+    """Inference of an opened job that fails where a function of a chunk's work raises."""
+
+    def __init__(self, opened, check):
+        super().__init__(
+            opened.predictor,
+            opened.normalize,
+            opened.job.config.model.output_channels,
+            opened.batch_size,
+            opened.encoding,
+        )
+        self._check = check
+
+    def infer(self, cutout, work):
+        self._check(work.index)
+        return super().infer(cutout, work)
+
+
+def worker_that_fails(launch, check):
+    """A worker that calls ``check`` with a chunk's index before each inference."""
+    return Worker(launch, make_inference=lambda opened: FaultyInference(opened, check))
+
+
+def is_complete(worker, output):
+    return verify(worker.job, worker.state, open_volume(f"file://{output}")).complete
+
+
 def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     worker = Worker(launch())
     assert set(outcomes(worker).values()) == {"done"}
@@ -82,7 +111,7 @@ def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     assert statistics.zeros == (written == 0).sum()
     assert receipt.attempts == {"read": 1, "infer": 1, "write": 1}
     assert set(receipt.seconds) == {"read", "infer", "write"}
-    assert verify(worker.job, worker.state, worker._output).complete
+    assert is_complete(worker, tmp_path / "out")
 
 
 def test_a_second_worker_of_the_launch_reports_chunks_as_done_and_another_launch_skips_them(
@@ -118,20 +147,15 @@ def test_every_third_chunk_fails_twice_in_the_stores_and_nobody_notices(
     )
 
 
-def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(
-    launch, monkeypatch, tmp_path
-):
-    worker = Worker(launch())
-    infer = worker_module.infer_chunk
+def test_every_third_chunk_fails_twice_in_the_network_and_nobody_notices(launch, tmp_path):
     calls = {}
 
-    def flaky(cutout, work, *rest):
-        calls[work.index] = calls.get(work.index, 0) + 1
-        if work.index % 3 == 0 and calls[work.index] <= 2:
+    def flaky(index):
+        calls[index] = calls.get(index, 0) + 1
+        if index % 3 == 0 and calls[index] <= 2:
             raise RuntimeError("a passing trouble")
-        return infer(cutout, work, *rest)
 
-    monkeypatch.setattr(worker_module, "infer_chunk", flaky)
+    worker = worker_that_fails(launch(), flaky)
     assert set(outcomes(worker).values()) == {"done"}
     assert all(calls[index] == (3 if index % 3 == 0 else 1) for index in everything(worker))
     np.testing.assert_allclose(
@@ -190,75 +214,59 @@ def test_nan_in_the_input_quarantines_the_chunks_that_see_it_and_only_those(tmp_
     assert "512 NaN or infinite voxels" in next(worker.state.quarantined(0, 99)).cause
 
 
-def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch, monkeypatch):
-    worker = Worker(launch())
-    infer = worker_module.infer_chunk
-
-    def sometimes(cutout, work, *rest):
-        if work.index % 4 == 1:
+def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch):
+    def sometimes(index):
+        if index % 4 == 1:
             raise NonFiniteError("NaN")
-        return infer(cutout, work, *rest)
 
-    monkeypatch.setattr(worker_module, "infer_chunk", sometimes)
+    worker = worker_that_fails(launch(), sometimes)
     found = outcomes(worker)
     assert {i for i, o in found.items() if o == "quarantined"} == {i for i in found if i % 4 == 1}
     assert "for finite input" in next(worker.state.quarantined(0, 99)).cause
 
 
-def test_a_wrong_output_shape_is_the_chunks_fault_and_not_tried_again(launch, monkeypatch):
-    worker = Worker(launch())
-    infer = worker_module.infer_chunk
+def test_a_wrong_output_shape_is_the_chunks_fault_and_not_tried_again(launch):
     calls = []
 
-    def sometimes(cutout, work, *rest):
-        calls.append(work.index)
-        if work.index == 5:
+    def sometimes(index):
+        calls.append(index)
+        if index == 5:
             raise ModelContractError("shape")
-        return infer(cutout, work, *rest)
 
-    monkeypatch.setattr(worker_module, "infer_chunk", sometimes)
+    worker = worker_that_fails(launch(), sometimes)
     assert outcomes(worker)[5] == "quarantined"
     assert calls.count(5) == 1
 
 
-def test_a_process_whose_first_chunks_all_fail_with_a_broken_network_is_sick(launch, monkeypatch):
-    worker = Worker(launch(job={"attempts": 1}))
-
+def test_a_process_whose_first_chunks_all_fail_with_a_broken_network_is_sick(launch):
     def broken(batch):
         raise RuntimeError("cuDNN says no")
 
-    monkeypatch.setattr(worker._predictor, "predict", broken)
+    worker = Worker(launch(job={"attempts": 1}), predictor=NumpyNetwork(broken))
     with pytest.raises(
         WorkerFault, match="first 3 chunks of this process all failed .* cuDNN says no"
     ):
         outcomes(worker)
 
 
-def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_is_done(
-    launch, monkeypatch
-):
+def test_bad_first_chunks_of_a_network_that_works_are_quarantined_and_the_rest_is_done(launch):
     """As of a volume that begins with empty sections, on which the network divides by zero."""
-    worker = Worker(launch())
-    infer = worker_module.infer_chunk
 
-    def fails_at_the_start(cutout, work, *rest):
-        if work.index < 6:
+    def fails_at_the_start(index):
+        if index < 6:
             raise NonFiniteError("NaN")
-        return infer(cutout, work, *rest)
 
-    monkeypatch.setattr(worker_module, "infer_chunk", fails_at_the_start)
+    worker = worker_that_fails(launch(), fails_at_the_start)
     found = outcomes(worker)
     assert {index for index, outcome in found.items() if outcome == "quarantined"} == set(range(6))
     assert len(found) == worker.job.plan.chunks.count
 
 
-def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch, monkeypatch):
-    worker = Worker(launch())
-
-    def lost(*arguments):
+def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch):
+    def lost(index):
         raise WorkerFault("the device is lost")
 
-    monkeypatch.setattr(worker_module, "infer_chunk", lost)
+    worker = worker_that_fails(launch(), lost)
     with pytest.raises(WorkerFault, match="device is lost"):
         outcomes(worker)
     assert list(worker.state.quarantined(0, 1000)) == []
@@ -313,21 +321,18 @@ def test_the_state_can_live_elsewhere(launch, tmp_path):
     assert not (tmp_path / "out" / "_beam_inference").exists()
 
 
-def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(
-    launch, tmp_path, monkeypatch
-):
+def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(launch, tmp_path):
     """The device has no memory for four patches, and says so once."""
-    worker = Worker(launch(inference={"batch_size": 4}))
+    network = NumpyNetwork(largest_batch=2)
     sizes = []
-    predict = worker._predictor.predict
 
-    def cramped(batch):
+    def predict(batch, forward=network.predict):
         sizes.append(len(batch))
-        if len(batch) > 2:
-            raise DeviceOutOfMemory("no room")
-        return predict(batch)
+        return forward(batch)
 
-    monkeypatch.setattr(worker._predictor, "predict", cramped)
+    network.predict = predict
+    worker = Worker(launch(inference={"batch_size": 4}), predictor=network)
+    sizes.clear()  # calls before the first chunk
     assert set(outcomes(worker).values()) == {"done"}
     assert sizes[0] == 4
     assert set(sizes[1:]) == {2}
@@ -335,62 +340,43 @@ def test_a_batch_that_was_too_much_is_halved_for_good_and_receipts_say_so(
     np.testing.assert_allclose(
         read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
     )
-    assert verify(worker.job, worker.state, worker._output).complete
+    assert is_complete(worker, tmp_path / "out")
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
-def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(
-    launch, tmp_path, monkeypatch, seams
-):
-    worker = Worker(launch(inference={"seams": seams}))
-    begun = []
-    begin = worker._predictor.device.begin_upload
-
-    def told(array):
-        begun.append(threading.current_thread().name.partition("_")[0])
-        return begin(array)
-
-    monkeypatch.setattr(worker._predictor.device, "begin_upload", told)
+def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tmp_path, seams):
+    device = NotingDevice()
+    worker = Worker(launch(inference={"seams": seams}), predictor=NumpyNetwork(device=device))
     if seams == "exchange":
-        exchange = SeamExchange(worker)
-        list(exchange.add_up(everything(worker)))
-        list(exchange.merge(everything(worker)))
+        list(worker.sum_chunks(everything(worker)))
+        list(worker.merge_seams(everything(worker)))
     else:
         outcomes(worker)
-    assert len(begun) > 3
-    assert set(begun) == {"read"}
+    assert len(device.uploading_threads) > 3
+    assert {name.partition("_")[0] for name in device.uploading_threads} == {"read"}
     np.testing.assert_allclose(
         read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
     )
-    assert verify(worker.job, worker.state, worker._output).complete
+    assert is_complete(worker, tmp_path / "out")
 
 
 @pytest.mark.parametrize("fails_at", ["upload", "predict", "download"])
 def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
-    launch, tmp_path, monkeypatch, fails_at
+    launch, tmp_path, fails_at
 ):
     """The second of a chunk's batches, say, finds no room, half of it would; what was sent ahead is given up first."""
-    worker = Worker(launch(inference={"batch_size": 4}))
-    predictor = worker._predictor
-    calls = []
-    given_up = []
-    failing = predictor if fails_at == "predict" else predictor.device
-    doing = getattr(failing, fails_at)
+    device = ScarceDevice(fails_at)
 
-    def cramped(*arguments):
-        calls.append(fails_at)
-        if len(calls) > 1 and not given_up and (fails_at != "predict" or len(arguments[0]) > 2):
-            raise DeviceOutOfMemory("no room")
-        return doing(*arguments)
+    def predict(batch):
+        if len(batch) > 2:
+            device.need_room("predict")
+        return batch
 
-    def make_room():
-        given_up.append(True)
-        return len(given_up) == 1
-
-    monkeypatch.setattr(failing, fails_at, cramped)
-    monkeypatch.setattr(predictor.device, "make_room", make_room)
+    network = NumpyNetwork(predict, device=device)
+    worker = Worker(launch(inference={"batch_size": 4}), predictor=network)
+    device.calls = 0  # those before the first chunk
     assert set(outcomes(worker).values()) == {"done"}
-    assert given_up == [True]
+    assert device.times_made_room == 1
     assert {receipt.batch_size for receipt in worker.state.read_receipts(everything(worker))} == {4}
     np.testing.assert_allclose(
         read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6

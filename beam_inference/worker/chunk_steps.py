@@ -1,0 +1,158 @@
+"""The steps that all stages of a job do to a chunk: read, compute, write."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.seam_exchange import SeamExchangePlan
+from beam_inference.geometry.seam_sums import add_sums
+from beam_inference.job.messages import Record
+from beam_inference.job.parts import cutout
+from beam_inference.job.records import Part
+from beam_inference.job.state import StopRequest
+from beam_inference.volumes.outputs import LOSSY
+from beam_inference.volumes.volume import TransientWriteError, Volume
+from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.device_turns import ChunkOutput, DeviceTurns, ReadInput
+from beam_inference.worker.effort import Effort
+from beam_inference.worker.journal import Journal
+from beam_inference.worker.open_job import OpenJob
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A durably written box, and the number of attempts that this took."""
+
+    part: Part
+    attempts: int
+
+
+class ChunkSteps:
+    """Does single steps of chunks on an opened job; threads may share it.
+
+    Args:
+        opened: the job.
+        inference: runs its network on chunks.
+
+    Attributes:
+        opened: the job.
+        journal: receipts, quarantine records and log lines.
+        device: the network's turns.
+        should_stop: whether the launch was asked to stop.
+    """
+
+    def __init__(self, opened: OpenJob, inference: ChunkInference) -> None:
+        self.opened = opened
+        self.journal = Journal(opened.launch, opened.job, opened.state)
+        self.device = DeviceTurns(opened, inference, self.journal)
+        self.should_stop = StopRequest(opened.state, opened.launch.id)
+        self._inference = inference
+
+    def exchange_plan(self) -> SeamExchangePlan:
+        """What chunks of the job give to each other.
+
+        Raises:
+            ValueError: they give nothing to each other.
+        """
+        exchange = self.opened.job.plan.exchange
+        if exchange is None:
+            raise ValueError("this job has no stages of seams: exchange")
+        return exchange
+
+    def is_masked(self, index: int) -> bool:
+        """Whether the output is wanted nowhere in a chunk."""
+        return self.opened.mask.excludes(self.opened.job.plan.chunks.core_box(index))
+
+    def read(self, index: int, box: BoundingBox) -> ReadInput:
+        """Read a chunk's input, and begin to bring it to the device.
+
+        Raises:
+            ChunkFault: the input cannot be read.
+        """
+        opened = self.opened
+        start = time.perf_counter()
+        success = self.journal.attempt(
+            lambda: cutout(opened.job.config, opened.input, box),
+            index,
+            "read",
+            lambda error: isinstance(error, TransientReadError),
+        )
+        seconds = time.perf_counter() - start
+        chunk_input = self._inference.start_upload(success.value, box)
+        return ReadInput(chunk_input, seconds, success.attempts)
+
+    def infer_core(self, index: int, read: ReadInput) -> ChunkOutput:
+        """Compute a chunk's core as it is to be written, from every patch that touches it.
+
+        With ``seams: exchange`` the patches are summed by owner, and these sums in the owners'
+        order, which gives the bits that the exchange gives.
+
+        Raises:
+            ChunkFault: the network or an operator fails on this chunk.
+            WorkerFault: this process cannot go on.
+        """
+        job = self.opened.job
+        plan = job.plan
+        postprocessing = self.opened.postprocessing
+        core_box = plan.chunks.core_box(index)
+        if plan.exchange is not None:
+            works = plan.exchange.contributions(index)
+            channels = job.config.model.output_channels
+            output = self.device.infer(
+                index, read, works, lambda sums: add_sums(core_box, works, sums, channels)
+            )
+            array = postprocessing.encode(output.array, core_box, core_box)
+        else:
+            work = plan.work(index)
+            output = self.device.infer(index, read, [work], next)
+            array = postprocessing.finish(output.array, work.core_box, core_box)
+        return ChunkOutput(array, output.read_bytes, output.effort)
+
+    def write(self, index: int, box: BoundingBox, array: NDArray[Any]) -> WrittenPart:
+        """Write whole blocks of a chunk, durably.
+
+        Raises:
+            WorkerFault: they cannot be written, or read back.
+        """
+        return self._write(self.opened.output, index, box, array)
+
+    def write_blank(self, index: int) -> Record:
+        """Write a chunk in which the output is wanted nowhere, and its receipt.
+
+        Raises:
+            WorkerFault: it cannot be written, or read back.
+        """
+        opened = self.opened
+        box = opened.job.plan.chunks.core_box(index)
+        array = opened.postprocessing.blank(box)
+        written = self._write(opened.blank_output, index, box, array)
+        effort = Effort(opened.job.config.inference.patches_per_call)
+        effort = effort.with_attempts("write", written.attempts)
+        opened.state.write_receipt(self.journal.receipt(index, [written.part], effort))
+        return Record(index, "done", 0, array.nbytes)
+
+    def _write(
+        self, output: Volume, index: int, box: BoundingBox, array: NDArray[Any]
+    ) -> WrittenPart:
+        is_lossy = self.opened.job.config.output.encoding in LOSSY
+
+        def write() -> NDArray[Any]:
+            output.write(box, array)
+            return output.read(box) if is_lossy else array
+
+        try:
+            success = self.journal.attempt(
+                write,
+                index,
+                "write",
+                lambda error: isinstance(error, (TransientWriteError, TransientReadError)),
+            )
+        except ChunkFault as fault:  # the destination's, not the chunk's
+            raise WorkerFault(f"chunk {index} cannot be written, or read back: {fault}") from fault
+        return WrittenPart(Part.of(box, success.value), success.attempts)

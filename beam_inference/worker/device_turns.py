@@ -1,0 +1,185 @@
+"""The network's turns: chunks are computed one at a time, with retries, and a sick process stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.errors import (
+    BeamInferenceError,
+    ChunkFault,
+    DeviceOutOfMemory,
+    NonFiniteError,
+    WorkerFault,
+)
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.chunk_input import ChunkInput
+from beam_inference.worker.effort import Effort
+from beam_inference.worker.journal import Journal
+from beam_inference.worker.open_job import OpenJob
+from beam_inference.worker.trial import try_network
+
+SICK_AFTER = 3
+"""If so many first chunks of a process all fail in the network, the network is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadInput:
+    """A chunk's input, and what it cost to read it."""
+
+    input: ChunkInput
+    seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkOutput:
+    """Computed values of a chunk: its output, or sums.
+
+    Attributes:
+        array: shape (channels, Z, Y, X).
+        read_bytes: bytes of the input.
+        effort: what the chunk has cost so far.
+    """
+
+    array: NDArray[Any]
+    read_bytes: int
+    effort: Effort
+
+
+class DeviceTurns:
+    """Lets the threads of a process take turns on the device.
+
+    Args:
+        opened: the job and its network.
+        inference: runs the network on chunks.
+        journal: logs failed attempts.
+    """
+
+    def __init__(self, opened: OpenJob, inference: ChunkInference, journal: Journal) -> None:
+        self._opened = opened
+        self._inference = inference
+        self._journal = journal
+        self._lock = threading.Lock()
+        self._first_failures: list[str] | None = []  # None once a chunk has passed the network
+
+    def infer(
+        self,
+        index: int,
+        read: ReadInput,
+        works: Sequence[ChunkWork],
+        combine: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
+    ) -> ChunkOutput:
+        """Compute works on a chunk's input, one after the other, and combine their results.
+
+        Args:
+            index: the chunk.
+            read: its input.
+            works: patches, and the boxes that they are blended into.
+            combine: makes one array of the works' results, which it is given one at a time.
+
+        Raises:
+            ChunkFault: the network fails on this chunk.
+            WorkerFault: the network fails on any chunk.
+        """
+        with self._lock:
+            start = time.perf_counter()  # waiting for the device is not using it
+            try:
+                success = self._journal.attempt(
+                    lambda: self._compute(read.input, works, combine),
+                    index,
+                    "infer",
+                    lambda error: not isinstance(error, BeamInferenceError),
+                )
+            except DeviceOutOfMemory as error:
+                raise WorkerFault(str(error)) from error
+            except ChunkFault as fault:
+                self._check_own_health(fault, read.input.array)
+                raise
+            finally:
+                read.input.free_device_array()
+            self._first_failures = None
+            batch_size = self._inference.batch_size
+        array, uniform_patches = success.value
+        effort = Effort(
+            batch_size,
+            uniform_patches,
+            {"read": read.seconds, "infer": time.perf_counter() - start},
+            {"read": read.attempts, "infer": success.attempts},
+        )
+        return ChunkOutput(array, read.input.array.nbytes, effort)
+
+    def _compute(
+        self,
+        cutout: ChunkInput,
+        works: Sequence[ChunkWork],
+        combine: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
+    ) -> tuple[NDArray[Any], int]:
+        """The combined array, and the number of uniform patches."""
+        while True:
+            results = _Results(self._inference, cutout, works)
+            try:
+                return combine(iter(results)), results.uniform_patches
+            except NonFiniteError:
+                raise NonFiniteError(_non_finite_cause(cutout.array)) from None
+            except DeviceOutOfMemory:
+                if not self._opened.predictor.device.make_room():
+                    raise
+
+    def _check_own_health(self, fault: ChunkFault, cutout: NDArray[Any]) -> None:
+        """Try the network again if the first chunks of this process all failed in it.
+
+        Raises:
+            WorkerFault: the network fails, so the chunks are not at fault.
+        """
+        if self._first_failures is None or not _is_finite(cutout):
+            return
+        self._first_failures.append(str(fault))
+        if len(self._first_failures) < SICK_AFTER:
+            return
+        opened = self._opened
+        try:
+            try_network(opened.predictor, opened.job.config, opened.input, opened.job.plan)
+        except Exception:
+            raise WorkerFault(
+                f"the first {SICK_AFTER} chunks of this process all failed in the network, the "
+                f"last with: {fault}; and so does a patch from the middle of the ROI. The network "
+                "or the device is at fault, not the chunks."
+            ) from fault
+        self._first_failures = None  # the network works: these chunks are bad
+
+
+class _Results:
+    """Cores of works, each computed when it is asked for; counts uniform patches."""
+
+    def __init__(
+        self, inference: ChunkInference, cutout: ChunkInput, works: Sequence[ChunkWork]
+    ) -> None:
+        self.uniform_patches = 0
+        self._inference = inference
+        self._cutout = cutout
+        self._works = works
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        for work in self._works:
+            result = self._inference.infer(self._cutout, work)
+            self.uniform_patches += result.uniform_patches
+            yield result.core
+
+
+def _is_finite(array: NDArray[Any]) -> bool:
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _non_finite_cause(cutout: NDArray[Any]) -> str:
+    if _is_finite(cutout):
+        return "the network returned NaN or infinite values for finite input"
+    count = int((~np.isfinite(cutout)).sum())
+    return f"the input holds {count} NaN or infinite voxels, and so does the result"

@@ -1,0 +1,65 @@
+"""The stage that does chunks without their neighbours: ``seams: recompute`` and ``seams: crop``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from beam_inference.job.messages import Record
+from beam_inference.worker.chunk_run import run_chunks
+from beam_inference.worker.chunk_steps import ChunkSteps
+from beam_inference.worker.device_turns import ChunkOutput, ReadInput
+
+
+class InferStage:
+    """Reads, computes and writes chunks, each from every patch that touches it."""
+
+    def __init__(self, steps: ChunkSteps) -> None:
+        self._steps = steps
+        self._plan = steps.opened.job.plan
+
+    def run(self, indices: Sequence[int]) -> Iterator[Record]:
+        """Do chunks in order; yield each one's record once the chunk is durable.
+
+        Raises:
+            WorkerFault: this process cannot go on; chunks done so far have their receipts.
+        """
+        return self._steps.journal.log_run(indices, self._run(indices))
+
+    def _run(self, indices: Sequence[int]) -> Iterator[Record]:
+        steps = self._steps
+        receipts = steps.journal.read_receipts(indices)
+        for receipt in receipts.values():
+            yield steps.journal.record_of(receipt)
+        missing = [index for index in indices if index not in receipts]
+        masked = {index for index in missing if steps.is_masked(index)}
+        for index in missing:
+            if index in masked and not steps.should_stop():
+                yield steps.write_blank(index)
+        yield from run_chunks(
+            [index for index in missing if index not in masked],
+            self._read,
+            steps.infer_core,
+            self._write,
+            steps.journal.quarantine,
+            steps.should_stop,
+        )
+
+    def _read(self, index: int) -> ReadInput:
+        return self._steps.read(index, self._plan.work(index).input_box)
+
+    def _write(self, index: int, output: ChunkOutput) -> Record:
+        steps = self._steps
+        start = time.perf_counter()
+        written = steps.write(index, self._plan.chunks.core_box(index), output.array)
+        effort = output.effort.with_seconds("write", time.perf_counter() - start)
+        effort = effort.with_attempts("write", written.attempts)
+        steps.opened.state.write_receipt(steps.journal.receipt(index, [written.part], effort))
+        return Record(
+            index,
+            "done",
+            output.read_bytes,
+            output.array.nbytes,
+            dict(effort.seconds),
+            effort.uniform_patches,
+        )

@@ -1,0 +1,150 @@
+"""What one process records of chunks: receipts, quarantine records, and lines in the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from beam_inference.errors import ChunkFault, Stage, StateError
+from beam_inference.job.messages import Launch, Record
+from beam_inference.job.records import Part, QuarantineRecord, Receipt
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
+from beam_inference.worker.effort import Effort
+from beam_inference.worker.retries import Success, attempt
+
+logger = logging.getLogger(__name__)
+
+Value = TypeVar("Value")
+
+
+class Journal:
+    """Writes and reads the records of a launch's chunks.
+
+    Args:
+        launch: the launch that this process works for.
+        job: its job.
+        state: the job's state folder.
+    """
+
+    def __init__(self, launch: Launch, job: ResolvedJob, state: State) -> None:
+        self._launch = launch
+        self._job = job
+        self._state = state
+        self._first_of_run: dict[int, int] = {}  # of chunks under way: the first one of their run
+
+    def read_receipts(self, indices: Sequence[int]) -> dict[int, Receipt]:
+        """Read the receipts of chunks that count as done, by chunk.
+
+        Raises:
+            StateError: one belongs to another job.
+        """
+        if not self._launch.honour_receipts:
+            return {}
+        receipts = self._state.read_receipts(indices)
+        for receipt in receipts:
+            if receipt.fingerprint != self._job.fingerprint:
+                raise StateError(
+                    f"{self._state.url} holds a receipt of another job for chunk {receipt.chunk} "
+                    f"(fingerprint {receipt.fingerprint[:12]}, expected "
+                    f"{self._job.fingerprint[:12]}). Give this job its own state_path."
+                )
+        return {receipt.chunk: receipt for receipt in receipts}
+
+    def record_of(self, receipt: Receipt) -> Record:
+        """Record of a chunk that has a receipt already."""
+        # A replayed bundle finds what its own first attempt did: that is done, not skipped.
+        return Record(receipt.chunk, "done" if receipt.launch == self._launch.id else "skipped")
+
+    def receipt(self, index: int, parts: Sequence[Part], effort: Effort) -> Receipt:
+        """A receipt of this process, finished now."""
+        return Receipt(
+            chunk=index,
+            parts=list(parts),
+            batch_size=effort.batch_size,
+            uniform_patches=effort.uniform_patches,
+            seconds=dict(effort.seconds),
+            attempts=dict(effort.attempts),
+            finished_at=datetime.now(UTC),
+            worker=f"{platform.node()}:{os.getpid()}",
+            launch=self._launch.id,
+            fingerprint=self._job.fingerprint,
+        )
+
+    def quarantine(self, index: int, fault: ChunkFault) -> Record:
+        """Record that a chunk cannot be done."""
+        core_box = self._job.plan.chunks.core_box(index)
+        extra = {**self._log_fields(index), "stage": fault.stage, "attempt": fault.attempts}
+        logger.warning("chunk %d %s quarantined: %s", index, core_box, fault, extra=extra)
+        self._state.write_quarantine(
+            QuarantineRecord(
+                chunk=index,
+                box=core_box,
+                input_box=self._job.plan.work(index).input_box,
+                stage=fault.stage,
+                cause=str(fault),
+                attempts=fault.attempts,
+                launch=self._launch.id,
+                fingerprint=self._job.fingerprint,
+            )
+        )
+        return Record(index, "quarantined")
+
+    def log_run(self, indices: Sequence[int], records: Iterator[Record]) -> Iterator[Record]:
+        """Pass on the records of a run under way, and log a line at its end."""
+        self._first_of_run.update(dict.fromkeys(indices, indices[0]))
+        start = time.perf_counter()
+        outcomes = Counter[str]()
+        for record in records:
+            outcomes[record.outcome] += 1
+            yield record
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.items())
+        extra = {
+            **self._log_fields(indices[0]),
+            "seconds": round(time.perf_counter() - start, 3),
+            "outcomes": dict(outcomes),
+        }
+        logger.info(
+            "run of %d chunks from %d: %s",
+            len(indices),
+            indices[0],
+            counts or "stopped before its first",
+            extra=extra,
+        )
+        for index in indices:
+            self._first_of_run.pop(index, None)
+
+    def attempt(
+        self,
+        action: Callable[[], Value],
+        index: int,
+        stage: Stage,
+        is_transient: Callable[[BaseException], bool],
+    ) -> Success[Value]:
+        """Run an action for a chunk, with retries, and log each attempt that failed.
+
+        Arguments and errors are those of :func:`beam_inference.worker.retries.attempt`.
+        """
+
+        def log(number: int, cause: str) -> None:
+            extra = {**self._log_fields(index), "stage": stage, "attempt": number}
+            logger.warning(
+                "chunk %d: %s failed, attempt %d: %s", index, stage, number, cause, extra=extra
+            )
+
+        return attempt(action, self._job.config.job.attempts, stage, is_transient, log)
+
+    def _log_fields(self, index: int) -> dict[str, object]:
+        """Fields of a structured log beside a message about a chunk."""
+        return {
+            "job": self._job.fingerprint[:16],
+            "launch": self._launch.id,
+            "run": self._first_of_run.get(index, index),
+            "chunk": index,
+        }

@@ -1,0 +1,151 @@
+"""What a process opens once to work on a job: its stores, its network, and what goes with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from beam_inference.config.job import Network as NetworkConfig
+from beam_inference.engines.loading import CPU_ENGINES, load_predictor, load_reference
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+from beam_inference.engines.trial import settle
+from beam_inference.errors import WorkerFault
+from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.job.messages import Launch
+from beam_inference.job.parts import normalization, open_input, output_spec
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
+from beam_inference.models.fetch import local_model
+from beam_inference.models.files import model_sha256
+from beam_inference.operators.normalize import Normalization
+from beam_inference.volumes.outputs import open_output
+from beam_inference.volumes.volume import Volume
+from beam_inference.worker.output_mask import OutputMask, open_output_mask
+from beam_inference.worker.postprocessing import Postprocessing
+from beam_inference.worker.seam_files import SeamFiles
+from beam_inference.worker.trial import try_network
+
+
+@dataclass(frozen=True)
+class OpenJob:
+    """A job with its stores and its network open, and the launch that works on it.
+
+    Attributes:
+        launch: the launch that this process works for.
+        job: the resolved job.
+        state: its state folder.
+        input: the input volume.
+        output: the output volume; blank blocks written through it are kept.
+        blank_output: the output volume; blank blocks written through it are absent from the store.
+        mask: where the output is wanted.
+        postprocessing: the steps between blended values and the output.
+        predictor: the network on its device.
+        normalize: maps stored values to the network's input.
+        batch_size: patches per network call.
+        seam_files: partial sums that chunks exchange.
+    """
+
+    launch: Launch
+    job: ResolvedJob
+    state: State
+    input: Volume
+    output: Volume
+    blank_output: Volume
+    mask: OutputMask
+    postprocessing: Postprocessing
+    predictor: Predictor
+    normalize: Normalization
+    batch_size: int
+    seam_files: SeamFiles
+
+    @property
+    def encoding(self) -> Encoding:
+        """Encoding of a chunk's blended values: float32 if sums of them are exchanged."""
+        exchanges = self.job.plan.exchange is not None
+        return AS_COMPUTED if exchanges else self.postprocessing.device_encoding
+
+
+def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
+    """Open all that a launch's job needs; load its network, unless ``predictor`` is given.
+
+    A network that the launcher has not tried is tried here.
+
+    Raises:
+        WorkerFault: the output is gone; the network's files or its engine are not those of the
+            launch.
+        UserError: something of the job cannot be opened or loaded.
+    """
+    job = launch.resolved()
+    config = job.config
+    state = launch.state()
+    input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))
+    output = _open_output(job, keep_blank=True)
+    blank_output = _open_output(job, keep_blank=False)
+    mask = open_output_mask(job)
+    postprocessing = Postprocessing(job, mask)
+    model = _local_network(job)
+    if predictor is None:
+        predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
+    _check_engine(predictor, job)
+    return OpenJob(
+        launch=launch,
+        job=job,
+        state=state,
+        input=input_volume,
+        output=output,
+        blank_output=blank_output,
+        mask=mask,
+        postprocessing=postprocessing,
+        predictor=predictor,
+        normalize=normalization(config, input_volume.dtype),
+        batch_size=_first_calls(launch, job, input_volume, model, predictor),
+        seam_files=SeamFiles(state.url, config.storage, job.fingerprint),
+    )
+
+
+def _open_output(job: ResolvedJob, *, keep_blank: bool) -> Volume:
+    output = open_output(output_spec(job), keep_blank=keep_blank)
+    if output is None:
+        raise WorkerFault(f"the output {job.config.output.path} is gone: it was there at launch")
+    return output
+
+
+def _local_network(job: ResolvedJob) -> NetworkConfig:
+    """The network's files on this machine, which are those that the job was launched with."""
+    model = local_model(job.config.model, job.config.storage, job.model_sha256)
+    sha256 = model_sha256(model)
+    if sha256 != job.model_sha256:
+        raise WorkerFault(
+            f"the network's files have the sha256 {sha256}, the job was launched with "
+            f"{job.model_sha256}: they were changed since, or this machine has others."
+        )
+    return model
+
+
+def _check_engine(predictor: Predictor, job: ResolvedJob) -> None:
+    engine = predictor.description
+    if engine != job.engine:
+        raise WorkerFault(
+            f"this worker's engine is {engine}, the job was launched with {job.engine}: "
+            "its output would differ. Use one image for launcher and workers."
+        )
+
+
+def _first_calls(
+    launch: Launch,
+    job: ResolvedJob,
+    input_volume: Volume,
+    model: NetworkConfig,
+    predictor: Predictor,
+) -> int:
+    """Run the network before the first chunk, as far as needed; return the batch size that fits."""
+    inference = job.config.inference
+    if not launch.contract_checked:
+        reference = load_reference(model, inference, allow_pickle=launch.allow_pickle)
+        report = try_network(predictor, job.config, input_volume, job.plan, reference)
+        return report.batch_size
+    # a trial would have settled it, too
+    if inference.device == "cpu" and inference.engine not in CPU_ENGINES:
+        patch = grown_shape(inference.patch_shape, job.plan.crop_margin)
+        settle(predictor, (inference.patches_per_call, job.input_channels, *patch))
+    return inference.patches_per_call

@@ -1,0 +1,90 @@
+"""From a chunk's blended values to what is written: operators, the output's dtype, and the mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+from beam_inference.errors import ChunkFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.operators.postprocess import apply_functions, build_functions
+from beam_inference.operators.quantize import quantize
+from beam_inference.worker.output_mask import OutputMask
+
+
+class Postprocessing:
+    """The steps of a job between its blended values and its output.
+
+    Args:
+        job: its operators and its output's encoding are used.
+        mask: where the output is wanted.
+
+    Raises:
+        ModelContractError: an operator's function cannot be imported.
+    """
+
+    def __init__(self, job: ResolvedJob, mask: OutputMask) -> None:
+        config = job.config
+        self._functions = build_functions(config.postprocess)
+        self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
+        self._channels = config.output_channels
+        self._mask = mask
+
+    @property
+    def device_encoding(self) -> Encoding:
+        """Encoding in which values leave the device: the output's, unless operators come first."""
+        return AS_COMPUTED if self._functions else self._encoding
+
+    def finish(self, values: NDArray[Any], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
+        """Finish values that left the device in :attr:`device_encoding`.
+
+        Args:
+            values: shape (C, Z, Y, X), of ``box``; may be overwritten.
+            box: a box around ``core``, which operators may need.
+            core: the box to write.
+
+        Returns:
+            The output at ``core``, shape (output channels, Z, Y, X).
+
+        Raises:
+            ChunkFault: an operator fails on these values.
+            WorkerFault: the mask cannot be read.
+        """
+        if self._functions:
+            return self.encode(values, box, core)
+        self._mask.fill(values, core)
+        return values
+
+    def encode(
+        self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox
+    ) -> NDArray[Any]:
+        """Finish float32 values; otherwise as :meth:`finish`."""
+        values = self._apply_functions(values)[(slice(None), *core.slices_in(box))]
+        array = quantize(values, self._encoding.dtype, self._encoding.value_range)
+        self._mask.fill(array, core)
+        return array
+
+    def blank(self, box: BoundingBox) -> NDArray[Any]:
+        """The output of a box in which it is wanted nowhere."""
+        shape = (self._channels, *box.shape)
+        return np.full(shape, self._mask.fill_value, self._encoding.dtype)
+
+    def _apply_functions(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not self._functions:
+            return values
+        try:
+            # contiguous, as a function of the user's may need it
+            values = apply_functions(self._functions, np.ascontiguousarray(values))
+        # a function of the user's may raise anything; other chunks may be right
+        except Exception as error:
+            cause = " ".join(str(error).split())[:500] or type(error).__name__
+            raise ChunkFault(
+                f"postprocess: {type(error).__name__}: {cause}", "postprocess", 1
+            ) from error
+        if not np.isfinite(values).all():
+            raise ChunkFault("postprocess gives NaN or infinite values", "postprocess", 1)
+        return values
