@@ -105,7 +105,7 @@ def segmented() -> None:
     )
     work = replace(work, scratch_url=f"{url}/scratch")
     for stage in segment_stages(work):
-        do = stage.opened()
+        do = stage.make_worker()
         for index in range(stage.count):
             do(index)
 

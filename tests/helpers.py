@@ -73,8 +73,8 @@ def write_levels(url: str, folder: Path) -> Path:
         url, 0, None, Storage(), f"file://{folder}/counts", chunks_to_count(open_volume(url))
     )
     for index in range(counting.count):
-        counting.opened()(index)
-    SumCounts(counting, (f"file://{folder}", "levels.json")).opened()(0)
+        counting.make_worker()(index)
+    SumCounts(counting, (f"file://{folder}", "levels.json")).make_worker()(0)
     return folder / "levels.json"
 
 

@@ -1,4 +1,4 @@
-"""Run a pipeline on a thread of its own, while the main one shows progress and listens for signals."""
+"""Runs a pipeline on a thread of its own, while the main one shows progress and handles signals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
 from types import FrameType
 
 import apache_beam as beam
@@ -24,9 +25,23 @@ from beam_inference.errors import INTERRUPTED, BeamInferenceError, WorkerFault
 
 logger = logging.getLogger(__name__)
 
+_POLL_SECONDS = 0.2
 _LAST_CHUNKS_SECONDS = 10
 _KEPT_TEXTS = 10_000
-"""Of what is printed between two looks, a fifth of a second: the latest."""
+"""Texts printed between two polls that are kept for the log: the latest ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """End of a pipeline.
+
+    Attributes:
+        interrupted: whether a signal asked it to stop.
+        error: what it failed with, if it did.
+    """
+
+    interrupted: bool
+    error: BaseException | None
 
 
 def execute(
@@ -35,97 +50,138 @@ def execute(
     partitions: int,
     progress: Progress,
     request_stop: Callable[[], None],
-) -> tuple[bool, BaseException | None]:
-    """Run what ``build`` applies to a pipeline: whether it was interrupted, and what it failed with.
+) -> ExecutionResult:
+    """Run a pipeline to its end.
 
-    ``partitions`` is the number of the elements that the pipeline begins with: some runners share
-    the work out by them. From the main thread, SIGINT and SIGTERM call ``request_stop`` once, which
-    asks the workers to start nothing more; a second one ends the process.
+    From the main thread, SIGINT and SIGTERM call ``request_stop`` once; a second one ends the
+    process.
+
+    Args:
+        options: of Beam.
+        build: applies transforms to the pipeline.
+        partitions: number of elements that the pipeline begins with; some runners share the work
+            out by them.
+        progress: shown meanwhile.
+        request_stop: asks the workers to start nothing more.
     """
-    failures: list[BaseException] = []
-    results: list[PipelineResult] = []
-
-    def run() -> None:
-        try:
-            pipeline = beam.Pipeline(options=with_partitions(options, partitions))
-            build(pipeline)
-            result = pipeline.run()
-            results.append(result)
-            try:
-                result.wait_until_finish()
-                if any(future.status != "finished" for future in getattr(result, "futures", [])):
-                    raise WorkerFault("the Dask cluster was lost, or did not finish the work")
-            finally:
-                # of a Dask cluster: it would look for its scheduler for ever
-                if hasattr(result, "client"):
-                    result.client.close()
-        except BaseException as failure:  # whatever it is, it is told of in the main thread
-            failures.append(failure)
-
-    thread = threading.Thread(target=run, name="pipeline", daemon=True)
+    thread = _PipelineThread(options, build, partitions)
     stop = threading.Event()
-    asked = False
-    asked_at = 0.0
-    printed = _Printed()
+    stopping_since: float | None = None
+    printed = CapturedStderr()
     with _signals(stop), progress, redirect_stderr(printed):
         thread.start()
         while thread.is_alive():
-            thread.join(0.2)
-            if stop.is_set() and not asked:
-                asked = True
+            thread.join(_POLL_SECONDS)
+            if stop.is_set() and stopping_since is None:
                 progress.say(
                     "stopping: no further chunk is started, writes under way are finished (once "
                     "more: end at once)"
                 )
-                try:
-                    request_stop()
-                except BeamInferenceError as error:
-                    logger.warning(
-                        "cannot ask the workers to stop, they go on to their end: %s", error
-                    )
-                asked_at = time.monotonic()
+                _try_to_stop(request_stop)
+                stopping_since = time.monotonic()
             if (
-                asked
-                and time.monotonic() > asked_at + _LAST_CHUNKS_SECONDS
-                and any(map(has_no_workers, results))
+                stopping_since is not None
+                and time.monotonic() > stopping_since + _LAST_CHUNKS_SECONDS
             ):
-                # a terminal's Ctrl-C reaches workers that it has started, too
-                results.pop().cancel()
+                thread.cancel_without_workers()
             printed.log()
             progress.update()
         printed.log()
-    return asked, failures[0] if failures else None
+    return ExecutionResult(stopping_since is not None, thread.error)
+
+
+def _try_to_stop(request_stop: Callable[[], None]) -> None:
+    try:
+        request_stop()
+    except BeamInferenceError as error:
+        logger.warning("cannot ask the workers to stop, they go on to their end: %s", error)
+
+
+class _PipelineThread(threading.Thread):
+    """Builds and runs a pipeline, and keeps the error that it ends with."""
+
+    def __init__(
+        self,
+        options: PipelineOptions,
+        build: Callable[[beam.Pipeline], object],
+        partitions: int,
+    ) -> None:
+        super().__init__(name="pipeline", daemon=True)
+        self._options = options
+        self._build = build
+        self._partitions = partitions
+        self._result: PipelineResult | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run the pipeline to its end."""
+        try:
+            self._run()
+        except BaseException as error:  # of any kind: the main thread reports it
+            self.error = error
+
+    def _run(self) -> None:
+        pipeline = beam.Pipeline(options=with_partitions(self._options, self._partitions))
+        self._build(pipeline)
+        result = pipeline.run()
+        self._result = result
+        try:
+            result.wait_until_finish()
+            if any(future.status != "finished" for future in getattr(result, "futures", [])):
+                raise WorkerFault("the Dask cluster was lost, or did not finish the work")
+        finally:
+            # The client of a Dask cluster would look for its scheduler for ever.
+            if hasattr(result, "client"):
+                result.client.close()
+
+    def cancel_without_workers(self) -> None:
+        """Cancel the pipeline, once, if it waits for workers that no longer exist.
+
+        A terminal's Ctrl-C also reaches workers that were started there.
+        """
+        result = self._result
+        if result is not None and has_no_workers(result):
+            self._result = None
+            result.cancel()
 
 
 def explain(error: BaseException) -> str:
-    """The message of our own error inside what a runner made of it; else the last line of that."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, BeamInferenceError):
-            break
-        seen = seen.__cause__ or seen.__context__
-    text = str(seen if seen is not None else error).strip()
+    """Return one message for an error that a runner raised.
+
+    It is the message of our own error inside the runner's, if there is one, and else the last line
+    of the runner's.
+    """
+    own = _own_error(error)
+    text = str(error if own is None else own).strip()
     if "Channel closed prematurely" in text:
         return "a worker process died (killed, or out of memory); its runner does not start another"
-    own = re.findall(r"beam_inference\.\w+\.\w+: (.+)", text)
-    # Dataflow's, where the job's log says nothing
+    messages = re.findall(r"beam_inference(?:\.\w+)+: (.+)", text)
+    # Dataflow says this where the job's log says nothing.
     text = text.removesuffix("Error:\nNone").strip()
-    lines = (own[-1:] or text.splitlines() or [type(error).__name__])[-1:]
-    return re.sub(
-        r"\s*\[?while running '[^']*'\]?",
-        "",
-        lines[0] if own else text if seen is not None else lines[0],
-    )
+    if messages:
+        message = messages[-1]
+    elif own is not None and text:
+        message = text
+    else:
+        message = (text.splitlines() or [type(error).__name__])[-1]
+    return re.sub(r"\s*\[?while running '[^']*'\]?", "", message)
 
 
-class _Printed(io.TextIOBase):
-    """What is printed to standard error meanwhile, for the log, where --debug shows it.
+def _own_error(error: BaseException) -> BeamInferenceError | None:
+    """The first error of ours in a chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, BeamInferenceError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
 
-    Beam's local runner prints the stack of every exception; we tell of it once, as a message. It is
-    only kept here, and
-    logged by the thread that waits: logging itself prints when a handler fails, and still holds
-        that handler's lock. Two threads that would log it there, each in another handler, would
-        wait for each other for ever.
+
+class CapturedStderr(io.TextIOBase):
+    """Text printed to standard error, kept for the log, where --debug shows it.
+
+    Beam's local runner prints the stack of every exception, which we report once, as a message.
+    The text is only kept here, and logged by the thread that waits: logging itself prints when a
+    handler fails, and still holds that handler's lock. Two threads that logged it there, each in
+    another handler, would wait for each other for ever.
     """
 
     def __init__(self) -> None:
@@ -133,7 +189,7 @@ class _Printed(io.TextIOBase):
         self._logged_by: int | None = None
 
     def write(self, text: str) -> int:
-        """Keep it; but not what the log says when it cannot be written, while this is logged: that had no end."""
+        """Keep a text, unless a log handler prints it that fails while this is logged."""
         if text.strip() and threading.get_ident() != self._logged_by:
             self._texts.append(text.rstrip())
         return len(text)
@@ -150,7 +206,7 @@ class _Printed(io.TextIOBase):
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set ``stop``; a second one ends the process at once."""
+    """Let SIGINT and SIGTERM set ``stop``, and a second one end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

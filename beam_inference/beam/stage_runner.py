@@ -1,4 +1,4 @@
-"""Run the stages of a :class:`~beam_inference.beam.stages.TaskJob` from start to exit code."""
+"""Runs the stages of a :class:`~beam_inference.beam.stages.StageJob`, and keeps its records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from beam_inference.beam.execution import execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.beam.stages import ChunkTask, DoStages, TaskJob
+from beam_inference.beam.stages import ChunkStage, DoStages, StageJob
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     COMPLETE,
@@ -35,12 +35,13 @@ _NAMED_FAILURES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class TaskOutcome:
-    """What a launch came to.
+class StageOutcome:
+    """Outcome of a launch.
 
     Attributes:
         exit_code: 0 complete, 1 failed, 130 interrupted.
-        chunks: of all stages. done: how many of them are.
+        chunks: number of chunks of all stages.
+        done: number of chunks that are done.
         failures: why chunks could not be done, the first few of each stage.
         seconds: wall time of the pipeline.
         error: what ended the launch early, if anything did.
@@ -53,21 +54,45 @@ class TaskOutcome:
     seconds: float
     error: str | None
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all chunks are done."""
+        return self.exit_code == COMPLETE
 
-def task_job(
+    def summary(self, product: str, command: str) -> str:
+        """Return lines that tell a user the outcome.
+
+        Args:
+            product: what exists now if the job is complete.
+            command: the command that does what is missing.
+        """
+        lines = [] if self.error is None else [f"the launch ended early: {self.error}"]
+        lines.append(f"{self.done} of {self.chunks} chunks done, in {self.seconds:.1f} s")
+        lines += [f"failed: {failure}" for failure in self.failures]
+        lines.append(
+            f"complete: {product}" if self.is_complete else f"to do what is missing: {command}"
+        )
+        return "\n".join(lines)
+
+
+def stage_job(
     kind: str,
     description: dict[str, Any],
     target: str,
     storage: Storage,
-    tasks: Sequence[ChunkTask],
-) -> TaskJob:
+    stages: Sequence[ChunkStage],
+) -> StageJob:
     """A job whose records are in the state folder of the volume at ``target``, a URL."""
     state_url = f"{target.rstrip('/')}/{STATE_FOLDER}"
-    return TaskJob(kind, description, state_url, storage, tuple(tasks), uuid.uuid4().hex[:12])
+    return StageJob(kind, description, state_url, storage, tuple(stages), uuid.uuid4().hex[:12])
 
 
 def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
-    """Refuse what a pipeline with these flags of Beam could not reach where it would run.
+    """Refuse URLs that the workers of a pipeline with these flags could not reach.
+
+    Args:
+        flags: of Beam.
+        urls: places that workers read and write.
 
     Raises:
         ConfigError: a flag is unknown, its runner cannot be used, or its workers do not see this
@@ -75,171 +100,190 @@ def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
     """
     options = beam_options(flags)
     check_options(options)
+    place = place_of(options)
     for url in urls:
-        if url.startswith("file://") and not place_of(options).shares_files:
+        if url.startswith("file://") and not place.shares_files:
             raise ConfigError(
                 f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://."
             )
 
 
-def begin(job: TaskJob, *, overwrite: bool = False) -> None:
-    """Record what is to be made of the target, before anything is: refuses a target of which something else was made.
+class StageRecords:
+    """The records of a job, in the state folder of its target."""
 
-    ``overwrite`` forgets what was done, of this and any other job of the kind.
+    def __init__(self, job: StageJob) -> None:
+        self._job = job
 
-    Raises:
-        StateError: another job of this kind has begun to write there, or the folder cannot be
-            written.
-    """
-    store = open_kvstore(job.state_url, job.storage)
-    try:
+    def begin(self, *, overwrite: bool = False) -> None:
+        """Record what will be made of the target, before anything is made.
+
+        Args:
+            overwrite: first forget what was done, by this or any other job of the kind.
+
+        Raises:
+            StateError: another job of this kind has begun to write there, or the folder cannot be
+                written.
+        """
+        job = self._job
+        try:
+            record = self._create(overwrite=overwrite)
+        except WorkerFault as error:
+            raise _unusable(error) from None
+        if record.get("fingerprint") != job.fingerprint:
+            description = json.loads(json.dumps(job.description))
+            differing = ", ".join(
+                key for key, value in description.items() if record.get(key) != value
+            )
+            raise StateError(
+                f"{job.state_url}/{job.kind} holds records of another job (what differs: "
+                f"{differing}): what it has made there would be mixed with this. Use another "
+                "target, or pass --overwrite to make everything anew."
+            )
+
+    def earlier_job(self) -> StageJob | None:
+        """Return the job of this kind that was begun here: this one, or one of other description.
+
+        Raises:
+            StateError: the state folder cannot be read.
+        """
+        record = self._read_or_refuse()
+        if record is None:
+            return None
+        description = {key: value for key, value in record.items() if key != "fingerprint"}
+        return replace(self._job, description=description)
+
+    def has_begun(self) -> bool:
+        """Return whether this very job was begun before.
+
+        Raises:
+            StateError: the state folder cannot be read.
+        """
+        record = self._read_or_refuse() or {}
+        return bool(record.get("fingerprint") == self._job.fingerprint)
+
+    def chunk_counter(self) -> Callable[[], int]:
+        """Return a function that counts the chunks done by now; it counts complete stages once."""
+        complete: set[str] = set()
+
+        def count_done() -> int:
+            total = 0
+            for stage in self._job.stages:
+                if stage.name in complete:
+                    total += stage.count
+                    continue
+                done = self._job.done(stage).count(0, stage.count)
+                total += done
+                if done < stage.count:
+                    break  # nothing of later stages is done
+                complete.add(stage.name)
+            return total
+
+        return count_done
+
+    def failures(self) -> list[str]:
+        """Return why chunks could not be done, the first few of each stage."""
+        lines = []
+        for stage in self._job.stages:
+            failed = self._job.failed(stage)
+            some = failed.few_indices(0, stage.count)[: 10 * _NAMED_FAILURES]
+            done = {json.loads(text)["chunk"] for _, text in self._job.done(stage).read(some)}
+            some = [index for index in some if index not in done][:_NAMED_FAILURES]
+            records = [json.loads(text) for _, text in failed.read(some)]
+            lines += [
+                f"{stage.name}, chunk {record['chunk']}: {record['cause']}" for record in records
+            ]
+        return lines
+
+    def _create(self, *, overwrite: bool) -> dict[str, Any]:
+        """Write the job's description unless there is one; returns the one that is there then."""
+        job = self._job
+        store = open_kvstore(job.state_url, job.storage)
         if overwrite:
             delete_folder(store, job.state_url, f"{job.kind}/")
-        there = _read(store, job)
-        if there.state != "value":
+        result = self._read(store)
+        if result.state != "value":
             text = json.dumps(
                 {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
             )
-            generation = there.stamp.generation
             persistently(
                 "write",
                 f"{job.state_url}/{job.record}",
-                lambda: store.write(job.record, text, if_equal=generation).result(
+                lambda: store.write(job.record, text, if_equal=result.stamp.generation).result(
                     timeout=PATIENCE_SECONDS
                 ),
             )
-        found = _record(_read(store, job))  # a racing launch may have been faster
-    except WorkerFault as error:
-        raise StateError(f"the state folder of the target cannot be used: {error}") from None
-    if found.get("fingerprint") != job.fingerprint:
-        description = json.loads(json.dumps(job.description))
-        differing = ", ".join(key for key, value in description.items() if found.get(key) != value)
-        raise StateError(
-            f"{job.state_url}/{job.kind} holds records of another job (what differs: {differing}): "
-            "what it has made there would be mixed with this. Use another target, or pass "
-            "--overwrite to make everything anew."
+        # read again: a racing launch may have been faster
+        return _parse(self._read(store)) or {}
+
+    def _read_or_refuse(self) -> dict[str, Any] | None:
+        job = self._job
+        try:
+            return _parse(self._read(open_kvstore(job.state_url, job.storage)))
+        except WorkerFault as error:
+            raise _unusable(error) from None
+
+    def _read(self, store: Any) -> Any:
+        job = self._job
+        return persistently(
+            "read",
+            f"{job.state_url}/{job.record}",
+            lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS),
         )
 
 
-def recorded(job: TaskJob) -> TaskJob | None:
-    """What was begun before of the same kind and target: this job, or one of another description.
-
-    Raises:
-        StateError: its state folder cannot be read.
-    """
-    found = _looked_up(job)
-    if found.state != "value":
+def _parse(result: Any) -> dict[str, Any] | None:
+    """The record that was read: None if there is none, and empty if it is damaged."""
+    if result.state != "value":
         return None
-    description = _record(found)
-    description.pop("fingerprint", None)
-    return replace(job, description=description)
-
-
-def has_begun(job: TaskJob) -> bool:
-    """Whether this very job has begun before.
-
-    Raises:
-        StateError: its state folder cannot be read.
-    """
-    return bool(_record(_looked_up(job)).get("fingerprint") == job.fingerprint)
-
-
-def _looked_up(job: TaskJob) -> Any:
     try:
-        return _read(open_kvstore(job.state_url, job.storage), job)
-    except WorkerFault as error:
-        raise StateError(f"the state folder of the target cannot be used: {error}") from None
-
-
-def _read(store: Any, job: TaskJob) -> Any:
-    url = f"{job.state_url}/{job.record}"
-    return persistently(
-        "read", url, lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS)
-    )
-
-
-def _record(found: Any) -> dict[str, Any]:
-    """What a record says; nothing if there is none, or it cannot be understood."""
-    try:
-        record = json.loads(found.value) if found.state == "value" else None
+        record = json.loads(result.value)
     except ValueError:
-        record = None
+        return {}
     return record if isinstance(record, dict) else {}
 
 
-def run_tasks(job: TaskJob, flags: Sequence[str], voxels_per_chunk: float) -> TaskOutcome:
-    """Do what is missing of a job that has begun, if anything is.
+def _unusable(error: WorkerFault) -> StateError:
+    return StateError(f"the state folder of the target cannot be used: {error}")
 
-    ``flags`` are Beam's, ``voxels_per_chunk`` is for the progress.
+
+def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> StageOutcome:
+    """Do the missing chunks of a job that has begun; starts no pipeline if there are none.
 
     From the main thread, SIGINT and SIGTERM stop it after the chunks under way.
+
+    Args:
+        job: the stages and their records; see :meth:`StageRecords.begin`.
+        flags: of Beam.
+        voxels_per_chunk: for the progress.
     """
     options = beam_options(flags)
     workers = workers_of(options)
-    total = sum(task.count for task in job.tasks)
-    ranges = max(len(index_ranges(task.count, workers)) for task in job.tasks)
-    done = counting(job)
+    total = sum(stage.count for stage in job.stages)
+    ranges = max(len(index_ranges(stage.count, workers)) for stage in job.stages)
+    records = StageRecords(job)
+    count_done = records.chunk_counter()
     start = time.monotonic()
-    finished = done()
+    done = count_done()
     interrupted = False
     error = None
-    if finished < total:
-        interrupted, error = execute(
+    if done < total:
+        execution = execute(
             options,
             lambda pipeline: pipeline | "Stages" >> DoStages(job, workers),
             ranges,
-            Progress(Phase("chunks", total, voxels_per_chunk, done)),
+            Progress(Phase("chunks", total, voxels_per_chunk, count_done)),
             lambda: job.state().request_stop(job.launch),
         )
-        finished = done()
-    code = COMPLETE if finished == total else INTERRUPTED if interrupted else FAILED
-    return TaskOutcome(
-        exit_code=code,
+        interrupted = execution.interrupted
+        error = execution.error
+        done = count_done()
+    if done == total:
+        return StageOutcome(COMPLETE, total, done, [], time.monotonic() - start, None)
+    return StageOutcome(
+        exit_code=INTERRUPTED if interrupted else FAILED,
         chunks=total,
-        done=finished,
-        failures=[] if code == COMPLETE else failures(job),
+        done=done,
+        failures=records.failures(),
         seconds=time.monotonic() - start,
-        error=None if error is None or code == COMPLETE else explain(error),
-    )
-
-
-def counting(job: TaskJob) -> Callable[[], int]:
-    """Tells how many chunks of a job are done by now; what was found complete is not counted again."""
-    complete: set[str] = set()
-
-    def done() -> int:
-        count = 0
-        for task in job.tasks:  # stages behind the one under way have nothing done
-            here = task.count if task.name in complete else job.done(task).count(0, task.count)
-            count += here
-            if here < task.count:
-                break
-            complete.add(task.name)
-        return count
-
-    return done
-
-
-def failures(job: TaskJob) -> list[str]:
-    """Why chunks of a job could not be done, the first few of each stage."""
-    told = []
-    for task in job.tasks:
-        failed = job.failed(task)
-        some = failed.few_indices(0, task.count)[: 10 * _NAMED_FAILURES]
-        done = {json.loads(text)["chunk"] for _, text in job.done(task).read(some)}
-        some = [index for index in some if index not in done][:_NAMED_FAILURES]
-        records = [json.loads(text) for _, text in failed.read(some)]
-        told += [f"{task.name}, chunk {record['chunk']}: {record['cause']}" for record in records]
-    return told
-
-
-def print_task_outcome(outcome: TaskOutcome, made: str, again: str) -> None:
-    """What a launch came to; ``made`` is what is there now if it is complete, ``again`` the command that goes on."""
-    if outcome.error:
-        print(f"the launch ended early: {outcome.error}")
-    print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s")
-    for line in outcome.failures:
-        print(f"failed: {line}")
-    print(
-        f"complete: {made}" if outcome.exit_code == COMPLETE else f"to do what is missing: {again}"
+        error=None if error is None else explain(error),
     )

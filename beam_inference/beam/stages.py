@@ -1,14 +1,15 @@
-"""Work on volumes in stages, chunk by chunk, as Beam transforms: conversion, pyramids and segmentation are made of it.
+"""Work on volumes in stages, chunk by chunk, as Beam transforms.
 
-Inference has chunks that own patches, and receipts that prove what was written. These stages are
-plainer: each chunk of a stage reads what earlier stages have made complete, and writes whole
-blocks. What is done is known from small records
-in the state folder of the target, so a job that was killed goes on where it stood::
+Conversion, pyramids and segmentation are made of such stages. Inference is not: its chunks own
+patches, and have receipts that prove what was written. Each chunk of a stage reads what earlier
+stages have completed, and writes whole blocks. Small records in the state folder of the target
+name the chunks that are done, so a job that was killed continues where it stopped::
 
-    KIND/job.json                                               what is made, from what, and its
-    fingerprint KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json     chunk 12 is durably done
-    KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json   why 13 could not be; superseded by a
-    done record
+    KIND/job.json                      description of the job, and its fingerprint
+    KIND/FINGERPRINT/STAGE/done/000000000/000000000012.json
+                                       chunk 12 is durably done
+    KIND/FINGERPRINT/STAGE/failed/000000000/000000000013.json
+                                       why chunk 13 failed; void once there is a done record
 """
 
 from __future__ import annotations
@@ -37,49 +38,50 @@ from beam_inference.volumes.volume import TransientWriteError
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""Of a chunk, inside a worker, where its trouble may pass."""
+"""Attempts at a chunk inside a worker, after errors that may be transient."""
 
 DoChunk = Callable[[int], None]
 
 
-class ChunkTask(Protocol):
+class ChunkStage(Protocol):
     """One stage: a small picklable value."""
 
     @property
     def name(self) -> str:
-        """Of the stage, unique in its job: a word for logs, and for the folder of its records."""
+        """Word for logs and for the folder of the stage's records, unique in its job."""
 
     @property
     def count(self) -> int:
         """Number of its chunks."""
 
-    def opened(self) -> DoChunk:
-        """Open what is needed, once per process; what is returned does one chunk, durably, and from several threads.
+    def make_worker(self) -> DoChunk:
+        """Open what a process needs, and return the function that does one chunk.
 
-        A chunk that is done twice, or by two processes at once, must write the same bytes. What it
-        raises is its own fault and recorded, but for :class:`~beam_inference.errors.WorkerFault`:
-        then the process cannot go on.
+        The function is called from several threads, and returns when the chunk is durable. A chunk
+        that is done twice, or by two processes at once, must write the same bytes. An exception is
+        recorded as the chunk's failure; only after a :class:`~beam_inference.errors.WorkerFault`
+        the process cannot go on.
         """
 
 
 @dataclass(frozen=True)
-class TaskJob:
+class StageJob:
     """Stages, each begun once the one before it is complete.
 
     Attributes:
         kind: "convert", "pyramid", …: what is made of the target.
-        description: what determines the bytes that are written, as JSON values.
+        description: everything that determines the bytes that are written, as JSON values.
         state_url: the state folder of the target.
-        storage: how that is reached.
-        tasks: the stages.
-        launch: this launch's own name.
+        storage: settings to reach it.
+        stages: the stages in their order.
+        launch: name of this launch.
     """
 
     kind: str
     description: dict[str, Any]
     state_url: str
     storage: Storage
-    tasks: tuple[ChunkTask, ...]
+    stages: tuple[ChunkStage, ...]
     launch: str
 
     @property
@@ -89,60 +91,63 @@ class TaskJob:
 
     @property
     def folder(self) -> str:
-        """Where in the state folder this job's records are."""
+        """Place of this job's records in the state folder."""
         return f"{self.kind}/{self.fingerprint[:16]}"
 
     @property
     def record(self) -> str:
-        """Where in the state folder it says what is made."""
+        """Key of the job's description in the state folder."""
         return f"{self.kind}/job.json"
 
     def state(self) -> State:
-        """The state folder; only its launches are this job's concern."""
+        """Return the state folder, in which only its launches matter here."""
         return State(self.state_url, self.storage)
 
-    def done(self, task: ChunkTask) -> ChunkEntries:
-        """Records of what is done of a stage."""
-        return self._entries(task, "done")
+    def done(self, stage: ChunkStage) -> ChunkEntries:
+        """Return the records of the chunks of a stage that are done."""
+        return self._entries(stage, "done")
 
-    def failed(self, task: ChunkTask) -> ChunkEntries:
-        """Records of what could not be done of a stage."""
-        return self._entries(task, "failed")
+    def failed(self, stage: ChunkStage) -> ChunkEntries:
+        """Return the records of the chunks of a stage that failed."""
+        return self._entries(stage, "failed")
 
-    def _entries(self, task: ChunkTask, which: str) -> ChunkEntries:
+    def _entries(self, stage: ChunkStage, outcome: str) -> ChunkEntries:
         store = open_kvstore(self.state_url, self.storage)
-        return ChunkEntries(store, self.state_url, f"{self.folder}/{task.name}/{which}")
+        return ChunkEntries(store, self.state_url, f"{self.folder}/{stage.name}/{outcome}")
 
     def missing_runs(
-        self, task: ChunkTask, index_range: tuple[int, int], length: int
+        self, stage: ChunkStage, index_range: tuple[int, int], length: int
     ) -> Iterator[tuple[int, ...]]:
-        """Runs of the chunks of a range that are not done; lists on the way, in bounded memory."""
-        yield from in_runs(absent(*index_range, self.done(task).indices), length)
+        """Yield runs of the chunks of a range that are not done; lists records in bounded memory."""
+        yield from in_runs(absent(*index_range, self.done(stage).indices), length)
 
 
 class StageWorker:
-    """What one process holds to do chunks of a stage."""
+    """Stores and functions that one process needs to do chunks of a stage."""
 
-    def __init__(self, job: TaskJob, task: ChunkTask) -> None:
-        self._task = task
-        self._done = job.done(task)
-        self._failed = job.failed(task)
+    def __init__(self, job: StageJob, stage: ChunkStage) -> None:
+        self._stage = stage
+        self._done = job.done(stage)
+        self._failed = job.failed(stage)
         self._should_stop = StopRequest(job.state(), job.launch)
-        self._do = task.opened()
+        self._do = stage.make_worker()
 
     def do(self, indices: Sequence[int]) -> int:
-        """Do chunks, each recorded once it is durable; how many could not be done, or were not begun.
+        """Do chunks, and record each once it is durable.
+
+        Returns:
+            number of the chunks that failed, or were not begun.
 
         Raises:
             WorkerFault: this process cannot go on.
         """
         unfinished = 0
-        # by a bundle's earlier attempt
+        # an earlier attempt at a bundle may have done some
         done = {json.loads(text)["chunk"] for _, text in self._done.read(indices)}
-        todo = [index for index in indices if index not in done]
-        for position, index in enumerate(todo):
+        remaining = [index for index in indices if index not in done]
+        for position, index in enumerate(remaining):
             if self._should_stop():
-                return unfinished + len(todo) - position
+                return unfinished + len(remaining) - position
             start = time.perf_counter()
             try:
                 _retrying()(self._do, index)
@@ -150,13 +155,12 @@ class StageWorker:
                 raise
             except Exception as error:
                 cause = " ".join(str(error).split()) or type(error).__name__
-                logger.warning("%s: chunk %d cannot be done: %s", self._task.name, index, cause)
+                logger.warning("%s: chunk %d cannot be done: %s", self._stage.name, index, cause)
                 self._failed.write(index, json.dumps({"chunk": index, "cause": cause[:500]}))
                 unfinished += 1
             else:
-                self._done.write(
-                    index, json.dumps({"chunk": index, "seconds": time.perf_counter() - start})
-                )
+                record = {"chunk": index, "seconds": time.perf_counter() - start}
+                self._done.write(index, json.dumps(record))
         return unfinished
 
 
@@ -170,19 +174,19 @@ def _retrying() -> tenacity.Retrying:
 
 
 class DoStages(beam.PTransform):
-    """From the pipeline's begin to one number: how many chunks of the last stage begun are not done, 0 if all is done.
+    """The stages of a job, applied to a pipeline; the output is one number, 0 if all is done.
 
-    Between two stages stands a sum over the whole of the first, which no runner has before all of
-    it is through. A stage after an unfinished one does nothing. What other transforms make before
-    the stages is told in the same way: by one number instead of the pipeline's begin, how much of
-    it is not done.
+    The number counts the chunks of the last stage begun that are not done. Between two stages
+    stands a sum over all of the first one, which no runner has before that stage is through. A
+    stage after an unfinished one does nothing. Applied to a PCollection of one such number, the
+    first stage does nothing unless that is 0.
 
     Args:
-        job: what is to be done.
-        workers: how many work at a time, as far as known.
+        job: the stages and their records.
+        workers: estimated number of workers.
     """
 
-    def __init__(self, job: TaskJob, workers: int = 1) -> None:
+    def __init__(self, job: StageJob, workers: int = 1) -> None:
         super().__init__()
         self._job = job
         self._workers = workers
@@ -192,10 +196,10 @@ class DoStages(beam.PTransform):
         unfinished = (
             begin if isinstance(begin, PCollection) else begin | "Begin" >> beam.Create([0])
         )
-        for number, task in enumerate(self._job.tasks):
-            ranges = index_ranges(task.count, self._workers)
-            length = default_run_length(task.count, self._workers)
-            name = f"{number} {task.name}"
+        for number, stage in enumerate(self._job.stages):
+            ranges = index_ranges(stage.count, self._workers)
+            length = default_run_length(stage.count, self._workers)
+            name = f"{number} {stage.name}"
             unfinished = (
                 unfinished
                 | f"Ranges {name}"
@@ -210,7 +214,7 @@ class DoStages(beam.PTransform):
 
 
 _UNFINISHED = -1
-"""Instead of a first chunk: what follows is how many chunks an earlier stage left. It passes through all later ones."""
+"""First item of an element that carries, through all later stages, how many chunks are not done."""
 
 
 def _ranges_if_complete(
@@ -220,29 +224,29 @@ def _ranges_if_complete(
 
 
 def _missing_runs(
-    index_range: tuple[int, int], job: TaskJob, number: int, length: int
+    index_range: tuple[int, int], job: StageJob, number: int, length: int
 ) -> Iterator[tuple[int, ...]]:
     if index_range[0] == _UNFINISHED:
         return iter([index_range])
-    return job.missing_runs(job.tasks[number], index_range, length)
+    return job.missing_runs(job.stages[number], index_range, length)
 
 
 class _DoRun(beam.DoFn):
     """Plain method: :meth:`StageWorker.do`."""
 
-    def __init__(self, job: TaskJob, number: int) -> None:
+    def __init__(self, job: StageJob, number: int) -> None:
         self._job = job
         self._number = number
         self._shared = shared.Shared()
 
     def process(self, run: tuple[int, ...]) -> Iterator[int]:
-        """Do the chunks of a run; what the stage needs is opened once per process, and not before there is a chunk."""
+        """Do the chunks of a run; the first run of a process opens what the stage needs."""
         yield run[1] if run[0] == _UNFINISHED else self._worker().do(run)
 
     def _worker(self) -> StageWorker:
         job = self._job
-        task = self._job.tasks[self._number]
+        stage = self._job.stages[self._number]
         worker: StageWorker = self._shared.acquire(
-            lambda: StageWorker(job, task), tag=f"{job.launch} {task.name}"
+            lambda: StageWorker(job, stage), tag=f"{job.launch} {stage.name}"
         )
         return worker

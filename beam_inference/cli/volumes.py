@@ -196,11 +196,10 @@ def _add_levels(subparsers: Subparsers) -> None:
 def levels(options: LevelsOptions) -> int:
     """Count a volume's values."""
     from beam_inference.beam.stage_runner import (
-        begin,
+        StageRecords,
         check_place,
-        print_task_outcome,
-        run_tasks,
-        task_job,
+        run_stages,
+        stage_job,
     )
     from beam_inference.operators.level_counts import (
         CountValues,
@@ -227,7 +226,7 @@ def levels(options: LevelsOptions) -> int:
     chunks = chunks_to_count(volume)
     counting = CountValues(path, options.scale, channel, storage, f"{to}.parts/counts", chunks)
     folder, _, name = to.rpartition("/")
-    job = task_job(
+    job = stage_job(
         "levels",
         described(path, options.scale, channel, volume),
         f"{to}.parts",
@@ -235,11 +234,11 @@ def levels(options: LevelsOptions) -> int:
         [counting, SumCounts(counting, (folder, name))],
     )
     gone = read_key(open_kvstore(folder, storage), name, folder) is None
-    begin(job, overwrite=options.overwrite or gone)
-    outcome = run_tasks(job, options.beam_flags, chunks.roi.size / chunks.count)
+    StageRecords(job).begin(overwrite=options.overwrite or gone)
+    outcome = run_stages(job, options.beam_flags, chunks.roi.size / chunks.count)
     if outcome.exit_code == COMPLETE:
         delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
-    print_task_outcome(outcome, to, options.command_to_continue)
+    print(outcome.summary(to, options.command_to_continue))
     return outcome.exit_code
 
 
@@ -315,7 +314,7 @@ def _add_pyramid(subparsers: Subparsers) -> None:
 
 def pyramid(options: PyramidOptions) -> int:
     """Make coarser scales of a volume."""
-    from beam_inference.beam.stage_runner import check_place, print_task_outcome
+    from beam_inference.beam.stage_runner import check_place
     from beam_inference.cli.plan_text import print_pyramid
     from beam_inference.pyramid.pyramid import make_pyramid, plan_pyramid
     from beam_inference.pyramid.scales import multiscale_volume
@@ -336,5 +335,5 @@ def pyramid(options: PyramidOptions) -> int:
         return COMPLETE
     sys.stdout.flush()
     outcome = make_pyramid(plan, options.beam_flags, overwrite=options.overwrite)
-    print_task_outcome(outcome, f"{url}, with {len(plan.levels)} more levels", options.command_text)
+    print(outcome.summary(f"{url}, with {len(plan.levels)} more levels", options.command_text))
     return outcome.exit_code

@@ -22,7 +22,7 @@ _SMALLEST = 16
 
 @dataclass(frozen=True)
 class CopyBlocks:
-    """The stage that copies a source into a volume; a ChunkTask.
+    """The stage that copies a source into a volume; a ChunkStage.
 
     Attributes:
         source: what is read.
@@ -59,7 +59,7 @@ class CopyBlocks:
         """Number of chunks."""
         return self.grid.count
 
-    def opened(self) -> DoChunk:
+    def make_worker(self) -> DoChunk:
         """Open both; what is returned copies one chunk."""
         read = self.source.open()
         volume = open_output(self.target)

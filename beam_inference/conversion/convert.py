@@ -21,12 +21,10 @@ import numpy as np
 from beam_inference.beam.flags import beam_options, place_of
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stage_runner import (
-    begin,
+    StageRecords,
     check_place,
-    has_begun,
-    print_task_outcome,
-    run_tasks,
-    task_job,
+    run_stages,
+    stage_job,
 )
 from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.storage import Storage
@@ -226,17 +224,17 @@ def _into_blocks(
         "start": box.start,
         "chunk": task.shapes.chunk,
     }
-    job = task_job("convert", description, url, request.storage, [task])
-    if exists and not request.overwrite and not has_begun(job):
+    job = stage_job("convert", description, url, request.storage, [task])
+    if exists and not request.overwrite and not StageRecords(job).has_begun():
         raise StateError(
             f"{request.target} holds a volume that this conversion did not begin: choose another "
             "place, or pass --overwrite to write over it"
         )
-    begin(job, overwrite=request.overwrite)
+    StageRecords(job).begin(overwrite=request.overwrite)
     if not exists:
         create_output(spec)
-    outcome = run_tasks(job, flags, box.size / task.count)
-    print_task_outcome(outcome, request.target, again)
+    outcome = run_stages(job, flags, box.size / task.count)
+    print(outcome.summary(request.target, again))
     return outcome.exit_code
 
 

@@ -13,8 +13,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from beam_inference.beam.stage_runner import begin, counting, failures, recorded, task_job
-from beam_inference.beam.stages import TaskJob
+from beam_inference.beam.stage_runner import StageRecords, stage_job
+from beam_inference.beam.stages import StageJob
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.grids import ChunkGrid
@@ -106,10 +106,12 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
     if pyramid is None or overwrite:
         return
     job = pyramid.job()
-    before = recorded(job)
+    before = StageRecords(job).earlier_job()
     if before is not None and before.fingerprint == job.fingerprint:
         return
-    if pyramid.volume.listed(pyramid.levels) or (before is not None and counting(before)()):
+    if pyramid.volume.listed(pyramid.levels) or (
+        before is not None and StageRecords(before).chunk_counter()()
+    ):
         raise ConfigError(
             f"output.pyramid: {config.output.path} has coarser levels already, made by something "
             "else, or in another way. Make them as this job says with: "
@@ -131,8 +133,8 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     count = resolved.plan.chunks.count
     pyramid = pyramid_of(config)
     if pyramid is None:
-        job = task_job("pyramid", {}, config.output.path, config.storage, ())
-        if recorded(job) is not None and state.count_receipts(0, count) < count:
+        job = stage_job("pyramid", {}, config.output.path, config.storage, ())
+        if StageRecords(job).earlier_job() is not None and state.count_receipts(0, count) < count:
             delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
             logger.warning(
                 "%s has coarser levels, made before all chunks of this job are done. Make them "
@@ -141,7 +143,7 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
             )
         return None
     job = pyramid.job()
-    before = recorded(job)
+    before = StageRecords(job).earlier_job()
     # nothing came of it: it was looked at
     other = before is not None and before.fingerprint != job.fingerprint
     if overwrite or other or (before is not None and state.count_receipts(0, count) < count):
@@ -162,7 +164,7 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
             )
         for each in several:
             remove(each.job())
-    begin(job)
+    StageRecords(job).begin()
     return pyramid
 
 
@@ -173,14 +175,14 @@ def status_of(pyramid: Pyramid) -> PyramidStatus:
         WorkerFault: they cannot be read.
     """
     job = pyramid.job()
-    done = counting(job)()
+    done = StageRecords(job).chunk_counter()()
     return PyramidStatus(
         levels=len(pyramid.levels),
         method=pyramid.method,
         chunks=pyramid.count,
         done=done,
         listed=len(pyramid.volume.listed(pyramid.levels)) == len(pyramid.levels),
-        failures=[] if done == pyramid.count else failures(job),
+        failures=[] if done == pyramid.count else StageRecords(job).failures(),
     )
 
 
@@ -198,7 +200,7 @@ def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
     )
 
 
-def _factor(job: TaskJob) -> Zyx | None:
+def _factor(job: StageJob) -> Zyx | None:
     """From each level of a pyramid that was begun to the next, as far as its record says."""
     factor = job.description.get("factor")
     if (

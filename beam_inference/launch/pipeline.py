@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
-from beam_inference.beam.stage_runner import begin, counting, failures
-from beam_inference.beam.stages import DoStages, TaskJob
+from beam_inference.beam.stage_runner import StageRecords
+from beam_inference.beam.stages import DoStages, StageJob
 from beam_inference.beam.transforms import InferVolume
 from beam_inference.errors import WorkerFault
 from beam_inference.job.messages import Launch, Record
@@ -17,7 +17,7 @@ from beam_inference.pyramid.pyramid import list_complete, remove
 
 
 def build(
-    pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: TaskJob | None = None
+    pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: StageJob | None = None
 ) -> None:
     """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
 
@@ -91,7 +91,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
     return summary
 
 
-def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -> int:
+def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) -> int:
     """How many chunks of the whole job are not done, also of those that this launch was not to do.
 
     Levels that somebody has made meanwhile, with the command, are of what was there then: if none
@@ -99,19 +99,19 @@ def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: TaskJob) -
     """
     count = launch.resolved().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)
-    if not left and summary.done and counting(pyramid)():
+    if not left and summary.done and StageRecords(pyramid).chunk_counter()():
         remove(pyramid)
-        begin(pyramid)
+        StageRecords(pyramid).begin()
     return left
 
 
-def _list_levels(_: int, pyramid: TaskJob) -> None:
+def _list_levels(_: int, pyramid: StageJob) -> None:
     """The last step: readers are told of what is complete.
 
     Raises:
         WorkerFault: some of it cannot be made, so that the runner says failed.
     """
     list_complete(pyramid)
-    causes = failures(pyramid)
+    causes = StageRecords(pyramid).failures()
     if causes and not pyramid.state().stop_requested(pyramid.launch):
         raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

@@ -16,7 +16,7 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions
 from beam_inference.beam.execution import execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.beam.stage_runner import counting
+from beam_inference.beam.stage_runner import StageRecords
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -133,7 +133,10 @@ def run_job(
     if pyramid and levels:
         phases.append(
             Phase(
-                "chunks of the pyramid", pyramid.count, pyramid.voxels_per_chunk, counting(levels)
+                "chunks of the pyramid",
+                pyramid.count,
+                pyramid.voxels_per_chunk,
+                StageRecords(levels).chunk_counter(),
             )
         )
 
@@ -143,7 +146,7 @@ def run_job(
             # beside the output, where the job's state may not be
             levels.state().request_stop(launch.id)
 
-    interrupted, error = execute(
+    execution = execute(
         options,
         lambda pipeline: job_pipeline.build(pipeline, launch, workers, levels),
         len(index_ranges(job.plan.chunks.count, workers)),
@@ -151,10 +154,17 @@ def run_job(
         request_stop,
     )
     outcome = _judge(
-        job, state, launch, chosen, pyramid, interrupted, error, time.monotonic() - start
+        job,
+        state,
+        launch,
+        chosen,
+        pyramid,
+        execution.interrupted,
+        execution.error,
+        time.monotonic() - start,
     )
     staged_at = options.view_as(GoogleCloudOptions).template_location
-    if staged_at and not interrupted and error is None:
+    if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
 

@@ -90,8 +90,8 @@ class CountValues:
         channel = None if self.channel is None else list(self.channel)
         return open_volume(self.path, scale=self.scale, channel=channel, storage=self.storage)
 
-    def opened(self) -> Callable[[int], None]:
-        """See :class:`beam_inference.beam.stages.ChunkTask`."""
+    def make_worker(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.beam.stages.ChunkStage`."""
         volume = self.volume()
         store = open_kvstore(self.counts_url, self.storage)
 
@@ -123,8 +123,8 @@ class SumCounts:
     name: str = "sum"
     count: int = 1
 
-    def opened(self) -> Callable[[int], None]:
-        """See :class:`beam_inference.beam.stages.ChunkTask`."""
+    def make_worker(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.beam.stages.ChunkStage`."""
         counting = self.counting
         volume = counting.volume()
         store = open_kvstore(counting.counts_url, counting.storage)

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.beam.stage_runner import TaskOutcome, begin, has_begun, run_tasks, task_job
-from beam_inference.beam.stages import DoChunk, TaskJob
+from beam_inference.beam.stage_runner import StageOutcome, StageRecords, run_stages, stage_job
+from beam_inference.beam.stages import DoChunk, StageJob
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
@@ -34,7 +34,7 @@ class NoLevelNeeded(ConfigError):
 
 @dataclass(frozen=True)
 class MakeLevel:
-    """The stage that makes one level; see :class:`~beam_inference.beam.stages.ChunkTask`.
+    """The stage that makes one level; see :class:`~beam_inference.beam.stages.ChunkStage`.
 
     Attributes:
         volume: of which it is a level.
@@ -63,7 +63,7 @@ class MakeLevel:
         """Number of chunks."""
         return self.chunks.count
 
-    def opened(self) -> DoChunk:
+    def make_worker(self) -> DoChunk:
         """Makes one chunk: reads what its voxels are made of, part by part, and writes whole blocks."""
         source = (
             self.volume.open_base() if self.below is None else self.volume.open_level(self.below)
@@ -123,9 +123,9 @@ class Pyramid:
         voxel = self.base.channels * self.base.dtype.itemsize
         return voxel * sum(level.bounds.size for level in self.levels)
 
-    def job(self) -> TaskJob:
+    def job(self) -> StageJob:
         """The job that makes it; one with more levels goes on where one with fewer has ended."""
-        return task_job(
+        return stage_job(
             "pyramid", self.description, self.volume.url, self.volume.storage, self.stages
         )
 
@@ -210,7 +210,7 @@ def plan_pyramid(
 
 def make_pyramid(
     pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool = False
-) -> TaskOutcome:
+) -> StageOutcome:
     """Make what is missing of a pyramid; ``flags`` are Beam's. Levels that are complete then are listed, others never.
 
     ``overwrite`` removes such levels first, whoever made them.
@@ -222,19 +222,19 @@ def make_pyramid(
     job = pyramid.job()
     if overwrite:
         remove(job)
-    elif not has_begun(job) and (taken := pyramid.volume.listed(pyramid.levels)):
+    elif not StageRecords(job).has_begun() and (taken := pyramid.volume.listed(pyramid.levels)):
         raise VolumeError(
             f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid "
             "already, made by something else, or in another way. Pass --overwrite to replace "
             "them, or --scale to begin above them."
         )
-    begin(job)
-    outcome = run_tasks(job, flags, pyramid.voxels_per_chunk)
+    StageRecords(job).begin()
+    outcome = run_stages(job, flags, pyramid.voxels_per_chunk)
     list_complete(job)
     return outcome
 
 
-def remove(job: TaskJob) -> None:
+def remove(job: StageJob) -> None:
     """Forget what was made of a volume's pyramid, ``job`` or another, and remove such levels, whoever made them."""
     # Records first: what is listed and has no record is refused, until this was done to its end.
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
@@ -242,7 +242,7 @@ def remove(job: TaskJob) -> None:
     first.volume.remove([stage.level for stage in stages])
 
 
-def list_complete(job: TaskJob) -> None:
+def list_complete(job: StageJob) -> None:
     """Tell readers of the levels that are complete, and whose levels below are."""
     complete = list(
         takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job))
@@ -251,9 +251,9 @@ def list_complete(job: TaskJob) -> None:
         complete[0].volume.list_levels([stage.level for stage in complete])
 
 
-def _stages(job: TaskJob) -> list[MakeLevel]:
+def _stages(job: StageJob) -> list[MakeLevel]:
     """Of a pyramid's job."""
-    return [task for task in job.tasks if isinstance(task, MakeLevel)]
+    return [task for task in job.stages if isinstance(task, MakeLevel)]
 
 
 def _method(volume: MultiscaleVolume, base: Volume) -> Method:

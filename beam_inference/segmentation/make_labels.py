@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from beam_inference.beam.stage_runner import (
-    begin,
-    print_task_outcome,
-    recorded,
-    run_tasks,
-    task_job,
+    StageRecords,
+    run_stages,
+    stage_job,
 )
-from beam_inference.beam.stages import TaskJob
+from beam_inference.beam.stages import StageJob
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.pyramid.pyramid import (
     NoLevelNeeded,
@@ -59,12 +57,12 @@ def make_labels(
             f"--pyramid: {plan.output.format} holds one scale; precomputed and ome_zarr hold "
             "several"
         )
-    job = task_job(plan.kind, description, plan.output.url, plan.storage, ())
+    job = stage_job(plan.kind, description, plan.output.url, plan.storage, ())
     plan = replace(plan, scratch_url=f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}")
-    job = replace(job, tasks=stages(plan))
+    job = replace(job, stages=stages(plan))
     if not overwrite:
         _refuse_another_kind(job)
-    begin(job, overwrite=overwrite)
+    StageRecords(job).begin(overwrite=overwrite)
     create_output(plan.output)
     if overwrite:
         _forget(job, plan)
@@ -74,23 +72,26 @@ def make_labels(
         f"way{plan.more_memory}",
         flush=True,
     )
-    outcome = run_tasks(job, flags, grid.roi.size / sum(task.count for task in job.tasks))
+    outcome = run_stages(job, flags, grid.roi.size / sum(task.count for task in job.stages))
     done = outcome.exit_code == COMPLETE
     made = (
         f"{count_of(plan)} {plan.table_folder} in {plan.output.url}, listed in {plan.table_url}"
         if done
         else ""
     )
-    print_task_outcome(outcome, made, again)
+    print(outcome.summary(made, again))
     return _coarser(plan, flags, again) if done and pyramid else outcome.exit_code
 
 
 _KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
-def _refuse_another_kind(job: TaskJob) -> None:
+def _refuse_another_kind(job: StageJob) -> None:
     for other in _KINDS:
-        if other.kind != job.kind and recorded(replace(job, kind=other.kind)) is not None:
+        if (
+            other.kind != job.kind
+            and StageRecords(replace(job, kind=other.kind)).earlier_job() is not None
+        ):
             raise StateError(
                 f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made "
                 "there would be mixed with this. Use another target, or pass --overwrite to make "
@@ -98,7 +99,7 @@ def _refuse_another_kind(job: TaskJob) -> None:
             )
 
 
-def _forget(job: TaskJob, plan: LabelPlan) -> None:
+def _forget(job: StageJob, plan: LabelPlan) -> None:
     """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
     state, output = (open_kvstore(url, plan.storage) for url in (job.state_url, plan.output.url))
     for each in _KINDS:
@@ -125,5 +126,5 @@ def _coarser(plan: LabelPlan, flags: Sequence[str], again: str) -> int:
     if planned is None:
         return COMPLETE
     outcome = make_pyramid(planned, flags)
-    print_task_outcome(outcome, f"{len(planned.levels)} coarser levels", again)
+    print(outcome.summary(f"{len(planned.levels)} coarser levels", again))
     return outcome.exit_code

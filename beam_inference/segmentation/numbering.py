@@ -43,13 +43,13 @@ DoChunk = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, opened by a picklable function: see :class:`beam_inference.beam.stages.ChunkTask`."""
+    """One stage, opened by a picklable function: see :class:`beam_inference.beam.stages.ChunkStage`."""
 
     name: str
     count: int
     open: Callable[[], DoChunk]
 
-    def opened(self) -> DoChunk:
+    def make_worker(self) -> DoChunk:
         """What does one of its chunks."""
         return self.open()
 

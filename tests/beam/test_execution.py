@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_inference.beam.execution import _Printed, execute, explain
+from beam_inference.beam.execution import CapturedStderr, execute, explain
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.cli.main import main
 from beam_inference.errors import WorkerFault
@@ -30,6 +30,12 @@ def raised(error, cause=None):
             RuntimeError(
                 "Traceback\n  File x\nbeam_inference.errors.WorkerFault: the disk is full [while "
                 "running 'A/B']\n"
+            ),
+            "the disk is full",
+        ),
+        (
+            RuntimeError(
+                "x\nbeam_inference.volumes.volume.TransientWriteError: the disk is full\n"
             ),
             "the disk is full",
         ),
@@ -72,7 +78,7 @@ def test_log_handlers_that_fail_at_the_same_time_do_not_wait_for_each_other(capl
 
     loggers = [logging.getLogger(), logging.getLogger("beam_inference.beam.execution")]
     handlers = [Failing(), Failing()]
-    printed = _Printed()
+    printed = CapturedStderr()
     logging.getLogger("beam_inference").setLevel(logging.DEBUG)
     threads = [
         threading.Thread(target=each.error, args=("fails",), daemon=True) for each in loggers
@@ -111,7 +117,7 @@ def test_what_is_printed_is_logged_also_what_comes_last_and_not_what_the_log_say
     logger.setLevel(logging.DEBUG)
     logger.addHandler(handler)
     try:
-        _, failure = execute(
+        result = execute(
             PipelineOptions([]),
             build,
             1,
@@ -121,7 +127,8 @@ def test_what_is_printed_is_logged_also_what_comes_last_and_not_what_the_log_say
     finally:
         logger.removeHandler(handler)
         logger.setLevel(logging.NOTSET)
-    assert str(failure) == "lost"
+    assert not result.interrupted
+    assert str(result.error) == "lost"
     assert [record.getMessage() for record in caplog.records if record.name == logger.name] == [
         "at the beginning",
         "at the end",

@@ -8,7 +8,7 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
-from beam_inference.beam.stage_runner import begin, run_tasks, task_job
+from beam_inference.beam.stage_runner import StageRecords, run_stages, stage_job
 from beam_inference.beam.stages import DoStages, StageWorker
 from beam_inference.errors import PermanentReadError, StateError, TransientReadError, WorkerFault
 from beam_inference.volumes.kvstores import LOCAL
@@ -22,7 +22,7 @@ class Append:
     folder: str
     count: int = 20
 
-    def opened(self):
+    def make_worker(self):
         folder = Path(self.folder)
         (folder / f"opened-{self.name}").touch()
 
@@ -55,15 +55,15 @@ def stages(tmp_path):
 
 
 def a_job(tmp_path, stages, **description):
-    job = task_job(
+    job = stage_job(
         "numbers", {"of": "a test", **description}, (tmp_path / "target").as_uri(), LOCAL, stages
     )
-    begin(job)
+    StageRecords(job).begin()
     return job
 
 
 def test_a_stage_begins_when_the_one_before_is_complete(tmp_path, stages):
-    outcome = run_tasks(a_job(tmp_path, stages), ["--direct_num_workers=2"], 1.0)
+    outcome = run_stages(a_job(tmp_path, stages), ["--direct_num_workers=2"], 1.0)
     assert (outcome.exit_code, outcome.chunks, outcome.done, outcome.failures) == (0, 25, 25, [])
     assert [(tmp_path / f"second-{k}").read_text() for k in range(5)] == ["20"] * 5
     assert sorted(stages[0].calls()) == list(range(20))
@@ -71,11 +71,11 @@ def test_a_stage_begins_when_the_one_before_is_complete(tmp_path, stages):
 
 def test_a_second_launch_does_what_is_missing(tmp_path, stages):
     (tmp_path / "fault-first-7").write_text("permanent 1")
-    outcome = run_tasks(a_job(tmp_path, stages), [], 1.0)
+    outcome = run_stages(a_job(tmp_path, stages), [], 1.0)
     assert (outcome.exit_code, outcome.done) == (1, 19)
     assert outcome.failures == ["first, chunk 7: chunk 7 is broken"]
     assert stages[1].calls() == []  # it would have read what is not there
-    outcome = run_tasks(a_job(tmp_path, stages), [], 1.0)
+    outcome = run_stages(a_job(tmp_path, stages), [], 1.0)
     assert (outcome.exit_code, outcome.done, outcome.failures) == (0, 25, [])
     assert sorted(stages[0].calls()) == sorted([*range(20), 7])
 
@@ -83,22 +83,22 @@ def test_a_second_launch_does_what_is_missing(tmp_path, stages):
 def test_no_later_stage_begins_after_an_unfinished_one(tmp_path, stages):
     (tmp_path / "fault-first-7").write_text("permanent 1")
     third = Append("third", str(tmp_path), 3)
-    assert run_tasks(a_job(tmp_path, [*stages, third]), [], 1.0).done == 19
+    assert run_stages(a_job(tmp_path, [*stages, third]), [], 1.0).done == 19
     assert stages[1].calls() == third.calls() == []
 
 
 def test_trouble_that_passes_is_tried_again_at_once(tmp_path, stages):
     (tmp_path / "fault-first-3").write_text("transient 2")
-    assert run_tasks(a_job(tmp_path, stages), [], 1.0).exit_code == 0
+    assert run_stages(a_job(tmp_path, stages), [], 1.0).exit_code == 0
     assert stages[0].calls().count(3) == 3
 
 
 def test_a_sick_worker_ends_the_launch_and_fails_no_chunk(tmp_path, stages):
     (tmp_path / "fault-first-3").write_text("sick 1")
     job = a_job(tmp_path, stages)
-    outcome = run_tasks(job, [], 1.0)
+    outcome = run_stages(job, [], 1.0)
     assert (outcome.exit_code, outcome.failures, outcome.error) == (1, [], "chunk 3 is broken")
-    assert run_tasks(a_job(tmp_path, stages), [], 1.0).exit_code == 0
+    assert run_stages(a_job(tmp_path, stages), [], 1.0).exit_code == 0
 
 
 def test_bundles_that_are_tried_again_repeat_nothing(tmp_path, stages):
@@ -136,17 +136,17 @@ def test_a_target_of_something_else_is_refused(tmp_path, stages):
     a_job(tmp_path, stages)
     with pytest.raises(StateError, match="records of another job"):
         a_job(tmp_path, stages, with_="other settings")
-    other = task_job("numbers", {}, (tmp_path / "target").as_uri(), LOCAL, stages)
-    begin(other, overwrite=True)
-    a_kind_of_its_own = task_job("letters", {}, (tmp_path / "target").as_uri(), LOCAL, stages)
-    begin(a_kind_of_its_own)
+    other = stage_job("numbers", {}, (tmp_path / "target").as_uri(), LOCAL, stages)
+    StageRecords(other).begin(overwrite=True)
+    a_kind_of_its_own = stage_job("letters", {}, (tmp_path / "target").as_uri(), LOCAL, stages)
+    StageRecords(a_kind_of_its_own).begin()
 
 
 def test_overwrite_does_everything_anew(tmp_path, stages):
-    run_tasks(a_job(tmp_path, stages), [], 1.0)
-    job = task_job("numbers", {"of": "a test"}, (tmp_path / "target").as_uri(), LOCAL, stages)
-    begin(job, overwrite=True)
-    assert run_tasks(job, [], 1.0).exit_code == 0
+    run_stages(a_job(tmp_path, stages), [], 1.0)
+    job = stage_job("numbers", {"of": "a test"}, (tmp_path / "target").as_uri(), LOCAL, stages)
+    StageRecords(job).begin(overwrite=True)
+    assert run_stages(job, [], 1.0).exit_code == 0
     assert sorted(stages[0].calls()) == sorted([*range(20)] * 2)
 
 

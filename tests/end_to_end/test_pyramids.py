@@ -164,7 +164,7 @@ def test_killed_in_the_middle_then_finished(tmp_path):
     subprocess.run([sys.executable, "-c", script, urls[0]], check=True)
     made = plan_pyramid(multiscale_volume(urls[1], LOCAL))  # in other chunks, without Beam
     for stage in made.stages:
-        do = stage.opened()
+        do = stage.make_worker()
         for index in range(stage.count):
             do(index)
     made.volume.list_levels(made.levels)

@@ -214,7 +214,7 @@ def with_levels(folder, format, start=(0, 0, 0)):
     )
     pyramid = plan_pyramid(multiscale_volume(url, LOCAL), "mean", (1, 2, 2), 2)
     for stage in pyramid.stages:
-        do = stage.opened()
+        do = stage.make_worker()
         for index in range(stage.count):
             do(index)
     pyramid.volume.list_levels(pyramid.levels)

@@ -63,7 +63,7 @@ def test_pyramids_are_igneouss(name, factor, start, shape, real, tmp_path):
     pyramid = plan_pyramid(multiscale_volume((tmp_path / "us").as_uri(), LOCAL), count=2)
     assert [level.factor for level in pyramid.levels] == [factor] * 2, "the same, by default"
     for stage, place in zip(pyramid.stages, places, strict=True):
-        do = stage.opened()
+        do = stage.make_worker()
         for index in range(stage.count):
             do(index)
         level = stage.level

@@ -15,7 +15,7 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from helpers import job_values, toy, truncated, write_job, write_volume
 from oracles.downsampling import level_above
 
-from beam_inference.beam.stage_runner import begin
+from beam_inference.beam.stage_runner import StageRecords
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import THIS_PROCESS
@@ -68,9 +68,9 @@ def without_beam(path, *overrides, chunks=None, overwrite=False):
 def made(pyramid):
     """Its levels, with records, without Beam."""
     job = pyramid.job()
-    begin(job)
+    StageRecords(job).begin()
     for stage in pyramid.stages:
-        do = stage.opened()
+        do = stage.make_worker()
         for index in range(stage.count):
             do(index)
             job.done(stage).write(index, json.dumps({"chunk": index}))

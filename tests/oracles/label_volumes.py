@@ -50,7 +50,7 @@ def made(plan, stages):
     """Run all stages of a job, without Beam: the job with its scratch folder, and the output's voxels."""
     plan = replace(plan, scratch_url=f"{plan.output.url}/scratch")
     for stage in stages(plan):
-        do = pickle.loads(pickle.dumps(stage)).opened()
+        do = pickle.loads(pickle.dumps(stage)).make_worker()
         for index in range(stage.count):
             do(index)
     output = open_volume(plan.output.url)

@@ -31,7 +31,7 @@ def made(url, scale=0, **settings):
     """A pyramid that was made without Beam, and listed."""
     pyramid = planned(url, scale, **settings)
     for stage in pyramid.stages:
-        do = stage.opened()
+        do = stage.make_worker()
         for index in reversed(range(stage.count)):
             do(index)
     pyramid.volume.list_levels(pyramid.levels)

@@ -197,19 +197,19 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
     )
     label, match, *_ = component_stages(plan)
     for index in range(label.count):
-        label.opened()(index)
+        label.make_worker()(index)
     store = open_kvstore(plan.scratch_url)
     key = "faces/000000000/000000000003"
     whole = store.read(key).result().value
     store.write(key, whole[:-30]).result()
     with pytest.raises(StateError, match=f"{key} is damaged.*--overwrite"):
-        match.opened()(2)
+        match.make_worker()(2)
     store.write(key, whole[:100] + bytes([whole[100] ^ 1]) + whole[101:]).result()
     with pytest.raises(StateError, match=f"{key} is damaged"):
-        match.opened()(2)
+        match.make_worker()(2)
     store.write(key, None).result()
     with pytest.raises(StateError, match=f"{key} is absent"):
-        match.opened()(2)
+        match.make_worker()(2)
 
 
 def test_the_description_holds_all_that_the_caller_decides():
