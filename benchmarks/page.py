@@ -13,9 +13,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 _PAGE = """\
 # What it costs
 
-Written from `benchmarks/results`, which `make bench` and `make bench-peers` measure anew. A ratio with a range is the median
-of runs taken in turn on one machine: below 1 is less time than what it is held against. What a job of many chunks costs
-beyond its network is in [scale](scale.md).
+This page is written from `benchmarks/results`, which `make bench` and `make bench-peers` measure
+again. A ratio with a range is the median of runs taken in turn on one machine: below 1 means less
+time than the reference. [Scale](scale.md) shows what a job of many chunks costs beyond its network.
 
 {machine}.
 
@@ -25,8 +25,8 @@ beyond its network is in [scale](scale.md).
 
 ## Against the bare network
 
-The residual U-Net of `beam_inference.residual_unet` with its default widths, patches of 16×96×96 at an overlap of a
-quarter, uint8 in and out, three channels.
+The residual U-Net of `beam_inference.residual_unet` with its default widths, patches of 16×96×96 at
+an overlap of a quarter, uint8 in and out, three channels.
 
 | | ratio |
 |---|---|
@@ -37,8 +37,8 @@ quarter, uint8 in and out, three channels.
 
 {idle}
 
-A null network, patches of 16×64×64, 16×32×32 and 16×16×16; what is beside each chunk's arrays weighs most where they are
-small:
+A null network, patches of 16×64×64, 16×32×32 and 16×16×16. The memory beside each chunk's arrays
+weighs most where the arrays are small:
 
 | | |
 |---|---|
@@ -52,8 +52,10 @@ small:
 
 ## Against other tools
 
-{task}. The volume is in memory; ours is uint8, theirs float32, and the result is float32. Time is ours / theirs, memory
-is the peak over the float32 result, beyond what the process holds between runs.
+{task}.
+
+The volume is in memory. Our input is uint8, theirs float32, and the result is float32. Time is ours
+/ theirs. Memory is the peak over the float32 result, beyond what the process holds between runs.
 
 {peer_versions}.
 
@@ -62,13 +64,15 @@ is the peak over the float32 result, beyond what the process holds between runs.
 | beam-inference | 1 | 1 | {our_memory}; {uint8} of uint8 |
 {peers}
 
-With the U-Net, ours is run by OpenVINO, which it chooses by itself where that is installed; theirs by PyTorch's eager
-mode, which is what they run. nnU-Net adds up in float16.
+With the U-Net, OpenVINO runs our network, because beam-inference chooses it by itself where it is
+installed. Theirs is run by PyTorch's eager mode, which is what these tools use. nnU-Net sums in
+float16.
 
 ## A whole job against chunkflow
 
-The same volume in eight chunks of 26×160×160, from a precomputed volume on disk to one of uint8, with the U-Net; chunkflow
-grows each chunk by the overlap and crops, as our `crop` does. Start-up is left out on both sides.
+The same volume in eight chunks of 26×160×160, from a precomputed volume on disk to one of uint8,
+with the U-Net. chunkflow grows each chunk by the overlap and crops, as our `crop` does. Start-up is
+left out on both sides.
 
 | ours | time, ours / theirs |
 |---|---|
@@ -76,10 +80,10 @@ grows each chunk by the overlap and crops, as our `crop` does. Start-up is left 
 
 {seams}
 
-{foretold}
+{estimates}
 
-What PyTorch leaves free on its heap differs from process to process by a tenth of the whole; the projection is for the
-worst that was seen.
+The memory that PyTorch leaves free on its heap differs from process to process by a tenth of the
+whole. The projection is for the worst case that was seen.
 """
 
 
@@ -122,7 +126,7 @@ def page() -> str:
         ),
         uint8=peers["null network, uint8"],
         seams=_seams(),
-        foretold=_foretold(),
+        estimates=_estimates(),
         our_memory=memory["beam-inference"],
         peers="\n".join(
             f"| {tool} | {_ratio(row)} | {_ratio(unet['time'][tool])} | {memory[tool]} |"
@@ -156,10 +160,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             "the loop without a network / MONAI's",
             0.5,
             [null["time"]["MONAI"]["ratio"]],
-            (
-                "adding up, the network's copies and weighting, in this order, are most of it by "
-                "its profile"
-            ),
+            ("by profile, mostly accumulation, then copies for the network, then weighting"),
         ),
         ("peak memory / float32 output", 1.2, [over_output], ""),
         ("the same, of uint8", 0.5, [peers["null network, uint8"]], "a volume 13 patches deep"),
@@ -183,7 +184,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             f"three sizes of chunks; by {_listed(megabytes)} MB, ever more slowly",
         ),
         (
-            "share of the time that nothing is computed, slow store",
+            "share of the time without computation, slow store",
             0.05,
             [job["idle"]["idle share"]],
             "on a CPU",
@@ -196,7 +197,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
         )
         rows.append(
             (
-                "share of the time that nothing is computed, on a GPU",
+                "share of the time without computation, on a GPU",
                 0.05,
                 [gpu["idle"]["idle share"]],
                 "",
@@ -250,9 +251,9 @@ def _idle(job: dict[str, Any], network: str) -> str:
     found = job["idle"]
     seconds = found["seconds per chunk"]
     return (
-        f"With {network} and a store that takes 100 ms to answer each request, nothing was "
-        f"computed for\n{found['idle share']:.0%} of the time: {found['chunks']} chunks, each "
-        f"with {seconds['infer']:.2f} s of computing, {seconds['read']:.2f} s of reading and "
+        f"With {network} and a store that takes 100 ms to answer each request, nothing\n"
+        f"was computed for {found['idle share']:.0%} of the time: {found['chunks']} chunks, each "
+        f"with {seconds['infer']:.2f} s of computing,\n{seconds['read']:.2f} s of reading and "
         f"{seconds['write']:.2f} s of writing."
     )
 
@@ -267,9 +268,9 @@ def _gpu_results() -> dict[str, Any]:
 def _gpu() -> str:
     """The same on a GPU, where that was measured."""
     job = _gpu_results()
-    title = "### On a GPU\n\n`make bench-gpu` takes the same where there is one"
+    title = "### On a GPU\n\n`make bench-gpu` measures the same on a machine that has a GPU"
     if not job:
-        return f"{title}. None was at hand yet: nothing here speaks of one."
+        return f"{title}. None was available yet: nothing on\nthis page was measured on one."
     machine = f"{job['machine']['gpu']}, torch {job['machine']['torch']}"
     table = _against_forward(job, "torch")
     idle = _idle(job, "the same U-Net")
@@ -291,13 +292,10 @@ def _seams() -> str:
         "## Seams\n",
         (
             f"{tuple(found['voxels'])} voxels of FIB-25 in chunks of {tuple(found['chunk'])}; "
-            "patches, network as above."
+            "patches and network as above."
         ),
-        (
-            "Errors are within one overlap of chunk borders, as shares of the output's range, "
-            "against `recompute`; the"
-        ),
-        "trained network is that of the tests.\n",
+        "Errors are measured against `recompute` within one overlap of chunk borders, as shares of the",
+        "output's range. The trained network is that of the tests.\n",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
     ]
@@ -328,28 +326,17 @@ def _seams() -> str:
     return "\n".join(lines)
 
 
-def _foretold() -> str:
-    """What ``plan`` says, against what happened."""
+def _estimates() -> str:
+    """The section that compares the estimates of ``plan`` with measurements."""
     found = json.loads((RESULTS / "foretold.json").read_text())
     lines = [
-        "## What is foretold\n",
-        (
-            "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over what "
-            "`plan` projects, which is to"
-        ),
-        (
-            "be more, by 15 % at most; each run in a process of its own. The constants of the "
-            "projection are chosen by"
-        ),
-        (
-            "earlier runs of these jobs and others; what the libraries keep, 32 MiB, by the runs "
-            "of the ninth below. On"
-        ),
-        (
-            "the slow store each request takes 100 ms; on a disk most of a chunk is written before "
-            "the next one takes"
-        ),
-        "memory. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
+        "## Estimates\n",
+        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over the projection of",
+        "`plan`, which is to be larger, by 15 % at most. Each job runs in a process of its own. The",
+        "constants of the projection were chosen by earlier runs of these jobs and others; what the",
+        "libraries keep, 32 MiB, by the runs of the ninth below. On the slow store each request takes",
+        "100 ms. On a disk, most of a chunk is written before the next one takes memory. Chunks of",
+        "`exchange` are of whole strides, as `--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
@@ -361,15 +348,10 @@ def _foretold() -> str:
         each = [", ".join(f"{ratio:.2f}" for ratio in some) or "not measured" for some in ratios]
         lines.append(_row(name, f"{max(row['slow store']['peak_bytes']) / 1e6:.0f}", *each))
     lines += [
-        (
-            "\nSeconds from the first chunk to the last as `plan --calibrate` foretells them, over "
-            "real ones, for all of"
-        ),
-        (
-            "FIB-25 in chunks of 64×128×128: the median of seven calibrations, each before a run, "
-            "with its range.\n"
-        ),
-        _row("job", "foretold / real"),
+        "\nSeconds from the first chunk to the last, as `plan --calibrate` estimates them, over the",
+        "measured ones, for all of FIB-25 in chunks of 64×128×128: the median of seven calibrations, each",
+        "before a run, with its range.\n",
+        _row("job", "estimated / measured"),
         "|---|---|",
     ]
     for name, row in found["seconds"].items():
@@ -382,9 +364,9 @@ def _foretold() -> str:
     real = killed["real_seconds"]
     lines.append(
         f"\n{len(real)} jobs that were killed at random moments, every "
-        f"{killed['seconds_between_kills']} s on average, and started again, took {min(real)} to "
-        f"{max(real)} s, {sum(real) / len(real):.1f} on average; the simulation says "
-        f"{killed['foretold_seconds']}, {killed['foretold / real']:.2f} of it."
+        f"{killed['seconds_between_kills']} s on average, and started again, took {min(real)} to\n"
+        f"{max(real)} s, {sum(real) / len(real):.1f} on average. The simulation estimates "
+        f"{killed['foretold_seconds']} s, {killed['foretold / real']:.2f} of it."
     )
     return "\n".join(lines)
 
