@@ -74,6 +74,14 @@ setup(
     },
     entry_points={
         "console_scripts": ["beam-inference=beam_inference.cli.main:main"],
+        "beam_inference.formats": [
+            "n5=beam_inference.volumes.formats.n5:N5",
+            "ome_zarr=beam_inference.volumes.formats.ome_zarr_groups:OME_ZARR",
+            "ome_zarr_0.4=beam_inference.volumes.formats.ome_zarr_groups:OME_ZARR_0_4",
+            "precomputed=beam_inference.volumes.formats.precomputed:PRECOMPUTED",
+            "zarr2=beam_inference.volumes.formats.zarr:ZARR2",
+            "zarr3=beam_inference.volumes.formats.zarr:ZARR3",
+        ],
         "beam_inference.operators": [
             "argmax=beam_inference.operators.argmax:Argmax",
             "own=beam_inference.operators.own:Own",

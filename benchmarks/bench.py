@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import Predictor, load_predictor
@@ -33,7 +34,7 @@ from beam_inference.job.state import State
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.operators.normalize import unit
 from beam_inference.residual_unet import ResidualUNet
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_inference import ChunkInference
 from benchmarks.latency import LATENCY_SECONDS, idle_share
 from benchmarks.measure import machine, ratio, ratio_of_pairs, work_of

@@ -210,10 +210,11 @@ def chunkflow_inferencer(name: str) -> Any:
 
 def job(seams: str, threads: int, volume: Array) -> Run:
     """Ours, from its first chunk on: ``seams`` instead of a network's name. The network is run by OpenVINO."""
+    from beam_inference.config.formats import OutputSpec
     from beam_inference.config.job_file import parse_job
     from beam_inference.geometry.bounding_box import BoundingBox
     from beam_inference.launch.run_job import run_job
-    from beam_inference.volumes.outputs import OutputSpec, create_output
+    from beam_inference.volumes.outputs import create_output
 
     folder = Path(tempfile.mkdtemp())
     box = BoundingBox((0, 0, 0), volume.shape)

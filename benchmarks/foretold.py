@@ -25,6 +25,7 @@ import torch
 import yaml
 from numpy.typing import NDArray
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -35,7 +36,7 @@ from beam_inference.launch.engine_trial import try_network_here
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
 from beam_inference.launch.simulation import Workload, simulate_many
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
 from benchmarks.measure import machine, work_of

@@ -19,12 +19,13 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.state import State
 from beam_inference.launch.run_job import run_job
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 
 LATENCY_SECONDS = 0.1
 TESTS = Path(__file__).parents[1] / "tests"

@@ -25,9 +25,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.state import State
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 
 EDGE = 4
 RESULTS = Path(__file__).parent / "results" / "load.json"

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 from benchmarks import contenders
 from benchmarks.measure import machine, work_of
 

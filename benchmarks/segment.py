@@ -21,12 +21,13 @@ import waterz
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.segmentation.layout import Layout
 from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.volumes.kvstores import LOCAL
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 from benchmarks.measure import machine, peak_bytes, ratio
 
 LOW = 0.1

@@ -13,14 +13,14 @@ def install_extension(site: Path) -> dict[str, str]:
     """Write what an installer writes of a package, beside which the package itself lies.
 
     Args:
-        site: a folder, which is made.
+        site: a folder, which is made if it is not there.
 
     Returns:
         Environment of a process in which the extension is installed.
     """
     project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
     folder = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
     )

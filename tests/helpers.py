@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -23,7 +24,7 @@ from beam_inference.job.messages import Launch
 from beam_inference.launch.prepare import prepare
 from beam_inference.operators.level_counts import CountValues, SumCounts, chunks_to_count
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"

@@ -14,6 +14,7 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
+from beam_inference.config.plugins import list_plugins
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
 
@@ -177,7 +178,7 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
     )
     parser.add_argument(
         "--format",
-        choices=("precomputed", "zarr3", "zarr2", "ome_zarr", "n5"),
+        choices=tuple(list_plugins("formats")),
         default="precomputed",
         help="format of OUT (default: precomputed, compressed as a segmentation)",
     )

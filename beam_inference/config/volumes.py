@@ -15,7 +15,6 @@ from pydantic import (
 )
 
 from beam_inference.config.fields import (
-    LABEL_DTYPES,
     Count,
     Margin,
     Model,
@@ -28,6 +27,15 @@ from beam_inference.config.fields import (
     WritableUrl,
     as_list,
     holds_credentials,
+)
+from beam_inference.config.formats import (
+    Format,
+    FormatName,
+    get_format,
+    installed_formats,
+    multiscale_formats,
+    names_of,
+    sharded_formats,
 )
 
 _SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
@@ -175,16 +183,11 @@ def _as_pyramid(value: object) -> object:
     )
 
 
-SHARDED_FORMATS = ("precomputed", "zarr3", "ome_zarr")
-MULTISCALE_FORMATS = ("precomputed", "ome_zarr", "ome_zarr_0.4")
-"""Those that have a place for coarser levels."""
-
-
 class Output(Model):
     """The volume to write."""
 
     path: WritableUrl = Field(description="URL or path; created at launch if absent")
-    format: Literal["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"] = Field(
+    format: FormatName = Field(
         "precomputed",
         description=(
             "ome_zarr is version 0.5, a group of zarr v3 arrays; ome_zarr_0.4 one of zarr v2"
@@ -227,52 +230,70 @@ class Output(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.value_range is not None:
-            if self.dtype == "float32":
-                raise ValueError(
-                    "value_range has no effect with dtype: float32, which is written as it is; "
-                    "remove it"
-                )
-            if self.value_range[0] >= self.value_range[1]:
-                raise ValueError(
-                    f"value_range {list(self.value_range)} must be [low, high] with low < high"
-                )
-        dtypes = LABEL_DTYPES if self.encoding == "compressed_segmentation" else ("uint8",)
-        if self.encoding != "raw" and (self.format != "precomputed" or self.dtype not in dtypes):
-            raise ValueError(
-                f"encoding: {self.encoding} is for precomputed volumes of {' or '.join(dtypes)}"
-            )
-        if self.shard_shape is not None and self.format not in SHARDED_FORMATS:
-            raise ValueError(
-                f"{self.format} has no shards: remove shard_shape, or write one of "
-                f"{SHARDED_FORMATS}"
-            )
-        if self.shard_shape is not None and any(
-            s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)
-        ):
-            raise ValueError(
-                f"shard_shape {list(self.shard_shape)} must be a multiple of block_shape "
-                f"{list(self.block_shape)}"
-            )
-        if self.pyramid is not None and self.format not in MULTISCALE_FORMATS:
-            raise ValueError(
-                f"{self.format} is a single array, which has no place for the levels of a pyramid: "
-                f"remove pyramid, or write one of {', '.join(MULTISCALE_FORMATS)}"
-            )
-        if self.pyramid is not None and self.bounds is not None:
-            raise ValueError(
-                "pyramid makes levels of the whole volume, of which bounds says that this job "
-                "fills a part: remove pyramid, and give the command beam-inference pyramid once "
-                "all parts are there"
-            )
-        if self.format == "precomputed" and self.dtype in ("int8", "int16"):
-            raise ValueError(
-                f"precomputed volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or "
-                "zarr2"
-            )
+        self._check_value_range()
+        format = get_format(self.format)
+        self._check_format(format)
+        self._check_shards(format)
+        self._check_pyramid(format)
         return self
 
     @property
     def write_shape(self) -> tuple[int, int, int]:
         """What is written whole, by one chunk, ZYX: a shard where there are any, else a block."""
         return self.shard_shape or self.block_shape
+
+    def _check_value_range(self) -> None:
+        if self.value_range is None:
+            return
+        if self.dtype == "float32":
+            raise ValueError(
+                "value_range has no effect with dtype: float32, which is written as it is; remove "
+                "it"
+            )
+        if self.value_range[0] >= self.value_range[1]:
+            raise ValueError(
+                f"value_range {list(self.value_range)} must be [low, high] with low < high"
+            )
+
+    def _check_format(self, format: Format) -> None:
+        if self.encoding != "raw" and self.dtype not in format.encodings.get(self.encoding, ()):
+            takers = [each for each in installed_formats() if self.encoding in each.encodings]
+            dtypes = sorted({dtype for each in takers for dtype in each.encodings[self.encoding]})
+            raise ValueError(
+                f"encoding: {self.encoding} is for {names_of(takers)} volumes of "
+                f"{' or '.join(dtypes)}"
+            )
+        if self.dtype in format.unread_dtypes:
+            raise ValueError(
+                f"{format.name} volumes of {self.dtype} are not read by Neuroglancer; use zarr3 or "
+                "zarr2"
+            )
+
+    def _check_shards(self, format: Format) -> None:
+        if self.shard_shape is None:
+            return
+        if not format.has_shards:
+            raise ValueError(
+                f"{format.name} has no shards: remove shard_shape, or write one of "
+                f"{sharded_formats()}"
+            )
+        if any(s % b for s, b in zip(self.shard_shape, self.block_shape, strict=True)):
+            raise ValueError(
+                f"shard_shape {list(self.shard_shape)} must be a multiple of block_shape "
+                f"{list(self.block_shape)}"
+            )
+
+    def _check_pyramid(self, format: Format) -> None:
+        if self.pyramid is None:
+            return
+        if not format.is_multiscale:
+            raise ValueError(
+                f"{format.name} is a single array, which has no place for the levels of a pyramid: "
+                f"remove pyramid, or write one of {multiscale_formats()}"
+            )
+        if self.bounds is not None:
+            raise ValueError(
+                "pyramid makes levels of the whole volume, of which bounds says that this job "
+                "fills a part: remove pyramid, and give the command beam-inference pyramid once "
+                "all parts are there"
+            )

@@ -8,13 +8,14 @@ from typing import Any
 from numpy.typing import NDArray
 
 from beam_inference.beam.stages import DoChunk
+from beam_inference.config.formats import OutputSpec
 from beam_inference.conversion.copying import ChunkShapes, choose_chunk_shapes, copy, moved
 from beam_inference.conversion.protocol import Source
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.volumes.outputs import OutputSpec, open_output
+from beam_inference.volumes.outputs import open_output
 
 _EDGE = 64
 _SMALLEST = 16

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,14 @@ from beam_inference.beam.stage_runner import (
     stage_job,
 )
 from beam_inference.config.fields import refuse_credentials
+from beam_inference.config.formats import (
+    OutputSpec,
+    get_format,
+    installed_formats,
+    names_of,
+    sharded_formats,
+)
 from beam_inference.config.storage import Storage
-from beam_inference.config.volumes import SHARDED_FORMATS, Output
 from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
 from beam_inference.conversion.copying import choose_chunk_shapes, copy, moved
 from beam_inference.conversion.file_spec import FileSpec
@@ -46,16 +52,8 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.kvstores import local_folder, place_of_url, url_of
-from beam_inference.volumes.outputs import (
-    OutputSpec,
-    check_output,
-    create_output,
-    default_bounds,
-    open_output,
-)
+from beam_inference.volumes.outputs import check_output, create_output, default_bounds, open_output
 
-_BLOCK_FORMATS: tuple[str, ...] = get_args(Output.model_fields["format"].annotation)
-_BY_SUFFIX = {".zarr": "zarr3"}
 _NO_VOXEL_SIZE = "the source does not state its voxel size: give --voxel-size Z,Y,X, in nm"
 
 
@@ -120,10 +118,12 @@ def convert(request: Request, flags: Sequence[str], again: str) -> int:
         else BoundingBox(request.offset, _stop(request.offset, info))
     )
     path, dataset = split_dataset(request.target)
-    format = request.format or format_of(path) or _BY_SUFFIX.get(Path(path).suffix, "precomputed")
-    if format not in (*_BLOCK_FORMATS, *FILE_FORMATS):
+    block_formats = {each.name: each for each in installed_formats()}
+    by_suffix = {suffix: each.name for each in block_formats.values() for suffix in each.suffixes}
+    format = request.format or format_of(path) or by_suffix.get(Path(path).suffix, "precomputed")
+    if format not in (*block_formats, *FILE_FORMATS):
         raise ConfigError(
-            f"--format {format}: expected one of {', '.join((*_BLOCK_FORMATS, *FILE_FORMATS))}"
+            f"--format {format}: expected one of {', '.join((*block_formats, *FILE_FORMATS))}"
         )
     if format in FILE_FORMATS:
         if flags:
@@ -262,8 +262,9 @@ def _output(
         shard_shape=request.shard_shape,
         labels=request.labels,
     )
-    if request.encoding is not None and format != "precomputed":
-        raise ConfigError(f"--encoding {request.encoding} is for --format precomputed")
+    if request.encoding is not None and not get_format(format).encodings:
+        takers = names_of(each for each in installed_formats() if each.encodings)
+        raise ConfigError(f"--encoding {request.encoding} is for --format {takers}")
     if spec.encoding != "raw" and info.channels > 1:
         raise ConfigError(
             f"--encoding {spec.encoding} is for one channel (readers disagree about the order of "
@@ -273,10 +274,8 @@ def _output(
         raise ConfigError(
             f"--labels: {request.source} holds {info.dtype}, and names of objects are integers"
         )
-    if spec.shard_shape is not None and format not in SHARDED_FORMATS:
-        raise ConfigError(
-            f"--shard_shape: {format} has no shards; {', '.join(SHARDED_FORMATS)} have"
-        )
+    if spec.shard_shape is not None and not get_format(format).has_shards:
+        raise ConfigError(f"--shard_shape: {format} has no shards; {sharded_formats()} have")
     if any(s % b for s, b in zip(spec.write_shape, spec.block_shape, strict=True)):
         raise ConfigError(
             f"--shard_shape {_shape(spec.write_shape)} must be a multiple of --block_shape "

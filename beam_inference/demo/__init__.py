@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.demo.mni import load_t1
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.job.state import State
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output, open_output
+from beam_inference.volumes.outputs import create_output, open_output
 
 _HERE = Path(__file__).parent
 _MILLIMETRE = 1e6

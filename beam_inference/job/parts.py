@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Affine, Sections
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -19,7 +20,6 @@ from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.volumes.mask import masked, open_mask
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
         ConfigError: it has such levels, and is not to be made anew.
     """
     found = None if config.output.pyramid is None else volume_at(config.output.path, config.storage)
-    if found is None or not found.driver.startswith(("neuroglancer_precomputed", "ome_zarr")):
+    if found is None or not found.is_multiscale:
         return  # nothing is there, or what the job is refused for
     pyramid = pyramid_of(config)
     if pyramid is None or overwrite:

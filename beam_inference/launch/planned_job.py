@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.definite import Settings
+from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Contrast, Sections, Standard
 from beam_inference.config.operators import operator_bytes
@@ -51,7 +52,6 @@ from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.outputs import (
     LOSSY,
-    OutputSpec,
     check_output,
     default_bounds,
     open_output,
@@ -334,7 +334,7 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
     bounds = default_bounds(output.format, roi)
     if output.bounds is not None:
         bounds = BoundingBox(output.bounds.start, output.bounds.stop)
-        if output.format != "precomputed" and any(bounds.start):
+        if not get_format(output.format).has_offset and any(bounds.start):
             raise ConfigError(
                 f"output.bounds start at {list(bounds.start)}, but a {output.format} array has no "
                 "offset: write start: [0, 0, 0]"

@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from beam_inference.config.definite import make_definite
+from beam_inference.config.formats import format_versions
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import operator_versions
 from beam_inference.engines.choice import describe_engine
@@ -188,7 +189,9 @@ def resolve(
         model_sha256=sha256,
         engine=description,
         working_set_bytes=needs.working_set_bytes,
-        versions=_versions() | operator_versions(config.postprocess),
+        versions=_versions()
+        | operator_versions(config.postprocess)
+        | format_versions(config.output.format),
         numerics=NUMERICS,
     )
 

@@ -21,7 +21,7 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.levels import Level
 from beam_inference.volumes import ome_zarr
-from beam_inference.volumes.detection import Found, json_object
+from beam_inference.volumes.detection import StoredVolume, json_object
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     change_json,
@@ -36,7 +36,7 @@ from beam_inference.volumes.opening import as_volume, open_volume
 from beam_inference.volumes.volume import Volume
 
 
-def ome_scales(url: str, storage: Storage, found: Found, scale: int) -> OmeScales:
+def ome_scales(url: str, storage: Storage, found: StoredVolume, scale: int) -> OmeScales:
     """The group at a URL, of which ``found`` tells, with one of its arrays as the base."""
     store = open_kvstore(url, storage)
     is_v3 = found.driver == "ome_zarr"

@@ -72,7 +72,7 @@ def multiscale_volume(url: str, storage: Storage, scale: int = 0) -> MultiscaleV
             f"no volume at {url}: expected a precomputed volume or an OME-Zarr "
             f"group{neighbours(url)}"
         )
-    if found.driver != "neuroglancer_precomputed" and not found.driver.startswith("ome_zarr"):
+    if not found.is_multiscale:
         raise VolumeError(
             f"{url} is a single {found.driver} array, which has no place for levels: a precomputed "
             "volume or an OME-Zarr group is needed"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from beam_inference.config.fields import refuse_credentials
+from beam_inference.config.formats import OutputSpec, get_format, sharded_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
@@ -17,11 +18,11 @@ from beam_inference.segmentation.labelling import cc3d_library
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.volumes.kvstores import place_of_url
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, check_output, default_bounds, open_output
+from beam_inference.volumes.outputs import check_output, default_bounds, open_output
 from beam_inference.volumes.volume import Volume
 
 _BLOCK_SIDE = 64
-_SHARDED = ("precomputed", "zarr3", "ome_zarr")
+_LABEL_ENCODING = "compressed_segmentation"
 _MOST_VOXELS = 2**31
 """Of a chunk: its labels are 32 bits."""
 
@@ -31,7 +32,7 @@ class Layout:
     """How an output is to be laid out, and made.
 
     Attributes:
-        format: see :class:`~beam_inference.volumes.outputs.OutputSpec`.
+        format: see :class:`~beam_inference.config.formats.OutputSpec`.
         chunk_shape: what is done at once, ZYX; None for what a kind of job takes by default.
         block_shape: ZYX; None for the input's.
         shard_shape: ZYX; None for a file a block.
@@ -82,10 +83,9 @@ def plan_output(
         UserError: it cannot be done so, or something else is there.
     """
     format = layout.format
-    if layout.shard_shape and format not in _SHARDED:
+    if layout.shard_shape and not get_format(format).has_shards:
         raise ConfigError(
-            f"--shard_shape: {format} holds a file for each block; {', '.join(_SHARDED)} hold "
-            "shards"
+            f"--shard_shape: {format} holds a file for each block; {sharded_formats()} hold shards"
         )
     bounds = volume.bounds
     assert volume.voxel_size_nm is not None
@@ -98,7 +98,7 @@ def plan_output(
         block_shape=layout.block_shape or _default_block(volume, side),
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
-        encoding="compressed_segmentation" if format == "precomputed" else "raw",
+        encoding=_LABEL_ENCODING if _LABEL_ENCODING in get_format(format).encodings else "raw",
         shard_shape=layout.shard_shape,
         labels=True,
     )

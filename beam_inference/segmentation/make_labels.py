@@ -12,6 +12,7 @@ from beam_inference.beam.stage_runner import (
     stage_job,
 )
 from beam_inference.beam.stages import StageJob
+from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.errors import COMPLETE, ConfigError, StateError
 from beam_inference.pyramid.pyramid import (
     NoLevelNeeded,
@@ -29,8 +30,6 @@ from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import create_output
 
 Work = TypeVar("Work", bound=LabelPlan)
-
-_MULTISCALE = ("precomputed", "ome_zarr")
 
 
 def make_labels(
@@ -52,10 +51,9 @@ def make_labels(
     Raises:
         UserError: it cannot be done as asked.
     """
-    if pyramid and plan.output.format not in _MULTISCALE:
+    if pyramid and not get_format(plan.output.format).is_multiscale:
         raise ConfigError(
-            f"--pyramid: {plan.output.format} holds one scale; precomputed and ome_zarr hold "
-            "several"
+            f"--pyramid: {plan.output.format} holds one scale; {multiscale_formats()} hold several"
         )
     job = stage_job(plan.kind, description, plan.output.url, plan.storage, ())
     plan = replace(plan, scratch_url=f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}")
@@ -113,7 +111,7 @@ def _forget(job: StageJob, plan: LabelPlan) -> None:
 
 def _levels(plan: LabelPlan) -> Pyramid | None:
     """The pyramid of the output, which is there; None if it has no place for one, or is one block."""
-    if plan.output.format not in _MULTISCALE:
+    if not get_format(plan.output.format).is_multiscale:
         return None
     try:
         return plan_pyramid(multiscale_volume(plan.output.url, plan.storage), "mode")

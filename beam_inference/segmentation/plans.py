@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.segmentation.scratch import Scratch
-from beam_inference.volumes.outputs import OutputSpec
 
 
 @dataclass(frozen=True, kw_only=True)

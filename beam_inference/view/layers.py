@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import tensorstore as ts
 
+from beam_inference.config.formats import installed_formats
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
 from beam_inference.errors import BeamInferenceError, VolumeError
@@ -37,16 +38,15 @@ from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
 
-_FORMATS = {
-    "neuroglancer_precomputed": "precomputed",
-    "zarr": "zarr2",
-    "zarr3": "zarr3",
-    "n5": "n5",
-}
 _DTYPES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32")
 _LABEL_DTYPES = ("uint32", "uint64")
 _SAMPLE = (1, 256, 256)
 """Voxels that are looked at to find a brightness range, ZYX."""
+
+
+def _neuroglancer_formats() -> dict[str, str]:
+    """Neuroglancer's names of the formats it shows, by TensorStore's name of the driver."""
+    return {each.driver: each.viewer for each in installed_formats() if each.viewer is not None}
 
 
 @dataclass(frozen=True)
@@ -71,32 +71,26 @@ class Shown:
     channel: int = 0
 
     def __post_init__(self) -> None:
-        stored = (
-            self.volume.store.spec().to_json().get("base", {}).get("dtype", self.volume.dtype.name)
-        )
+        stored = self.volume.stored_dtype
         if stored not in _DTYPES:  # what is read as another dtype, too
             raise VolumeError(
                 f"{self.volume.url} holds {stored}, which Neuroglancer does not show; it shows "
                 f"{', '.join(_DTYPES)}. Convert it."
             )
-        if self._driver not in _FORMATS:
+        formats = _neuroglancer_formats()
+        if self.volume.driver not in formats:
             raise VolumeError(
-                f"{self.volume.url} is of the kind {self._driver}, which Neuroglancer does not "
-                f"show here; it shows {', '.join(_FORMATS.values())}"
+                f"{self.volume.url} is of the kind {self.volume.driver}, which Neuroglancer does "
+                f"not show here; it shows {', '.join(formats.values())}"
             )
 
     @cached_property
-    def _driver(self) -> str:
-        return str(self.volume.store.spec().to_json()["driver"])
-
-    @cached_property
     def _array_url(self) -> str:
-        kvstore = self.volume.store.kvstore
-        spec = kvstore.spec().to_json()
+        spec = self.volume.store.kvstore.spec().to_json()
         endpoint = self.storage.s3.endpoint
         if spec["driver"] == "s3" and endpoint is not None:
             return f"{endpoint.rstrip('/')}/{spec['bucket']}/{spec.get('path', '')}".rstrip("/")
-        return str(kvstore.url).rstrip("/")
+        return self.volume.kvstore_url
 
     @cached_property
     def _scales(self) -> Scales | None:
@@ -142,12 +136,12 @@ class Shown:
     @cached_property
     def _assumed_m(self) -> float | None:
         """What Neuroglancer takes a voxel's sides for, in metres, if the array says nothing of them; else None."""
-        if self._driver == "n5":
+        if self.volume.driver == "n5":
             return None if self.volume.voxel_size_nm is not None else 1e-9
         # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
-        key = "zarr.json" if self._driver == "zarr3" else ".zattrs"
+        key = "zarr.json" if self.volume.driver == "zarr3" else ".zattrs"
         found = json_object(self.volume.store.kvstore, key, self.volume.url)
-        units = (found.get("attributes", {}) if self._driver == "zarr3" else found).get(
+        units = (found.get("attributes", {}) if self.volume.driver == "zarr3" else found).get(
             "dimension_units"
         )
         return 1.0 if units is None else None
@@ -161,10 +155,10 @@ class Shown:
 
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
         """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
-        source = f"{_FORMATS[self._driver]}://{address}"
+        source = f"{_neuroglancer_formats()[self.volume.driver]}://{address}"
         size = self.volume.voxel_size_nm or voxel_size_nm
         # says itself where it lies, and its voxel size at every scale
-        if self._driver == "neuroglancer_precomputed":
+        if self.volume.driver == "neuroglancer_precomputed":
             return VolumeLayer(self.name, source, (), size, self.shader, self.opacity)
         metres = {name: nm * 1e-9 for name, nm in zip("zyx", size, strict=True)}
         axes = [

@@ -56,7 +56,7 @@ def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
         VolumeError: its metadata are damaged, or the store does not answer.
     """
     found = None if "|" in url or "://" not in url else volume_at(url, storage)
-    if found is None or not found.driver.startswith("ome_zarr"):
+    if found is None or not found.is_group:
         return None
     store = open_kvstore(url, storage)
     if found.driver == "ome_zarr":

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
+from functools import cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
+from beam_inference.config.formats import installed_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.volumes.kvstores import (
     LOCAL,
+    KvStore,
     kvstore_spec,
     local_folder,
     open_kvstore,
@@ -18,22 +22,18 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.ome_zarr import Level, levels
 
-_MARKERS = {
-    "info": "neuroglancer_precomputed",
-    "zarr.json": "zarr3",
-    ".zarray": "zarr",
-    ".zgroup": "zarr",
-    "attributes.json": "n5",
-}
+_PRECEDENCE = ("info", "zarr.json", ".zarray", ".zgroup", "attributes.json")
+"""Files by which volumes are recognised; where several lie in a folder, the first of them counts."""
 
 
-class Scale(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scale:
     """One scale of a volume.
 
     Attributes:
         spec: what TensorStore opens, but for its own settings.
-        level: what an OME-Zarr group says of it; other volumes say it themselves.
-        voxel_size_nm: ZYX, None where a volume of one scale only is to be asked itself.
+        level: how an OME-Zarr group describes it; None where the array describes itself.
+        voxel_size_nm: ZYX; None for a volume of one scale, which states it where it is opened.
     """
 
     spec: dict[str, Any]
@@ -41,8 +41,9 @@ class Scale(NamedTuple):
     voxel_size_nm: tuple[float | None, ...] | None
 
 
-class Found(NamedTuple):
-    """A volume.
+@dataclass(frozen=True, slots=True)
+class StoredVolume:
+    """A volume that lies at a URL.
 
     Attributes:
         driver: TensorStore's name of it, or "ome_zarr" (0.5), "ome_zarr_0.4" for a group of arrays.
@@ -52,8 +53,28 @@ class Found(NamedTuple):
     driver: str
     scales: list[Scale]
 
+    @property
+    def is_multiscale(self) -> bool:
+        """Whether it has a place for coarser scales."""
+        return any(each.is_multiscale for each in installed_formats() if each.kind == self.driver)
 
-def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
+    @property
+    def is_group(self) -> bool:
+        """Whether it is a group of arrays."""
+        return any(each.group == self.driver for each in installed_formats())
+
+
+@cache
+def _drivers_by_marker() -> dict[str, str]:
+    """TensorStore's drivers by the file that tells of them, in the order in which they are tried."""
+    drivers = {
+        marker: each.driver for each in reversed(installed_formats()) for marker in each.markers
+    }
+    others = sorted(drivers.keys() - set(_PRECEDENCE))
+    return {marker: drivers[marker] for marker in (*_PRECEDENCE, *others)}
+
+
+def volume_at(url: str, storage: Storage = LOCAL) -> StoredVolume | None:
     """The volume at a URL, by the files that lie there; None if there is none.
 
     Raises:
@@ -61,66 +82,62 @@ def volume_at(url: str, storage: Storage = LOCAL) -> Found | None:
             that are no image.
     """
     store = open_kvstore(url, storage)
-    for marker, driver in _MARKERS.items():
+    for marker, driver in _drivers_by_marker().items():
         text = read_key(store, marker, url)
-        if text is None:
-            continue
-        metadata = _parsed_object(text, f"{url}/{marker}")
-        whole = {"driver": driver, "kvstore": kvstore_spec(url, storage)}
-        if driver == "neuroglancer_precomputed":
-            sizes = [
-                tuple(scale["resolution"][::-1]) for scale in _precomputed_scales(metadata, url)
-            ]
-            return Found(
-                driver,
-                [Scale({**whole, "scale_index": k}, None, size) for k, size in enumerate(sizes)],
-            )
-        if marker == ".zgroup":
-            metadata = json_object(store, ".zattrs", url)
-        is_group = (
-            marker == ".zgroup"
-            or (driver == "zarr3" and metadata.get("node_type") != "array")
-            or (driver == "n5" and "dimensions" not in metadata)
-        )
-        if not is_group:
-            return Found(driver, [Scale(whole, None, None)])
-        image = (
-            levels(metadata.get("attributes") or {} if driver == "zarr3" else metadata, url)
-            if driver != "n5"
-            else []
-        )
-        if not image:
-            raise VolumeError(
-                f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}"
-            )
-        return Found(
-            "ome_zarr" if driver == "zarr3" else "ome_zarr_0.4",
-            [
-                Scale(
-                    {
-                        "driver": driver,
-                        "kvstore": kvstore_spec(f"{url.rstrip('/')}/{level.path}", storage),
-                    },
-                    level,
-                    tuple(
-                        dict(zip(level.axes, level.voxel_size_nm, strict=True)).get(axis)
-                        for axis in "zyx"
-                    ),
-                )
-                for level in image
-            ],
-        )
+        if text is not None:
+            return _describe(url, storage, store, marker, driver, text)
     return None
 
 
-def json_object(store: Any, key: str, url: str) -> dict[str, Any]:
+def _describe(
+    url: str, storage: Storage, store: KvStore, marker: str, driver: str, text: bytes
+) -> StoredVolume:
+    whole = {"driver": driver, "kvstore": kvstore_spec(url, storage)}
+    if marker not in _PRECEDENCE:
+        return StoredVolume(driver, [Scale(whole, None, None)])
+    metadata = _parse_object(text, f"{url}/{marker}")
+    if driver == "neuroglancer_precomputed":
+        sizes = [tuple(scale["resolution"][::-1]) for scale in _precomputed_scales(metadata, url)]
+        scales = [Scale({**whole, "scale_index": k}, None, size) for k, size in enumerate(sizes)]
+        return StoredVolume(driver, scales)
+    if marker == ".zgroup":
+        metadata = json_object(store, ".zattrs", url)
+    is_group = (
+        marker == ".zgroup"
+        or (driver == "zarr3" and metadata.get("node_type") != "array")
+        or (driver == "n5" and "dimensions" not in metadata)
+    )
+    if not is_group:
+        return StoredVolume(driver, [Scale(whole, None, None)])
+    return _describe_group(url, storage, driver, metadata)
+
+
+def _describe_group(
+    url: str, storage: Storage, driver: str, metadata: dict[str, Any]
+) -> StoredVolume:
+    attributes = metadata.get("attributes") or {} if driver == "zarr3" else metadata
+    arrays = [] if driver == "n5" else levels(attributes, url)
+    if not arrays:
+        raise VolumeError(
+            f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}"
+        )
+    scales = []
+    for level in arrays:
+        place = kvstore_spec(f"{url.rstrip('/')}/{level.path}", storage)
+        sizes = dict(zip(level.axes, level.voxel_size_nm, strict=True))
+        size = tuple(sizes.get(axis) for axis in "zyx")
+        scales.append(Scale({"driver": driver, "kvstore": place}, level, size))
+    return StoredVolume("ome_zarr" if driver == "zarr3" else "ome_zarr_0.4", scales)
+
+
+def json_object(store: KvStore, key: str, url: str) -> dict[str, Any]:
     """A JSON object in a file of a store; empty if the file is absent.
 
     Raises:
         VolumeError: it is damaged, or the store does not answer.
     """
     text = read_key(store, key, url)
-    return {} if text is None else _parsed_object(text, f"{url}/{key}")
+    return {} if text is None else _parse_object(text, f"{url}/{key}")
 
 
 def _precomputed_scales(info: dict[str, Any], url: str) -> list[dict[str, Any]]:
@@ -135,11 +152,11 @@ def _has_resolution(scale: object) -> bool:
     return (
         isinstance(size, list)
         and len(size) == 3
-        and all(isinstance(each, (int, float)) for each in size)
+        and all(isinstance(number, (int, float)) for number in size)
     )
 
 
-def _parsed_object(text: bytes, name: str) -> dict[str, Any]:
+def _parse_object(text: bytes, name: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import tenacity
@@ -28,6 +28,9 @@ from beam_inference.environment import variable_set
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 
 Value = TypeVar("Value")
+
+KvStore: TypeAlias = ts.KvStore
+"""An open key-value store."""
 
 LOCAL = Storage()
 """No settings: local files, and object stores as their own defaults reach them."""
@@ -144,7 +147,7 @@ def opened(
         return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
 
 
-def open_kvstore(url: str, storage: Storage = LOCAL) -> Any:
+def open_kvstore(url: str, storage: Storage = LOCAL) -> KvStore:
     """The key-value store under a URL.
 
     Raises:
@@ -176,7 +179,7 @@ def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
 
 
-def delete_folder(store: Any, url: str, folder: str = "") -> None:
+def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
     """Delete what lies under a folder, such as ``receipts/``, of the store at ``url``; by default everything.
 
     Raises:
@@ -202,7 +205,7 @@ def again_if_failed(
     return result
 
 
-def read_key(store: Any, key: str, url: str) -> bytes | None:
+def read_key(store: KvStore, key: str, url: str) -> bytes | None:
     """The value of a key, or None if it is absent.
 
     Raises:
@@ -216,7 +219,7 @@ def read_key(store: Any, key: str, url: str) -> bytes | None:
 
 
 def change_json(
-    store: Any, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]
+    store: KvStore, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
 
@@ -279,7 +282,7 @@ def place_of_url(url: str, storage: Storage = LOCAL) -> str:
     return place_of_store(open_kvstore(url, storage))
 
 
-def place_of_store(store: Any) -> str:
+def place_of_store(store: KvStore) -> str:
     """Where a key-value store lies, as :func:`place_of_url` says it."""
     spec = store.spec().to_json()
     if spec["driver"] == "file":

@@ -16,8 +16,15 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm
-from beam_inference.volumes.detection import Found, json_object, neighbours, volume_at
-from beam_inference.volumes.kvstores import LOCAL, one_line, opened, place_of_store, with_settings
+from beam_inference.volumes.detection import StoredVolume, json_object, neighbours, volume_at
+from beam_inference.volumes.kvstores import (
+    LOCAL,
+    KvStore,
+    one_line,
+    opened,
+    place_of_store,
+    with_settings,
+)
 from beam_inference.volumes.ome_zarr import NM_PER_UNIT, Level
 from beam_inference.volumes.volume import Volume, _last_three
 
@@ -81,7 +88,9 @@ def open_unread(
                 f"no volume at {path}: expected one of the files info, zarr.json, .zarray or "
                 f"attributes.json there. Check input.path{neighbours(path)}."
             )
-        spec, level, _ = found.scales[_index_of(scale, found, path)]
+        chosen = found.scales[_index_of(scale, found, path)]
+        spec = chosen.spec
+        level = chosen.level
     name = path or f"input.spec ({spec['driver']})"
     try:
         spec = with_settings(spec, storage)
@@ -98,7 +107,7 @@ def open_unread(
     return volume if channel is None else _select(volume, channel)
 
 
-def _index_of(scale: int | VoxelSizeNm, found: Found, path: str) -> int:
+def _index_of(scale: int | VoxelSizeNm, found: StoredVolume, path: str) -> int:
     """Which scale is meant."""
     sizes = [each.voxel_size_nm for each in found.scales]
     if isinstance(scale, int):
@@ -180,7 +189,7 @@ def as_volume(
     sizes = (units[z], units[y], units[x])
     return Volume(
         url=url,
-        place=place_of_store(store.kvstore),
+        place=place_of_store(_kvstore_of(url, store)),
         store=czyx,
         bounds=BoundingBox(_last_three(domain.inclusive_min), _last_three(domain.exclusive_max)),
         channels=domain.shape[0],
@@ -188,6 +197,12 @@ def as_volume(
         block_shape=_last_three(block),
         voxel_size_nm=None if None in sizes else sizes,  # type: ignore[arg-type]
     )
+
+
+def _kvstore_of(url: str, store: ts.TensorStore) -> KvStore:
+    if store.kvstore is None:
+        raise VolumeError(f"{url} is no volume in a store: it exists in memory only")
+    return store.kvstore
 
 
 def _select(volume: Volume, wanted: list[int]) -> Volume:
@@ -202,7 +217,7 @@ def _select(volume: Volume, wanted: list[int]) -> Volume:
 
 def _axes(url: str, driver: str, store: ts.TensorStore) -> tuple[list[str], list[float | None]]:
     """Names of an array's axes, and its voxel size along each, nm, as far as it says them."""
-    attributes = json_object(store.kvstore, ".zattrs", url) if driver == "zarr" else {}
+    attributes = json_object(_kvstore_of(url, store), ".zattrs", url) if driver == "zarr" else {}
     labels = [d.label for d in store.domain]
     # zarr v2 has no place for names and units but its attributes
     names = attributes.get("_ARRAY_DIMENSIONS")

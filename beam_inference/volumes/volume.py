@@ -66,6 +66,34 @@ class Volume:
         """What is read at once, ZYX: of a shard one of its blocks, else ``block_shape``."""
         return _last_three(self.store.chunk_layout.read_chunk.shape)
 
+    @property
+    def driver(self) -> str:
+        """TensorStore's name of the driver that reads the stored array."""
+        return str(self._stored.get("driver"))
+
+    @property
+    def stored_dtype(self) -> str:
+        """Name of the dtype of the stored array, from which ``dtype`` may be converted."""
+        return str(self._stored.get("dtype", self.dtype.name))
+
+    @property
+    def encoding(self) -> str | None:
+        """How blocks are encoded, where the format has a choice; else None."""
+        codec = self.store.codec
+        encoding = None if codec is None else codec.to_json().get("encoding")
+        return None if encoding is None else str(encoding)
+
+    @property
+    def kvstore_url(self) -> str:
+        """URL of the stored array, without a slash at its end."""
+        return str(self.store.kvstore.url).rstrip("/")
+
+    @cached_property
+    def _stored(self) -> dict[str, Any]:
+        """TensorStore's spec of the stored array."""
+        spec: dict[str, Any] = self.store.spec().to_json()
+        return {**spec, **spec["base"]} if "base" in spec else spec
+
     def read(self, box: BoundingBox) -> NDArray[Any]:
         """The voxels of a box inside the bounds: shape (channels, *box.shape), in the stored dtype.
 
@@ -127,7 +155,7 @@ class Volume:
     @cached_property
     def _sharded_scale(self) -> dict[str, Any] | None:
         """The scale's metadata, of a sharded precomputed volume."""
-        scale = self.store.spec().to_json().get("scale_metadata", {})
+        scale: dict[str, Any] = self._stored.get("scale_metadata", {})
         return scale if scale.get("sharding") else None
 
 

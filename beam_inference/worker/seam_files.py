@@ -60,7 +60,9 @@ class SeamFiles:
         persistently(
             "write",
             f"{self._url}/{key}",
-            lambda: self._store.write(key, content).result(TRANSFER_SECONDS),
+            lambda: self._store.write(key, content).result(  # type: ignore[arg-type]  # a buffer does
+                TRANSFER_SECONDS
+            ),
         )
 
     def read(

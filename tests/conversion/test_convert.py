@@ -258,7 +258,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, out / "a.nii"], "does not state its voxel size"),
         ([folder, f"{out}.nii"], "or --drop voxel-size to write it without"),
         ([folder, f"{out}/deep/a.npy"], "there is no folder"),
-        ([folder, out, *SIZE, "--format=tif"], "expected one of precomputed, zarr3"),
+        ([folder, out, *SIZE, "--format=tif"], "expected one of n5, ome_zarr"),
         (
             [folder, out, *SIZE, "--format=zarr3", "--offset=-1,0,0"],
             "Move them with --offset 0,0,0",

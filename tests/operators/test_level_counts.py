@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from beam_inference.cli.main import main
+from beam_inference.config.formats import OutputSpec
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators import level_counts
@@ -26,7 +27,7 @@ from beam_inference.operators.level_counts import (
     values_at,
 )
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output, open_output
+from beam_inference.volumes.outputs import create_output, open_output
 
 INPUT = (np.random.default_rng(3).gamma(2, 20, (40, 48, 50)).clip(0, 255)).astype(np.uint8)
 INPUT += np.arange(40, dtype=np.uint8)[:, None, None]

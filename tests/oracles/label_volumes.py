@@ -6,11 +6,12 @@ from itertools import count
 
 import numpy as np
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.segmentation.layout import Layout
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output
+from beam_inference.volumes.outputs import create_output
 
 _numbers = count()
 

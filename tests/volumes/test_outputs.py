@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.errors import AlignmentError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output, default_bounds, open_output
+from beam_inference.volumes.outputs import create_output, default_bounds, open_output
 from beam_inference.volumes.sharding import shard_shapes
 
 FORMATS = ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr", "ome_zarr_0.4"]

@@ -6,10 +6,11 @@ import pytest
 import tensorstore as ts
 from helpers import read_volume, write_volume
 
+from beam_inference.config.formats import OutputSpec
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.opening import open_volume
-from beam_inference.volumes.outputs import OutputSpec, create_output, open_output
+from beam_inference.volumes.outputs import create_output, open_output
 
 ARRAY = np.random.default_rng(0).integers(0, 2000, (2, 10, 20, 30)).astype(np.uint16)
 

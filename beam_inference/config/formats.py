@@ -1,0 +1,181 @@
+"""Formats of volumes: what each can hold, and what the metadata of a new volume say.
+
+A format is one value of :class:`Format`, installed under its name as an entry point
+``beam_inference.formats``. Whoever has to tell formats apart asks the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+from pydantic import AfterValidator, GetJsonSchemaHandler, Strict
+from pydantic_core import CoreSchema
+
+from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.config.storage import Storage
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputSpec:
+    """Everything about an output volume that is decided before it is made.
+
+    Attributes:
+        url: where it lies.
+        format: name of its format.
+        dtype: name of the stored dtype.
+        channels: number of channels; all channels of a voxel are in one block.
+        bounds: its extent, ZYX; volumes of formats without offset start at 0.
+        block_shape: ZYX, what is read at once.
+        voxel_size_nm: ZYX.
+        storage: how object stores are reached.
+        encoding: of blocks: "raw", or one of those that the format has.
+        shard_shape: ZYX, a file of many blocks, for formats that have shards; None for a file a
+            block.
+        labels: whether values are names of objects, which readers colour, and never average.
+    """
+
+    url: str
+    format: str
+    dtype: str
+    channels: int
+    bounds: BoundingBox
+    block_shape: Zyx
+    voxel_size_nm: VoxelSizeNm
+    storage: Storage = field(default_factory=Storage)
+    encoding: str = "raw"
+    shard_shape: Zyx | None = None
+    labels: bool = False
+
+    @property
+    def write_shape(self) -> Zyx:
+        """The unit of writing, ZYX: a shard where there are any, else a block."""
+        return self.shard_shape or self.block_shape
+
+
+def _no_files(_: OutputSpec) -> dict[str, Json]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of volumes that TensorStore reads and writes.
+
+    Attributes:
+        name: the name by which job files choose it.
+        driver: TensorStore's name of the driver of its arrays.
+        metadata: what TensorStore creates a volume from beside driver and place: members of its
+            spec, such as ``{"metadata": {…}}``. Raises AlignmentError where there can be no such
+            shards.
+        markers: files by which such a volume is recognised, relative to its URL.
+        suffixes: endings of names that ask for this format where none is said.
+        group: what a group of arrays is detected as, see :func:`~.detection.volume_at`; None where
+            the volume is one array, or TensorStore knows its scales by itself.
+        array_path: path of the finest array inside the volume, for groups of arrays.
+        array_files: JSON files, by path, to be written before the array is created.
+        group_files: JSON files, by path, to be written once the array is there.
+        is_multiscale: whether it has a place for coarser scales.
+        has_offset: whether it may start at other voxels than 0.
+        has_shards: whether many blocks may lie in one file.
+        clips_shards: whether shards end with the volume's last block.
+        encodings: beside "raw", how blocks may be encoded, and the dtypes that each takes.
+        unread_dtypes: dtypes that it could hold, but readers do not understand.
+        viewer: Neuroglancer's name of the format of its arrays; None where it has none.
+    """
+
+    name: str
+    driver: str
+    metadata: Callable[[OutputSpec], Json]
+    markers: tuple[str, ...]
+    suffixes: tuple[str, ...] = ()
+    group: str | None = None
+    array_path: str = ""
+    array_files: Callable[[OutputSpec], dict[str, Json]] = _no_files
+    group_files: Callable[[OutputSpec], dict[str, Json]] = _no_files
+    is_multiscale: bool = False
+    has_offset: bool = False
+    has_shards: bool = False
+    clips_shards: bool = False
+    encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    unread_dtypes: tuple[str, ...] = ()
+    viewer: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """What volumes of this format are detected as: a driver, or a kind of group."""
+        return self.group or self.driver
+
+
+def get_format(name: str) -> Format:
+    """The installed format of a name.
+
+    Raises:
+        ConfigError: there is none, or it is none.
+    """
+    if name not in list_plugins("formats"):
+        raise ConfigError(
+            f"'{name}' is not among the installed formats: {', '.join(list_plugins('formats'))}"
+        )
+    loaded = load_plugin("formats", name)
+    if not isinstance(loaded, Format) or loaded.name != name:
+        raise ConfigError(
+            f"{name} is installed as {list_plugins('formats')[name].object}, which is no "
+            f"beam_inference.config.formats.Format of the name {name}"
+        )
+    return loaded
+
+
+def installed_formats() -> list[Format]:
+    """All installed formats, in alphabetical order."""
+    return [get_format(name) for name in list_plugins("formats")]
+
+
+def names_of(formats: Iterable[Format]) -> str:
+    """Names of formats as text, for messages."""
+    return ", ".join(each.name for each in formats)
+
+
+def sharded_formats() -> str:
+    """Names of the installed formats that have shards, for messages."""
+    return names_of(each for each in installed_formats() if each.has_shards)
+
+
+def multiscale_formats() -> str:
+    """Names of the installed formats that have a place for coarser scales, for messages."""
+    return names_of(each for each in installed_formats() if each.is_multiscale)
+
+
+def format_versions(name: str) -> dict[str, str]:
+    """The version of the distribution that brings a format, by name of the distribution."""
+    plugin = list_plugins("formats").get(name)
+    return {} if plugin is None else {plugin.distribution: plugin.version}
+
+
+def _check_name(name: str) -> str:
+    try:
+        return get_format(name).name
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+class _ListInstalled:
+    """Lists the installed formats in a JSON schema."""
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {**handler(schema), "enum": list(list_plugins("formats"))}
+
+
+FormatName = Annotated[str, Strict(), AfterValidator(_check_name), _ListInstalled()]
+"""The name of an installed format, as a field of a model."""

@@ -1,0 +1,1 @@
+"""Formats of volumes, one module for each kind of metadata."""

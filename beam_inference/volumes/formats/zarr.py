@@ -1,0 +1,81 @@
+"""The formats ``zarr2`` and ``zarr3``: one Zarr array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.geometry.zyx import VoxelSizeNm
+
+_ZSTD: Json = {"name": "zstd", "configuration": {"level": 1}}
+
+
+def zarr3_metadata(spec: OutputSpec, compressor: Json = _ZSTD) -> Json:
+    """Metadata of a new array of Zarr version 3.
+
+    Args:
+        spec: what it is to be.
+        compressor: codec of blocks, as Zarr's metadata name it.
+    """
+    codecs: list[dict[str, Any]] = [{"name": "bytes"}, compressor]
+    if spec.shard_shape:
+        inner = {"chunk_shape": [spec.channels, *spec.block_shape], "codecs": codecs}
+        codecs = [{"name": "sharding_indexed", "configuration": inner}]
+    grid = {
+        "name": "regular",
+        "configuration": {"chunk_shape": [spec.channels, *spec.write_shape]},
+    }
+    return {
+        "metadata": {
+            "shape": [spec.channels, *spec.bounds.stop],
+            "chunk_grid": grid,
+            "data_type": spec.dtype,
+            "dimension_names": list("czyx"),
+            "codecs": codecs,
+        },
+        "schema": {"dimension_units": _units(spec.voxel_size_nm)},
+    }
+
+
+def zarr2_metadata(spec: OutputSpec) -> Json:
+    """Metadata of a new array of Zarr version 2."""
+    return {
+        "metadata": {
+            "shape": [spec.channels, *spec.bounds.stop],
+            "chunks": [spec.channels, *spec.block_shape],
+            "dtype": np.dtype(spec.dtype).str,
+            "dimension_separator": "/",
+            "fill_value": 0,
+        },
+    }
+
+
+def zarr2_attributes(spec: OutputSpec) -> Json:
+    """Attributes of an array of Zarr version 2, which has no other place for names and units."""
+    return {"_ARRAY_DIMENSIONS": list("czyx"), "dimension_units": _units(spec.voxel_size_nm)}
+
+
+def _units(voxel_size_nm: VoxelSizeNm) -> list[str | None]:
+    return [None, *(f"{size:.9g} nm" for size in voxel_size_nm)]
+
+
+ZARR2 = Format(
+    name="zarr2",
+    driver="zarr",
+    metadata=zarr2_metadata,
+    markers=(".zarray",),
+    array_files=lambda spec: {".zattrs": zarr2_attributes(spec)},
+    viewer="zarr2",
+)
+
+ZARR3 = Format(
+    name="zarr3",
+    driver="zarr3",
+    metadata=zarr3_metadata,
+    markers=("zarr.json",),
+    suffixes=(".zarr",),
+    has_shards=True,
+    viewer="zarr3",
+)
