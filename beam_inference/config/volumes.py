@@ -37,6 +37,7 @@ from beam_inference.config.formats import (
     names_of,
     sharded_formats,
 )
+from beam_inference.geometry.fill import Fill
 
 _SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
 
@@ -83,9 +84,7 @@ class Input(Model):
         Annotated[list[Natural], BeforeValidator(as_list, json_schema_input_type=int | list[int])]
         | None
     ) = Field(None, description="channel or channels to read; default all")
-    fill: Literal["reflect", "constant"] = Field(
-        "reflect", description="what lies outside the volume"
-    )
+    fill: Fill = Field("reflect", description="what lies outside the volume")
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
     mask: Mask | None = Field(
         None, description="where the network sees the volume, and elsewhere mask.fill_value"

@@ -1,4 +1,4 @@
-"""Is every storage block of the output written, whole, by exactly one chunk? Asked before the first chunk."""
+"""Checks, before the first chunk, that chunks and the output's storage blocks fit each other."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ def check_alignment(
 ) -> None:
     """Check that every storage block of the output is written, whole, by exactly one chunk.
 
-    ``bounds`` is the output's extent; its blocks start at ``bounds.start``. ``volume`` is the
-    input's, which the ROI cannot leave.
+    Args:
+        chunks: the chunk grid over the ROI.
+        block_shape: voxels that one write replaces, ZYX.
+        bounds: the output's extent, at whose start its blocks start.
+        volume: the input's extent, which the ROI cannot leave.
 
     Raises:
         AlignmentError: the ROI leaves the output or cuts a block, or the chunk shape is no multiple

@@ -1,4 +1,4 @@
-"""Blend weights: separable, and normalised per axis over the lattice, so that they sum to one everywhere.
+"""Blend weights, separable and normalised per axis so that they sum to one everywhere.
 
 A patch's weight at voxel i of n is the bump ``exp(-1 / (1 - d^2))``, ``d = 2 (i + 1/2) / n - 1``
 (Wu et al., "Chunkflow", Nature Methods 2021, eq. 1), divided by the sum of the bumps of all patches
@@ -22,10 +22,17 @@ AxisWeights = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32
 
 
 def patch_weights(lattice: PatchLattice, index: Zyx) -> AxisWeights:
-    """The blend weights of one patch of a lattice: per axis, ZYX, a read-only float32 vector as long as the patch.
+    """The blend weights of one patch.
 
-    The weight of voxel (z, y, x) of the patch is the product of the three; over all patches of the
-    lattice these products sum to one at every voxel of the domain.
+    The weight of voxel (z, y, x) of the patch is the product of three numbers, one of each axis.
+    Over all patches of the lattice these products sum to one at every voxel of the domain.
+
+    Args:
+        lattice: the patch lattice.
+        index: the patch, one number per axis, ZYX.
+
+    Returns:
+        Per axis, ZYX, a read-only float32 vector as long as the patch.
     """
     z, y, x = (axis_weights(axis, k) for axis, k in zip(lattice.axes, index, strict=True))
     return (z, y, x)

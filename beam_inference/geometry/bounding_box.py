@@ -52,12 +52,12 @@ class BoundingBox:
         return BoundingBox(zyx.add(self.start, offset), zyx.add(self.stop, offset))
 
     def coarsen(self, factor: Zyx) -> BoundingBox:
-        """The cells of ``factor`` voxels, counted from the origin, that have a voxel in this box."""
+        """The cells of ``factor`` voxels, counted from the origin, that overlap the box."""
         z, y, x = (a // f for a, f in zip(self.start, factor, strict=True))
         return BoundingBox((z, y, x), zyx.ceil_div_each(self.stop, factor))
 
     def refine(self, factor: Zyx) -> BoundingBox:
-        """The voxels of the cells in this box, each of ``factor`` voxels, counted from the origin."""
+        """The voxels of the box's cells if each is ``factor`` voxels, counted from the origin."""
         return BoundingBox(zyx.multiply(self.start, factor), zyx.multiply(self.stop, factor))
 
     def intersection(self, other: BoundingBox) -> BoundingBox:
@@ -72,7 +72,7 @@ class BoundingBox:
             for a, b, c, d in zip(self.start, self.stop, other.start, other.stop, strict=True)
         )
 
-    def grown_to(self, shape: Zyx, within: BoundingBox) -> BoundingBox:
+    def grow_to(self, shape: Zyx, within: BoundingBox) -> BoundingBox:
         """The box, made at least as large as ``shape`` on each axis.
 
         Args:

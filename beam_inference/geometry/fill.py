@@ -6,7 +6,7 @@ the volume see the same value there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,28 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.geometry.bounding_box import BoundingBox
 
+Fill: TypeAlias = Literal["reflect", "constant"]
+"""How voxels outside the volume are made."""
 
-def source_box(box: BoundingBox, volume: BoundingBox, fill: str) -> BoundingBox:
-    """The part of the volume that must be read to know every voxel of ``box``.
 
-    ``fill`` is "reflect" or "constant". With reflection it can reach beyond ``box``: a thin box at
-    the volume's border is mirrored from voxels that it does not hold itself. Empty where ``box``
-    misses the volume and the fill is constant.
+def source_box(box: BoundingBox, volume: BoundingBox, fill: Fill) -> BoundingBox:
+    """The part of the volume that must be read to know every voxel of a box.
+
+    With reflection it can reach beyond the box: a thin box at the volume's border is mirrored from
+    voxels that it does not hold itself.
+
+    Args:
+        box: the voxels that are wanted; may reach beyond the volume.
+        volume: the volume's bounds.
+        fill: how voxels outside the volume are made.
+
+    Returns:
+        A box inside the volume; empty if ``box`` misses the volume and the fill is constant.
     """
     if fill == "constant":
         inside = box.intersection(volume)
         return inside if inside.size else BoundingBox(volume.start, volume.start)
-    ranges = [_reflected(box, volume, axis) for axis in range(3)]
+    ranges = [_reflected_coordinates(box, volume, axis) for axis in range(3)]
     z, y, x = ((int(r.min()), int(r.max()) + 1) for r in ranges)
     return BoundingBox((z[0], y[0], x[0]), (z[1], y[1], x[1]))
 
@@ -35,13 +45,23 @@ def fill_outside(
     source: BoundingBox,
     box: BoundingBox,
     volume: BoundingBox,
-    fill: str,
+    fill: Fill,
     fill_value: float,
 ) -> NDArray[Any]:
-    """The voxels of ``box``, shape (channels, *box.shape), from those of ``source_box(box, volume, fill)``.
+    """The voxels of a box that may reach beyond the volume.
 
-    ``array`` has shape (channels, *source.shape) in the volume's stored dtype, which the result
-    keeps; it is returned itself where ``box`` lies inside the volume.
+    Args:
+        array: the voxels of ``source``, shape (channels, *source.shape), in the volume's stored
+            dtype.
+        source: ``source_box(box, volume, fill)``.
+        box: the voxels that are wanted.
+        volume: the volume's bounds.
+        fill: how voxels outside the volume are made.
+        fill_value: their value if the fill is constant, in stored units.
+
+    Returns:
+        Shape (channels, *box.shape), of the dtype of ``array``; ``array`` itself if the box lies
+        inside the volume.
     """
     if source == box:
         return array
@@ -52,21 +72,27 @@ def fill_outside(
             filled[(slice(None), *source.slices_in(box))] = array
         return filled
     for axis in range(3):
-        mirrored = _reflected(box, volume, axis) - source.start[axis]
+        mirrored = _reflected_coordinates(box, volume, axis) - source.start[axis]
         shape = (*array.shape[: axis + 1], len(mirrored), *array.shape[axis + 2 :])
         array = np.take(array, mirrored, axis + 1, arrays.empty(shape, array.dtype), mode="clip")
     return array
 
 
-def source_sections(box: BoundingBox, volume: BoundingBox, fill: str) -> NDArray[np.int64]:
-    """The sections along z that the voxels of ``box`` come from; with a constant, beyond the volume the nearest."""
+def source_sections(box: BoundingBox, volume: BoundingBox, fill: Fill) -> NDArray[np.int64]:
+    """The section of the volume that each section of a box along z comes from.
+
+    With a constant fill, sections beyond the volume belong to the nearest one inside.
+    """
     if fill == "constant":
         return np.clip(np.arange(box.start[0], box.stop[0]), volume.start[0], volume.stop[0] - 1)
-    return _reflected(box, volume, 0)
+    return _reflected_coordinates(box, volume, 0)
 
 
-def _reflected(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
-    """Volume coordinates, on one axis, that the voxels of ``box`` mirror; the outermost voxel is not repeated."""
+def _reflected_coordinates(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
+    """The coordinate inside the volume that each voxel of a box has on one axis.
+
+    Coordinates outside are mirrored at the outermost voxels, which are not repeated.
+    """
     first = volume.start[axis]
     length = volume.shape[axis]
     period = max(1, 2 * (length - 1))

@@ -1,7 +1,7 @@
 """The two grids of a job: chunks over the ROI, and the patch lattice over the domain.
 
 Both answer in O(1), whatever the size of the volume: nothing here ever lists a volume's chunks or
-    patches.
+patches.
 """
 
 from __future__ import annotations
@@ -10,26 +10,37 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx, ceil_div
 
 
 def most_blocks(length: int, block: int, extent: int) -> int:
-    """The most storage blocks on one axis that ``length`` voxels may touch, wherever they lie in a volume's extent."""
+    """The most storage blocks that an interval may touch on one axis, wherever it lies.
+
+    Args:
+        length: of the interval, in voxels.
+        block: voxels of a block.
+        extent: of the volume, in voxels.
+    """
     return min(ceil_div(length - 1, block) + 1, ceil_div(extent, block))
 
 
 def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
-    """The most voxels, ZYX, of all blocks that a box of a shape may touch in a volume, wherever it lies."""
-    z, y, x = (
+    """The largest shape of the storage blocks that a box may touch in a volume, wherever it lies.
+
+    All shapes are in voxels, ZYX.
+    """
+    return zyx.triple(
         most_blocks(n, b, w) * b for n, b, w in zip(shape, block_shape, volume_shape, strict=True)
     )
-    return (z, y, x)
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkGrid:
-    """Chunks that tile an ROI, numbered in ZYX order with x fastest; the last ones are clipped to the ROI.
+    """Chunks that tile an ROI, numbered in ZYX order with x fastest.
+
+    The last ones on each axis are clipped to the ROI.
 
     Attributes:
         roi: the box that the chunks' core boxes tile exactly.
@@ -42,8 +53,7 @@ class ChunkGrid:
     @property
     def shape(self) -> Zyx:
         """Chunks on each axis, ZYX."""
-        z, y, x = (ceil_div(n, c) for n, c in zip(self.roi.shape, self.chunk_shape, strict=True))
-        return (z, y, x)
+        return zyx.ceil_div_each(self.roi.shape, self.chunk_shape)
 
     @property
     def count(self) -> int:
@@ -60,12 +70,9 @@ class ChunkGrid:
             raise IndexError(
                 f"chunk {index} is not one of the {self.count} chunks 0 … {self.count - 1}"
             )
-        return BoundingBox(
-            *zip(
-                *(self.axis_interval(a, k) for a, k in enumerate(self.position(index))),
-                strict=True,
-            )
-        )
+        offset = zyx.multiply(self.position(index), self.chunk_shape)
+        start = zyx.add(self.roi.start, offset)
+        return BoundingBox(start, zyx.minimum(zyx.add(start, self.chunk_shape), self.roi.stop))
 
     def position(self, index: int) -> Zyx:
         """Where chunk ``index`` stands among the chunks, on each axis."""
@@ -79,7 +86,7 @@ class ChunkGrid:
         return (z * ny + y) * nx + x
 
     def axis_interval(self, axis: int, position: int) -> tuple[int, int]:
-        """Start and stop, on one axis, of the chunks at ``position`` of that axis."""
+        """Start and stop of the chunks at a position on one axis."""
         start = self.roi.start[axis] + position * self.chunk_shape[axis]
         return start, min(start + self.chunk_shape[axis], self.roi.stop[axis])
 
@@ -126,7 +133,10 @@ class LatticeAxis:
         return self.count - 1 if self.patch_start(self.count - 1) >= start else self.count
 
     def touching(self, start: int, stop: int) -> range:
-        """The patches that share a voxel with ``start … stop``, a non-empty interval inside the domain."""
+        """The patches that share a voxel with ``start … stop``.
+
+        The interval is not empty and lies inside the domain.
+        """
         first = max(0, (start - self.patch - self.start) // self.stride + 1)
         last = min(self.count - 1, ceil_div(stop - self.start, self.stride) - 1)
         # The last patch is moved back, so it can start before `stop` although its nominal start
@@ -171,7 +181,7 @@ class PatchLattice:
         return math.prod(axis.count for axis in self.axes)
 
     def touching(self, box: BoundingBox) -> tuple[range, range, range]:
-        """Per axis, the indices of the patches that share a voxel with ``box``, which lies inside the domain."""
+        """Per axis, the indices of the patches that share a voxel with a box inside the domain."""
         z, y, x = (
             axis.touching(a, b) for axis, a, b in zip(self.axes, box.start, box.stop, strict=True)
         )
@@ -179,6 +189,5 @@ class PatchLattice:
 
     def patch_box(self, index: Zyx) -> BoundingBox:
         """The voxels that patch ``index`` predicts."""
-        z, y, x = (axis.patch_start(k) for axis, k in zip(self.axes, index, strict=True))
-        p = self.patch_shape
-        return BoundingBox((z, y, x), (z + p[0], y + p[1], x + p[2]))
+        start = zyx.triple(axis.patch_start(k) for axis, k in zip(self.axes, index, strict=True))
+        return BoundingBox(start, zyx.add(start, self.patch_shape))

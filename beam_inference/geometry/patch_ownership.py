@@ -1,7 +1,7 @@
-"""Which chunk computes a patch when every patch is computed once, on one axis; and which voxels chunks then share.
+"""Which chunk computes which patch on one axis, if every patch is computed once.
 
-A patch belongs to the chunk that holds its start, clamped to the ROI. So a chunk's patches reach into itself and into
-chunks after it, never into one before::
+A patch belongs to the chunk that holds its start, clamped to the ROI. So a chunk's patches reach
+into itself and into chunks after it, never into one before::
 
     chunks   ├──────── 0 ────────┼──────── 1 ────────┤
     patches  ├──────┤                                      owner 0
@@ -12,7 +12,8 @@ chunks after it, never into one before::
                                      ├──────┤              owner 1
     shared                       └ 0, 1 ┘└─── 1 alone ──   in whole blocks
 
-In three dimensions all of this is a product over the axes: a voxel is a chunk's alone where it is on every axis.
+In three dimensions all of this is a product over the axes: a voxel is a chunk's alone if it is so
+on every axis.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OwnershipAxis:
 
     @cached_property
     def patches(self) -> range:
-        """Those that share a voxel with the ROI."""
+        """The patches that share a voxel with the ROI."""
         return self.lattice.touching(self.start, self.stop)
 
     @property
@@ -64,7 +65,7 @@ class OwnershipAxis:
         return range(first, max(first, min(last, self.patches.stop)))
 
     def reach(self, position: int) -> tuple[int, int]:
-        """Start and stop, within the ROI, of what a chunk's own patches cover; empty where it has none."""
+        """Start and stop of what a chunk's own patches cover in the ROI; equal if it has none."""
         patches = self.owned(position)
         if not patches:
             start, _ = self.interval(position)
@@ -73,7 +74,11 @@ class OwnershipAxis:
         return max(self.lattice.patch_start(patches[0]), self.start), min(last, self.stop)
 
     def private_start(self, position: int) -> int:
-        """From where on, in whole blocks, only a chunk's own patches touch its voxels; its stop if nowhere."""
+        """The first block after which only a chunk's own patches touch its voxels.
+
+        Returns:
+            The start of this block; the chunk's stop if there is none.
+        """
         start, stop = self.interval(position)
         # the last patch of an earlier chunk
         before = min(self.owned(position).start, self.patches.stop) - 1

@@ -79,7 +79,7 @@ class InferencePlan:
         core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
         if self.seams == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
-            domain = box.grown_to(lattice.patch_shape, within=lattice.domain)
+            domain = box.grow_to(lattice.patch_shape, within=lattice.domain)
             lattice = replace(lattice, domain=domain)
         patches = lattice.touching(core)
         return ChunkWork.of_patches(index, core, lattice, patches, self.crop_margin)
@@ -134,7 +134,7 @@ def make_plan(
             f"roi {roi} is not inside the input volume {volume} (z, y, x; stop exclusive). "
             f"The part inside is {roi.intersection(volume)}."
         )
-    domain = roi.grow(context).intersection(volume).grown_to(patch_shape, within=volume)
+    domain = roi.grow(context).intersection(volume).grow_to(patch_shape, within=volume)
     return InferencePlan(
         volume=volume,
         lattice=PatchLattice(domain, patch_shape, patch_overlap),

@@ -1,6 +1,6 @@
-"""The geometry of ``seams: exchange``: every patch is computed once, and chunks share sums of voxels.
+"""The geometry of ``seams: exchange``: every patch is computed once, and chunks share sums.
 
-Which chunk owns a patch is decided axis by axis, see :mod:`beam_inference.geometry.patch_ownership`.
+Which chunk owns a patch is decided axis by axis, in :mod:`beam_inference.geometry.patch_ownership`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class SeamExchangePlan:
         return [self.chunks.index(position) for position in product(*per_axis)]
 
     def receivers(self, index: int) -> list[int]:
-        """The chunks that a patch owned by a chunk touches, in order; the chunk may be one of them."""
+        """The chunks that a patch owned by a chunk touches, in order, perhaps itself among them."""
         if self.owned_work(index) is None:
             return []
         per_axis = (axis.receivers(position) for axis, position in self._axes_at(index))
@@ -106,7 +106,7 @@ class SeamExchangePlan:
         return works
 
     def private_box(self, index: int) -> BoundingBox | None:
-        """The whole blocks of a chunk that no other chunk's patches touch; None if there are none."""
+        """The box of whole blocks that no other chunk's patches touch; None if it is empty."""
         core = self.chunks.core_box(index)
         start = zyx.triple(axis.private_start(position) for axis, position in self._axes_at(index))
         if any(a == b for a, b in zip(start, core.stop, strict=True)):
@@ -114,7 +114,7 @@ class SeamExchangePlan:
         return BoundingBox(start, core.stop)
 
     def shared_boxes(self, index: int) -> list[BoundingBox]:
-        """The rest of a chunk beside its private box: at most three disjoint boxes of whole blocks."""
+        """The rest of a chunk beside its private box: at most three disjoint boxes of blocks."""
         core = self.chunks.core_box(index)
         private = self.private_box(index)
         if private is None:

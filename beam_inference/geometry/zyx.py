@@ -66,7 +66,7 @@ def maximum(a: Zyx, b: Zyx) -> Zyx:
 
 
 def ceil_div_each(a: Zyx, b: Zyx) -> Zyx:
-    """Quotient on each axis, rounded up: how many boxes of shape ``b`` cover a box of shape ``a``."""
+    """Quotient on each axis, rounded up: how many boxes of shape ``b`` cover one of shape ``a``."""
     return (ceil_div(a[0], b[0]), ceil_div(a[1], b[1]), ceil_div(a[2], b[2]))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from beam_inference.geometry.sampling import counted_and_sampled
+from beam_inference.geometry.sampling import count_and_sample
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
@@ -73,7 +73,7 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """
     state = state.of(job)
     count = job.plan.chunks.count
-    done, sample = counted_and_sampled(state.receipt_indices(0, count), _SAMPLE)
+    done, sample = count_and_sample(state.receipt_indices(0, count), _SAMPLE)
     counted = done
     of_stage = count
     summed = None
@@ -83,7 +83,7 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
     finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.exchange is not None:
-        summed, sample = counted_and_sampled(state.sums_indices(0, count), _SAMPLE)
+        summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
         summed_at = sorted(receipt.finished_at for receipt in sums)
         owners = job.plan.totals.owners

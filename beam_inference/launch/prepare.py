@@ -19,7 +19,7 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import operator_versions
 from beam_inference.engines.choice import describe_engine
 from beam_inference.errors import ConfigError, StateError, WorkerFault
-from beam_inference.geometry.sampling import sampled
+from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.job.messages import Launch
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
@@ -69,7 +69,7 @@ def prepare(
         chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
             are done.
         sample: a share of the chunks and a seed: only the chunks are done that
-            :func:`beam_inference.geometry.sampling.sampled` picks.
+            :func:`beam_inference.geometry.sampling.sample_chunks` picks.
         workers: worker processes that run at a time, if known.
 
     Returns:
@@ -209,7 +209,7 @@ def _check_choice_of_chunks(
 
 
 def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:
-    chunks = list(sampled(job.plan.chunks, share, seed))
+    chunks = list(sample_chunks(job.plan.chunks, share, seed))
     if not chunks:
         raise ConfigError(
             f"--sample {share:g} holds none of the {job.plan.chunks.count} chunks: take a larger "

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.sampling import counted_and_sampled
+from beam_inference.geometry.sampling import count_and_sample
 from beam_inference.job.records import LaunchNote, QuarantineRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -81,14 +81,14 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
             quarantined.pop(index, None)
             yield index
 
-    done, sample = counted_and_sampled(
+    done, sample = count_and_sample(
         superseding(tallied(state.receipt_indices(0, count))), receipts_read
     )
     receipts = state.read_receipts(sorted(sample), damaged)
     summed = 0
     sums = list[Receipt]()
     if job.plan.exchange is not None:
-        summed, sample = counted_and_sampled(state.sums_indices(0, count), receipts_read)
+        summed, sample = count_and_sample(state.sums_indices(0, count), receipts_read)
         sums = state.read_sums(sorted(sample))
     return Facts(
         chunks=count,

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.fill import Fill, fill_outside, source_box
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.limits import layers_at_once
 from beam_inference.volumes.kvstores import (
@@ -117,7 +117,7 @@ class Volume:
             ) from error
         return array
 
-    def cutout(self, box: BoundingBox, fill: str, fill_value: float) -> NDArray[Any]:
+    def cutout(self, box: BoundingBox, fill: Fill, fill_value: float) -> NDArray[Any]:
         """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""
         source = source_box(box, self.bounds, fill)
         return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)

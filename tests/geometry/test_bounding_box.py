@@ -62,10 +62,10 @@ def test_a_box_that_stops_before_it_starts_is_refused():
 
 def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond():
     within = cube(0, 20)
-    assert cube(4, 9).grown_to((8, 8, 8), within) == cube(4, 12)
-    assert cube(15, 20).grown_to((8, 8, 8), within) == cube(12, 20)
-    assert cube(14, 19).grown_to((8, 8, 8), within) == cube(12, 20)
-    assert cube(5, 9).grown_to((30, 30, 30), within) == cube(0, 30)
+    assert cube(4, 9).grow_to((8, 8, 8), within) == cube(4, 12)
+    assert cube(15, 20).grow_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(14, 19).grow_to((8, 8, 8), within) == cube(12, 20)
+    assert cube(5, 9).grow_to((30, 30, 30), within) == cube(0, 30)
 
 
 @given(boxes(), coordinates)

@@ -7,7 +7,7 @@ from helpers import job_values, read_volume, toy, write_job
 from beam_inference.cli.main import main
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.geometry.sampling import counted_and_sampled, sampled
+from beam_inference.geometry.sampling import count_and_sample, sample_chunks
 
 
 def grid(shape, start=(0, 0, 0), chunk=(4, 8, 16)):
@@ -18,25 +18,27 @@ def grid(shape, start=(0, 0, 0), chunk=(4, 8, 16)):
 
 def test_of_about_the_size_that_is_asked_for_and_evenly_spread():
     chunks = grid((400, 800, 1600))  # 10^6
-    found = np.array(list(sampled(chunks, 0.01, seed=0)))
+    found = np.array(list(sample_chunks(chunks, 0.01, seed=0)))
     assert abs(len(found) - 10_000) < 400
     thirds = np.histogram(found, bins=3, range=(0, chunks.count))[0]
     assert abs(thirds - len(found) / 3).max() < 250
-    assert list(sampled(chunks, 1.0, seed=0)) == list(range(chunks.count))
+    assert list(sample_chunks(chunks, 1.0, seed=0)) == list(range(chunks.count))
 
 
 def test_a_larger_share_holds_a_smaller_one_and_another_seed_is_another_sample():
     chunks = grid((80, 160, 320))
-    small = set(sampled(chunks, 0.05, 0))
-    large = set(sampled(chunks, 0.2, 0))
+    small = set(sample_chunks(chunks, 0.05, 0))
+    large = set(sample_chunks(chunks, 0.2, 0))
     assert small < large
-    assert small != set(sampled(chunks, 0.05, 1))
+    assert small != set(sample_chunks(chunks, 0.05, 1))
 
 
 def test_it_stays_in_the_same_places_when_the_volume_grows():
     old = grid((80, 160, 320))
     new = grid((120, 160, 480))
-    places = [{chunks.core_box(i).start for i in sampled(chunks, 0.1, 7)} for chunks in (old, new)]
+    places = [
+        {chunks.core_box(i).start for i in sample_chunks(chunks, 0.1, 7)} for chunks in (old, new)
+    ]
     assert places[0] == {
         start for start in places[1] if old.roi.contains(BoundingBox(start, start))
     } & {old.core_box(i).start for i in range(old.count)}
@@ -83,9 +85,9 @@ def test_a_sample_of_nothing_and_shares_that_are_none_are_refused(job, capsys):
 
 
 def test_drawn_by_lot_each_as_likely_as_any_other():
-    assert counted_and_sampled(iter(range(3)), 5) == (3, [0, 1, 2])
-    assert counted_and_sampled([], 5) == (0, [])
-    count, found = counted_and_sampled(iter(range(100_000)), 2000)
+    assert count_and_sample(iter(range(3)), 5) == (3, [0, 1, 2])
+    assert count_and_sample([], 5) == (0, [])
+    count, found = count_and_sample(iter(range(100_000)), 2000)
     assert count == 100_000
     assert len({*found}) == 2000
     tenths = np.histogram(found, bins=10, range=(0, 100_000))[0]
