@@ -31,7 +31,7 @@ from beam_inference.config.storage import Gcs, Storage
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.calibration import calibrate
-from beam_inference.launch.cost import chunk_seconds, totals
+from beam_inference.launch.cost import chunk_seconds, job_totals
 from beam_inference.launch.engine_trial import try_network_here
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
@@ -122,7 +122,7 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
             )
             job = plan_job(config)
             trial = try_network_here(job, THIS_PROCESS, allow_pickle=False)
-            whole = totals(job, trial.needs.batch_size)
+            whole = job_totals(job, batch_size=trial.needs.batch_size)
             foretold = chunk_seconds(calibrate(job, trial), whole) * whole.chunks
             outcome = run_job(config)
             assert outcome.exit_code == 0, outcome

@@ -19,7 +19,7 @@ exit codes: 0 complete, 1 failed, 2 bad input,
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a command. Each command has a subclass, whose fields are named as its arguments."""
+    """Options of a command. Each command has a subclass; its fields are named as its arguments."""
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> Self:

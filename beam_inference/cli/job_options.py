@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
     from beam_inference.job.resolved_job import ResolvedJob
     from beam_inference.job.state import State
+    from beam_inference.launch.output_pyramid import PyramidStatus
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,16 @@ class LaunchedJob:
     config: JobConfig
     state: State
     job: ResolvedJob
+
+    def pyramid_status(self) -> PyramidStatus | None:
+        """The progress of the pyramid of the output; None if the job has none to make."""
+        if self.config.output.pyramid is None:
+            return None
+        # slow to import: Beam
+        from beam_inference.launch.output_pyramid import pyramid_of, status_of
+
+        pyramid = pyramid_of(self.config)
+        return None if pyramid is None else status_of(pyramid)
 
     def at_its_place(self) -> ResolvedJob:
         """The job as it was launched, with the output where the job file has it now.
@@ -162,7 +173,7 @@ def _roi(text: str) -> str:
 
 
 def overrides_of(arguments: argparse.Namespace) -> list[str]:
-    """List all overrides among parsed arguments as ``key.key=value``; those of ``--set`` are last."""
+    """List the overrides among parsed arguments as ``key.key=value``, those of ``--set`` last."""
     overrides = []
     for name, override in _OVERRIDES.items():
         value = getattr(arguments, name)

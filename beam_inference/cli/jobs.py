@@ -99,19 +99,17 @@ def _print_status(options: StatusOptions) -> bool:
         status_values,
     )
     from beam_inference.job.status import job_status
-    from beam_inference.launch.output_pyramid import pyramid_of, status_of
 
     launched = load_launched_job(options, "nothing to tell")
     progress = job_status(launched.job, launched.state, datetime.now(UTC))
-    pyramid = pyramid_of(launched.config)
-    levels = None if pyramid is None else status_of(pyramid)
+    pyramid = launched.pyramid_status()
     if options.json:
-        print(as_json(status_values(progress, levels)))
+        print(as_json(status_values(progress, pyramid)))
     else:
         print_status(progress)
-        if levels is not None:
-            print_pyramid_status(levels, waits=progress.done < progress.planned)
-    pyramid_to_come = levels is not None and not levels.complete and not progress.quarantined
+        if pyramid is not None:
+            print_pyramid_status(pyramid, waits=progress.done < progress.planned)
+    pyramid_to_come = pyramid is not None and not pyramid.complete and not progress.quarantined
     return not (progress.missing or pyramid_to_come)
 
 
@@ -127,7 +125,6 @@ def verify(options: VerifyOptions) -> int:
     )
     from beam_inference.job.parts import output_spec
     from beam_inference.job.verification import verify as verify_job
-    from beam_inference.launch.output_pyramid import pyramid_of, status_of
     from beam_inference.volumes.outputs import open_output
 
     launched = load_launched_job(options, "nothing to verify")
@@ -142,17 +139,16 @@ def verify(options: VerifyOptions) -> int:
             output,
             lambda done: line.update(f"verifying: {done:,} chunks checked"),
         )
-    pyramid = pyramid_of(launched.config)
-    levels = None if pyramid is None else status_of(pyramid)
-    values = verification_values(report, levels, deep=options.deep)
+    pyramid = launched.pyramid_status()
+    values = verification_values(report, pyramid, deep=options.deep)
     # the exit code says what was found, even if nobody reads the report any more
     with suppress(BrokenPipeError):
         if options.json:
             print(as_json(values))
         else:
             print_verification(report, deep=options.deep)
-            if levels is not None:
-                print_pyramid_status(levels, waits=report.receipts < report.chunks)
+            if pyramid is not None:
+                print_pyramid_status(pyramid, waits=report.receipts < report.chunks)
         sys.stdout.flush()
     return COMPLETE if values["complete"] else FAILED
 

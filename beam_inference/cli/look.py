@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 
 from beam_inference.cli.argument_types import port, positive, price
@@ -132,7 +132,7 @@ def _add_report(subparsers: Subparsers) -> None:
 
 def report(options: ReportOptions) -> int:
     """Write a page about a job."""
-    absent = [name for name in ("jinja2", "matplotlib") if find_spec(name) is None]
+    absent = [name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None]
     if absent:
         raise ConfigError(
             f"report needs {' and '.join(absent)}: pip install 'beam-inference[report]'"
@@ -253,7 +253,7 @@ def check_picture(path: str) -> None:
     Raises:
         ConfigError: Matplotlib is absent, or the name or the folder of the file is wrong.
     """
-    if find_spec("matplotlib") is None:
+    if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("a picture needs matplotlib: pip install 'beam-inference[demo]'")
     if not path.endswith(PICTURE_SUFFIXES):
         raise ConfigError(f"--to {path}: write a name that ends with {', '.join(PICTURE_SUFFIXES)}")

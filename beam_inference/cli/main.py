@@ -23,7 +23,7 @@ from beam_inference.errors import BAD_INPUT, FAILED, INTERRUPTED, BeamInferenceE
 logger = logging.getLogger(__name__)
 
 COMMAND_MODULES = (plan, run, jobs, look, volumes, labels, other)
-"""Each has a function ``add(subparsers)``, which declares its commands, in the order of the help."""
+"""Modules that declare commands by a function ``add(subparsers)``, in the order of the help."""
 
 
 def command_parser() -> argparse.ArgumentParser:

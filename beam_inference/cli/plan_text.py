@@ -1,130 +1,181 @@
-"""What a job, or a pyramid, will come to: for people, or as JSON."""
+"""What ``plan`` and ``pyramid`` print: the size and cost of a job, for people or as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
+from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan, SeamMode
-from beam_inference.geometry.seam_sums import most_seam_files
-from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
     Estimate,
     Measured,
     Totals,
-    blocks_written,
     chunk_seconds,
-    totals,
+    job_totals,
 )
 from beam_inference.launch.output_pyramid import with_pyramid
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 
 if TYPE_CHECKING:
-    from beam_inference.geometry.zyx import VoxelSizeNm
+    from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
     from beam_inference.pyramid.pyramid import Pyramid
+
+Row: TypeAlias = tuple[str, str]
+"""A heading and a line; further lines of the same subject have an empty heading."""
 
 
 def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
-    """What a job comes to: boxes, counts, redundancy of each seam mode, bytes, objects, memory; and its pyramid."""
+    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramid, and seam modes."""
     if as_json:
-        print(json.dumps(plan_values(job, pyramid), indent=2))
+        _print_json(plan_values(job, pyramid))
         return
-    output = job.output
-    plan = job.plan
-    config = job.config
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for heading, line in [
+        *_volume_rows(job),
+        *_mask_rows(job),
+        *_geometry_rows(job),
+        *_storage_rows(job),
+        *(_pyramid_rows(pyramid) if job.config.output.pyramid is not None else ()),
+        *_memory_rows(job),
+    ]:
+        table.add_row(heading, line)
     console = Console(width=110, highlight=False)
-    facts = Table(show_header=False, box=None, pad_edge=False)
-    facts.add_row(
-        "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
-    )
-    facts.add_row("roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels")
-    facts.add_row("domain", f"{plan.lattice.domain}, what the patch lattice tiles")
-    facts.add_row(
-        "output",
-        f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
-    )
-    facts.add_row("", "exists already" if job.output_exists else "will be created")
-    for name, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
-        if mask is not None:
-            facts.add_row(
-                name,
-                f"{mask.path}{', inverse' if mask.inverse else ''}, elsewhere {mask.fill_value}",
-            )
-    if config.mask is not None:
-        facts.add_row(
-            "", "chunks wholly outside it cost nothing: the figures below are upper bounds"
-        )
-    chunk = plan.chunks.chunk_shape
-    facts.add_row(
-        "chunks", f"{plan.chunks.count:,} of {_by(chunk)} voxels, {_by(plan.chunks.shape)} of them"
-    )
-    patch = plan.lattice.patch_shape
-    facts.add_row(
-        "patches",
-        f"{plan.totals.patch_count:,} of {_by(patch)} voxels, overlap {_by(plan.lattice.patch_overlap)}",
-    )
-    read = plan.totals.input_voxels * job.input.channels * _itemsize(job.input.dtype.name)
-    facts.add_row(
-        "read", f"{_bytes(read)}, halo re-reads included, before rounding to storage blocks"
-    )
-    written = plan.chunks.roi.size * output.channels * _itemsize(output.dtype)
-    blocks = blocks_written(plan)
-    facts.add_row(
-        "written",
-        f"{_bytes(written)} before compression, in {blocks:,} blocks of {_by(output.write_shape)}",
-    )
-    seam_files = most_seam_files(plan.totals, config.model.output_channels)
-    objects = f"{blocks:,} blocks + {plan.chunks.count + plan.totals.owners:,} receipts"
-    facts.add_row(
-        "objects", objects + (f" + at most {seam_files:,} seam files" if seam_files else "")
-    )
-    if config.output.pyramid is not None:
-        for heading, line in zip(("pyramid", "", ""), _pyramid_lines(pyramid), strict=False):
-            facts.add_row(heading, line)
-    place = Place()
-    memory = job.memory(place)
-    threads = f"{place.threads_per_process} harness threads"
-    facts.add_row(
-        "memory", f"{_bytes(memory.host_bytes)} per worker process with {threads}, for its chunks;"
-    )
-    facts.add_row(
-        "", "beside the libraries, the weights, and what the network itself allocates for a batch"
-    )
-    if job.settings.device == "cuda":
-        facts.add_row("", f"{_bytes(memory.device_bytes)} on the GPU, likewise")
-    console.print(facts)
+    console.print(table)
     console.print()
     console.print(_seams_table(job))
 
 
-def _pyramid_lines(pyramid: Pyramid | None) -> list[str]:
+def _volume_rows(job: PlannedJob) -> Iterator[Row]:
+    plan = job.plan
+    output = job.output
+    yield "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
+    yield "roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels"
+    yield "domain", f"{plan.lattice.domain}, what the patch lattice tiles"
+    yield (
+        "output",
+        f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
+    )
+    yield "", "exists already" if job.output_exists else "will be created"
+
+
+def _mask_rows(job: PlannedJob) -> Iterator[Row]:
+    config = job.config
+    for heading, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
+        if mask is not None:
+            inverse = ", inverse" if mask.inverse else ""
+            yield heading, f"{mask.path}{inverse}, elsewhere {mask.fill_value}"
+    if config.mask is not None:
+        yield "", "chunks wholly outside it cost nothing: the figures below are upper bounds"
+
+
+def _geometry_rows(job: PlannedJob) -> Iterator[Row]:
+    plan = job.plan
+    chunks = plan.chunks
+    lattice = plan.lattice
+    yield (
+        "chunks",
+        f"{chunks.count:,} of {format_shape(chunks.chunk_shape)} voxels, "
+        f"{format_shape(chunks.shape)} of them",
+    )
+    yield (
+        "patches",
+        f"{plan.totals.patch_count:,} of {format_shape(lattice.patch_shape)} voxels, "
+        f"overlap {format_shape(lattice.patch_overlap)}",
+    )
+
+
+def _storage_rows(job: PlannedJob) -> Iterator[Row]:
+    whole = job_totals(job)
+    yield (
+        "read",
+        f"{format_bytes(whole.read_bytes)}, halo re-reads included, before rounding to storage "
+        "blocks",
+    )
+    yield (
+        "written",
+        f"{format_bytes(whole.written_bytes)} before compression, in {whole.blocks:,} blocks of "
+        f"{format_shape(job.output.write_shape)}",
+    )
+    objects = f"{whole.blocks:,} blocks + {whole.receipts:,} receipts"
+    if whole.seam_files:
+        objects += f" + at most {whole.seam_files:,} seam files"
+    yield "objects", objects
+
+
+def _pyramid_rows(pyramid: Pyramid | None) -> Iterator[Row]:
     if pyramid is None:
-        return ["no level: one block holds the output"]
-    coarsest = _by(pyramid.levels[-1].bounds.shape)
-    return [
-        (
-            f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; "
-            "once every chunk is done"
-        ),
-        (
-            f"{_bytes(pyramid.size)} before compression, in {sum(pyramid.blocks):,} blocks + "
-            f"{pyramid.count:,} records"
-        ),
-    ]
+        yield "pyramid", "no level: one block holds the output"
+        return
+    coarsest = format_shape(pyramid.levels[-1].bounds.shape)
+    yield (
+        "pyramid",
+        f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once "
+        "every chunk is done",
+    )
+    yield (
+        "",
+        f"{format_bytes(pyramid.size)} before compression, in {sum(pyramid.blocks):,} blocks + "
+        f"{pyramid.count:,} records",
+    )
+
+
+def _memory_rows(job: PlannedJob) -> Iterator[Row]:
+    place = Place()
+    memory = job.memory(place)
+    yield (
+        "memory",
+        f"{format_bytes(memory.host_bytes)} per worker process with {place.threads_per_process} "
+        "harness threads, for its chunks;",
+    )
+    yield "", "beside the libraries, the weights, and what the network itself allocates for a batch"
+    if job.settings.device == "cuda":
+        yield "", f"{format_bytes(memory.device_bytes)} on the GPU, likewise"
+
+
+def _seams_table(job: PlannedJob) -> Table:
+    table = Table(title="seam modes", title_justify="left", caption_justify="left")
+    _add_columns(
+        table,
+        ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"),
+        left=("seams", "at chunk borders"),
+    )
+    margin = format_shape(job.plan_in("crop").chunk_crop_margin)
+    borders: dict[SeamMode, str] = {
+        "exchange": "exact to rounding",
+        "recompute": "exact",
+        "crop": f"seams; margin {margin} cropped",
+    }
+    possible = [job.plan_in(mode) for mode in borders if mode in job.config.seam_modes]
+    for plan in possible:
+        chosen = " (this job)" if plan.seams == job.plan.seams else ""
+        table.add_row(
+            plan.seams + chosen,
+            f"{plan.totals.patch_count:,}",
+            f"{plan.totals.patch_voxels_per_voxel:.2f}",
+            format_bytes(job_totals(job, plan).seam_bytes) if plan.totals.seam_voxels else "none",
+            borders[plan.seams],
+        )
+    fewest = min(possible, key=lambda plan: plan.totals.patch_count)
+    table.caption = (
+        f"fewest network calls: {fewest.seams}; seam files are written and read once, and then "
+        "removed"
+    )
+    return table
 
 
 def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> dict[str, Any]:
-    """The same as values for machines; bytes are decoded, shapes ZYX; what is stored includes the pyramid."""
+    """The size of a job, pyramid included, as JSON values: bytes are decoded, shapes ZYX."""
     plan = job.plan
-    whole = with_pyramid(totals(job), pyramid)
+    whole = with_pyramid(job_totals(job), pyramid)
     memory = job.memory(Place())
     return {
         "roi": asdict(job.roi),
@@ -138,59 +189,17 @@ def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> dict[str, Any]:
         "objects": whole.write_requests,
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
-        "pyramid": pyramid and pyramid_values(pyramid),
+        "pyramid": None if pyramid is None else pyramid_values(pyramid),
         "seams": {
             mode.seams: {
                 "network_calls": mode.totals.patch_count,
                 "patch_voxels_per_voxel": mode.totals.patch_voxels_per_voxel,
-                "seam_bytes": mode.totals.seam_voxels * job.config.model.output_channels * 4,
+                "seam_bytes": job_totals(job, mode).seam_bytes,
                 "this_job": mode.seams == plan.seams,
             }
             for mode in map(job.plan_in, job.config.seam_modes)
         },
     }
-
-
-def _seams_table(job: PlannedJob) -> Table:
-    plan = job.plan
-    exchange = job.plan_in("exchange")
-    recompute = job.plan_in("recompute")
-    crop = job.plan_in("crop")
-    margin = crop.chunk_crop_margin
-    table = Table(title="seam modes", title_justify="left")
-    for column in (
-        "seams",
-        "network calls",
-        "patch voxels per voxel",
-        "seam files",
-        "at chunk borders",
-    ):
-        table.add_column(
-            column, justify="left" if column in ("seams", "at chunk borders") else "right"
-        )
-    borders = (
-        (exchange, "exact to rounding"),
-        (recompute, "exact"),
-        (crop, f"seams; margin {_by(margin)} cropped"),
-    )
-    modes = [(mode, border) for mode, border in borders if mode.seams in job.config.seam_modes]
-    for mode, border in modes:
-        chosen = " (this job)" if mode.seams == plan.seams else ""
-        calls = f"{mode.totals.patch_count:,}"
-        redundancy = f"{mode.totals.patch_voxels_per_voxel:.2f}"
-        files = (
-            _bytes(mode.totals.seam_voxels * job.config.model.output_channels * 4)
-            if mode.totals.seam_voxels
-            else "none"
-        )
-        table.add_row(mode.seams + chosen, calls, redundancy, files, border)
-    fewest = min((mode for mode, _ in modes), key=lambda mode: mode.totals.patch_count)
-    table.caption = (
-        f"fewest network calls: {fewest.seams}; seam files are written and read once, and then "
-        "removed"
-    )
-    table.caption_justify = "left"
-    return table
 
 
 def print_suggestions(
@@ -202,15 +211,21 @@ def print_suggestions(
     *,
     as_json: bool = False,
 ) -> None:
-    """The best chunk shape in each seam mode, for so many workers of so much memory each, and what it comes to."""
+    """Print the best chunk shape of each seam mode, and what a job of such chunks needs.
+
+    Args:
+        job: the job.
+        needs: memory of its network, as far as it is known.
+        plans: the best plan of each seam mode; None if no chunk shape fits.
+        memory_bytes: memory of one worker process that the plans may use.
+        workers: number of worker processes.
+        as_json: print JSON.
+    """
     if as_json:
-        print(json.dumps(suggested_values(job, needs, plans, workers), indent=2))
+        _print_json(suggested_values(job, needs, plans, workers))
         return
-    floor = (
-        job.plan.lattice.count * math.prod(job.plan.lattice.patch_shape) / job.plan.chunks.roi.size
-    )
     table = Table(
-        title=f"best chunk shapes for {workers} worker process(es) of {_bytes(memory_bytes)}",
+        title=f"best chunk shapes for {workers} worker process(es) of {format_bytes(memory_bytes)}",
         title_justify="left",
     )
     columns = (
@@ -222,49 +237,54 @@ def print_suggestions(
         "on device",
         "read",
         "written",
+        "seam files",
+        "objects",
+        "busiest worker",
     )
-    for column in (*columns, "seam files", "objects", "busiest worker"):
-        table.add_column(column, justify="left" if column in ("seams", "chunk_shape") else "right")
-    itemsize = _itemsize(job.config.output.dtype)
-    channels = job.output.channels
+    _add_columns(table, columns, left=("seams", "chunk_shape"))
     for seams, plan in plans.items():
         if plan is None:
             table.add_row(seams, "none fits")
-            continue
-        memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
-        blocks = blocks_written(plan)
-        seam_files = most_seam_files(plan.totals, job.config.model.output_channels)
-        read = plan.totals.input_voxels * job.input.channels * _itemsize(job.input.dtype.name)
-        table.add_row(
-            seams,
-            _by(plan.chunks.chunk_shape),
-            f"{plan.chunks.count:,}",
-            f"{plan.totals.patch_voxels_per_voxel:.2f}",
-            _bytes(memory.host_bytes),
-            _bytes(memory.device_bytes),
-            _bytes(read),
-            _bytes(plan.chunks.roi.size * channels * itemsize),
-            (
-                _bytes(plan.totals.seam_voxels * job.config.model.output_channels * 4)
-                if plan.exchange is not None
-                else "none"
-            ),
-            f"{blocks + plan.chunks.count + plan.totals.owners + seam_files:,}",
-            f"{busiest_worker(plan, workers):.2f}",
+        else:
+            table.add_row(seams, *_suggestion_cells(job, needs, plan, workers))
+    console = Console(width=max(150, Console().width), highlight=False)
+    console.print(table)
+    console.print(_suggestion_notes(job, needs))
+
+
+def _suggestion_cells(
+    job: PlannedJob, needs: NetworkNeeds, plan: InferencePlan, workers: int
+) -> Iterator[str]:
+    """The cells of a row of the suggestions, without the seam mode."""
+    memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
+    whole = job_totals(job, plan)
+    yield format_shape(plan.chunks.chunk_shape)
+    yield f"{plan.chunks.count:,}"
+    yield f"{plan.totals.patch_voxels_per_voxel:.2f}"
+    yield format_bytes(memory.host_bytes)
+    yield format_bytes(memory.device_bytes)
+    yield format_bytes(whole.read_bytes)
+    yield format_bytes(whole.written_bytes)
+    yield "none" if plan.exchange is None else format_bytes(whole.seam_bytes)
+    yield f"{whole.blocks + whole.receipts + whole.seam_files:,}"
+    yield f"{busiest_worker(plan, workers):.2f}"
+
+
+def _suggestion_notes(job: PlannedJob, needs: NetworkNeeds) -> str:
+    plan = job.plan
+    least = plan.lattice.count * math.prod(plan.lattice.patch_shape) / plan.chunks.roi.size
+    if needs.working_set_bytes:
+        network = (
+            f"with {format_bytes(needs.working_set_bytes)} that the network allocates for a "
+            "batch, as measured here"
         )
-    network = (
-        f"with {_bytes(needs.working_set_bytes)} that the network allocates for a batch, as "
-        "measured here"
-    )
-    if not needs.working_set_bytes:
+    else:
         network = (
             "without what the network itself allocates for a batch; --calibrate measures it, where "
             "that can be done"
         )
-    console = Console(width=max(150, Console().width), highlight=False)
-    console.print(table)
-    console.print(
-        f"every patch once would be {floor:.2f} patch voxels per voxel; busiest worker: its "
+    return (
+        f"every patch once would be {least:.2f} patch voxels per voxel; busiest worker: its "
         "patches at worst, over an even share. Seam files are written and read once, and "
         f"removed. Memory is counted {network}."
     )
@@ -276,23 +296,25 @@ def suggested_values(
     plans: Mapping[SeamMode, InferencePlan | None],
     workers: int,
 ) -> dict[str, Any]:
-    """The same as values for machines, by seam mode; null where no shape fits."""
+    """The suggestions as JSON values, by seam mode; None if no chunk shape fits."""
     return {
-        seams: (
-            plan
-            and {
-                "chunk_shape": plan.chunks.chunk_shape,
-                "chunks": plan.chunks.count,
-                "network_calls": plan.totals.patch_count,
-                "patch_voxels_per_voxel": plan.totals.patch_voxels_per_voxel,
-                "host_bytes_per_worker": (
-                    job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs).host_bytes
-                ),
-                "seam_bytes": plan.totals.seam_voxels * job.config.model.output_channels * 4,
-                "busiest_worker": busiest_worker(plan, workers),
-            }
-        )
+        seams: None if plan is None else _suggestion_values(job, needs, plan, workers)
         for seams, plan in plans.items()
+    }
+
+
+def _suggestion_values(
+    job: PlannedJob, needs: NetworkNeeds, plan: InferencePlan, workers: int
+) -> dict[str, Any]:
+    memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
+    return {
+        "chunk_shape": plan.chunks.chunk_shape,
+        "chunks": plan.chunks.count,
+        "network_calls": plan.totals.patch_count,
+        "patch_voxels_per_voxel": plan.totals.patch_voxels_per_voxel,
+        "host_bytes_per_worker": memory.host_bytes,
+        "seam_bytes": job_totals(job, plan).seam_bytes,
+        "busiest_worker": busiest_worker(plan, workers),
     }
 
 
@@ -305,7 +327,16 @@ def print_estimates(
     *,
     as_json: bool,
 ) -> None:
-    """What was measured, and how long the job will take, and cost, as far as prices are known."""
+    """Print what was measured, and estimates of run time and, as far as prices are known, cost.
+
+    Args:
+        job: the job.
+        pyramid: the pyramid of its output, if it has one to make.
+        measured: speeds measured here.
+        whole: size of the job, pyramid included.
+        expected: the estimates, one per kind of worker.
+        as_json: print JSON, with all that ``plan`` prints.
+    """
     per_chunk = chunk_seconds(measured, whole)
     speed = whole.voxels / whole.chunks / per_chunk
     if as_json:
@@ -313,116 +344,101 @@ def print_estimates(
             "measured": asdict(measured),
             "seconds_per_chunk": per_chunk,
             "voxels_per_second_and_worker": speed,
+            "estimates": [asdict(estimate) for estimate in expected],
         }
-        print(
-            json.dumps(
-                plan_values(job, pyramid) | values | {"estimates": [asdict(e) for e in expected]},
-                indent=2,
-            )
-        )
+        _print_json(plan_values(job, pyramid) | values)
         return
     print(
         f"measured here: {measured.call_seconds:.3g} s a call, reading "
-        f"{1e-6 / measured.read_seconds:.0f} MB/s,",
-        end="",
+        f"{1e-6 / measured.read_seconds:.0f} MB/s, writing "
+        f"{1e-6 / measured.write_seconds:.0f} MB/s"
     )
-    print(f" writing {1e-6 / measured.write_seconds:.0f} MB/s")
     print(
         f"so {per_chunk:.3g} s a chunk, {speed / 1e6:.3g} Mvoxel/s for each worker like this "
         "machine"
     )
-    for each in expected:
-        line = (
-            f"{each.workers} worker(s), {each.kind}: {_hours(each.hours)}, at worst "
-            f"{_hours(each.hours_at_worst)}"
-        )
-        if each.interruptions:
-            line += f", {each.interruptions:.3g} interruptions"
-        if each.money:
-            line += (
-                f"; {each.money:.2f} in all, {each.money_per_billion_voxels:.3g} per 10^9 voxels"
-            )
-        print(line)
+    for estimate in expected:
+        print(_estimate_line(estimate))
     if pyramid is not None:
-        print("the pyramid is in what is kept and in what requests cost, not in the hours")
+        print("storage and request costs include the pyramid; hours do not")
     if expected[0].money_per_month:
         print(f"keeping the output, before compression: {expected[0].money_per_month:.2f} a month")
 
 
-def _hours(hours: float) -> str:
-    return f"{hours:.3g} h" if hours >= 0.1 else f"{3600 * hours:.3g} s"
-
-
-def _itemsize(dtype: str) -> int:
-    import numpy as np
-
-    return np.dtype(dtype).itemsize
+def _estimate_line(estimate: Estimate) -> str:
+    line = (
+        f"{estimate.workers} worker(s), {estimate.kind}: {format_hours(estimate.hours)}, at worst "
+        f"{format_hours(estimate.hours_at_worst)}"
+    )
+    if estimate.interruptions:
+        line += f", {estimate.interruptions:.3g} interruptions"
+    if estimate.money:
+        line += (
+            f"; {estimate.money:.2f} in all, {estimate.money_per_billion_voxels:.3g} per 10^9 "
+            "voxels"
+        )
+    return line
 
 
 def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
-    """The levels of a pyramid: sizes, voxel sizes, chunks, objects and bytes."""
-    if as_json:
-        print(json.dumps(_base_values(pyramid) | pyramid_values(pyramid), indent=2))
-        return
+    """Print the scales of a pyramid: sizes, voxel sizes, chunks, objects and bytes."""
     base = _base_values(pyramid)
-    rows = Table(box=None, pad_edge=False)
-    for heading in (
-        "level",
-        "voxels z, y, x",
-        "voxel size nm",
-        "factor",
-        "chunks",
-        "objects",
-        "bytes",
-    ):
-        rows.add_column(heading, justify="left" if heading == "level" else "right")
-    rows.add_row(
+    if as_json:
+        _print_json(base | pyramid_values(pyramid))
+        return
+    table = Table(box=None, pad_edge=False)
+    _add_columns(
+        table,
+        ("level", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"),
+        left=("level",),
+    )
+    table.add_row(
         "base",
-        _by(base["shape"]),
-        _sizes(base["voxel_size_nm"]),
+        format_shape(base["shape"]),
+        format_voxel_size(base["voxel_size_nm"]),
         "",
         "",
         "",
-        _bytes(base["base_bytes"]),
+        format_bytes(base["base_bytes"]),
     )
     for level in pyramid_values(pyramid)["levels"]:
-        rows.add_row(
-            *(
-                level["name"],
-                _by(level["shape"]),
-                _sizes(level["voxel_size_nm"]),
-                _by(level["factor"]),
-            ),
-            *(f"{level['chunks']:,}", f"{level['blocks']:,}", _bytes(level["bytes"])),
+        table.add_row(
+            level["name"],
+            format_shape(level["shape"]),
+            format_voxel_size(level["voxel_size_nm"]),
+            format_shape(level["factor"]),
+            f"{level['chunks']:,}",
+            f"{level['blocks']:,}",
+            format_bytes(level["bytes"]),
         )
     console = Console(width=110, highlight=False)
-    told = (
-        f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}"
-    )
-    console.print(told, soft_wrap=True)
-    console.print(rows)
-    chunk = _bytes(base["chunk_bytes"])
-    read = _bytes(base["read_at_once_bytes"])
     console.print(
-        f"bytes are those before compression; a chunk takes {chunk}, and {read} of what it reads"
+        f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}",
+        soft_wrap=True,
+    )
+    console.print(table)
+    console.print(
+        "bytes are those before compression; a chunk takes "
+        f"{format_bytes(base['chunk_bytes'])}, and {format_bytes(base['read_at_once_bytes'])} of "
+        "what it reads"
     )
 
 
 def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
-    """The levels of a pyramid as values for machines; bytes are decoded, shapes and sizes ZYX."""
+    """The scales of a pyramid as JSON values: bytes are decoded, shapes and sizes ZYX."""
     base = pyramid.base
-    voxel = base.channels * base.dtype.itemsize
+    voxel_bytes = base.channels * base.dtype.itemsize
     return {
         "method": pyramid.method,
         "levels": [
             {
                 "name": level.name,
                 "shape": level.bounds.shape,
-                "voxel_size_nm": base.voxel_size_nm and _times(base.voxel_size_nm, level.total),
+                "voxel_size_nm": _coarser_voxel_size(base.voxel_size_nm, level.total),
                 "factor": level.factor,
                 "chunks": stage.count,
                 "blocks": blocks,
-                "bytes": level.bounds.size * voxel,
+                "bytes": level.bounds.size * voxel_bytes,
             }
             for level, stage, blocks in zip(
                 pyramid.levels, pyramid.stages, pyramid.blocks, strict=True
@@ -433,40 +449,41 @@ def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
 
 
 def _base_values(pyramid: Pyramid) -> dict[str, Any]:
-    """What a pyramid is made of, and what making it takes, likewise."""
+    """The volume that a pyramid is made from, and the memory that takes, as JSON values."""
     base = pyramid.base
-    voxel = base.channels * base.dtype.itemsize
+    voxel_bytes = base.channels * base.dtype.itemsize
     return {
         "volume": base.url,
         "channels": base.channels,
         "dtype": base.dtype.name,
         "shape": base.bounds.shape,
         "voxel_size_nm": base.voxel_size_nm,
-        "base_bytes": base.bounds.size * voxel,
+        "base_bytes": base.bounds.size * voxel_bytes,
         "chunk_bytes": (
-            max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel
+            max(math.prod(stage.chunks.chunk_shape) for stage in pyramid.stages) * voxel_bytes
         ),
         "read_at_once_bytes": (
-            max(math.prod(s.part_shape) * math.prod(s.level.factor) for s in pyramid.stages) * voxel
+            max(
+                math.prod(stage.part_shape) * math.prod(stage.level.factor)
+                for stage in pyramid.stages
+            )
+            * voxel_bytes
         ),
     }
 
 
-def _times(sizes: VoxelSizeNm, factors: Zyx) -> tuple[float, ...]:
-    return tuple(size * factor for size, factor in zip(sizes, factors, strict=True))
+def _coarser_voxel_size(base: VoxelSizeNm | None, factor: Zyx) -> VoxelSizeNm | None:
+    if base is None:
+        return None
+    return (base[0] * factor[0], base[1] * factor[1], base[2] * factor[2])
 
 
-def _sizes(sizes: VoxelSizeNm | None) -> str:
-    return "unknown" if sizes is None else " × ".join(f"{size:g}" for size in sizes)
+def _add_columns(table: Table, headings: Sequence[str], left: Sequence[str]) -> None:
+    """Add columns to a table: those in ``left`` are text, the others numbers."""
+    for heading in headings:
+        justify: Literal["left", "right"] = "left" if heading in left else "right"
+        table.add_column(heading, justify=justify)
 
 
-def _by(shape: Zyx) -> str:
-    return "×".join(map(str, shape))
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
-        count /= 1024
-    return f"{count:.3g} PiB"
+def _print_json(values: dict[str, Any]) -> None:
+    print(json.dumps(values, indent=2))

@@ -193,7 +193,7 @@ def run(options: RunOptions) -> int:
 
 
 def _check_job_comes_first(options: RunOptions) -> None:
-    """Refuse ``run --runner DirectRunner job.yaml``: argparse takes DirectRunner for the job file."""
+    """Refuse ``run --runner DirectRunner job.yaml``: argparse takes DirectRunner for the job."""
     if "://" in options.job or Path(options.job).exists():
         return
     if any(not flag.startswith("-") for flag in options.beam_flags):

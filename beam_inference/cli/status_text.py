@@ -1,4 +1,4 @@
-"""How a job stands: what run, status and verify tell, people in a few lines, programs as one JSON object."""
+"""What ``run``, ``status`` and ``verify`` print: a few lines for people, or one JSON object."""
 
 from __future__ import annotations
 
@@ -9,39 +9,37 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from beam_inference.config.job import JobConfig
-from beam_inference.job.records import QuarantineRecord
 from beam_inference.job.state import default_state_url
-from beam_inference.job.status import JobStatus
-from beam_inference.job.verification import VerifyReport
-from beam_inference.launch.output_pyramid import PyramidStatus, pyramid_told
 from beam_inference.volumes.kvstores import local_folder
 
 if TYPE_CHECKING:
+    from beam_inference.config.job import JobConfig
+    from beam_inference.job.records import QuarantineRecord
+    from beam_inference.job.status import JobStatus
+    from beam_inference.job.verification import VerifyReport
+    from beam_inference.launch.output_pyramid import PyramidStatus
     from beam_inference.launch.run_job import JobOutcome
 
-_NAMED_CHUNKS = 10
+_LISTED_CHUNKS = 10
+"""Most chunks that are listed one by one."""
 
 
 def as_json(values: dict[str, Any]) -> str:
-    """Values for programs, as one JSON object."""
+    """The values as one JSON object."""
     return json.dumps(values, indent=2)
 
 
 def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
-    """What a launch came to."""
+    """The outcome of a launch as JSON values."""
     return {
         "chunks": outcome.chunks,
         "done": outcome.done,
-        "done_by_this_launch": outcome.summary and outcome.summary.done,
+        "done_by_this_launch": None if outcome.summary is None else outcome.summary.done,
         "missing": outcome.missing,
         "missing_of_job": outcome.missing_of_job,
         "quarantined": len(outcome.quarantined),
         "quarantine": list(map(_record_values, outcome.quarantined)),
-        "pyramid": (
-            outcome.pyramid
-            and pyramid_status_values(outcome.pyramid, waits=outcome.missing_of_job > 0)
-        ),
+        "pyramid": pyramid_status_values(outcome.pyramid, waits=outcome.missing_of_job > 0),
         "seconds": outcome.seconds,
         "error": outcome.error,
         "staged_at": outcome.staged_at,
@@ -53,7 +51,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
 def verification_values(
     report: VerifyReport, pyramid: PyramidStatus | None, *, deep: bool
 ) -> dict[str, Any]:
-    """What verification found; of the missing chunks the first few are named."""
+    """The result of a verification as JSON values; of the missing chunks the first few."""
     return {
         "complete": report.complete and (pyramid is None or pyramid.complete),
         "deep": deep,
@@ -64,14 +62,12 @@ def verification_values(
         "quarantined": len(report.quarantined),
         "quarantine": list(map(_record_values, report.quarantined)),
         "wrong": report.wrong,
-        "pyramid": (
-            pyramid and pyramid_status_values(pyramid, waits=report.receipts < report.chunks)
-        ),
+        "pyramid": pyramid_status_values(pyramid, waits=report.receipts < report.chunks),
     }
 
 
 def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> dict[str, Any]:
-    """How far a job is; null is what cannot be told, or what such a job does not have."""
+    """The progress of a job as JSON values; None for what is unknown or does not apply."""
     return {
         "chunks": status.planned,
         "done": status.done,
@@ -84,13 +80,20 @@ def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> dict[str,
         "voxels_per_second": status.voxels_per_second,
         "workers": status.workers,
         "seconds_left": status.seconds_left,
-        "latest": status.latest and status.latest.isoformat(),
-        "pyramid": pyramid and pyramid_status_values(pyramid, waits=status.done < status.planned),
+        "latest": None if status.latest is None else status.latest.isoformat(),
+        "pyramid": pyramid_status_values(pyramid, waits=status.done < status.planned),
     }
 
 
-def pyramid_status_values(status: PyramidStatus, *, waits: bool) -> dict[str, Any]:
-    """How far a job's pyramid is; it ``waits`` while chunks of the job are not done."""
+def pyramid_status_values(status: PyramidStatus | None, *, waits: bool) -> dict[str, Any] | None:
+    """The progress of a job's pyramid as JSON values; None if it has none.
+
+    Args:
+        status: the progress.
+        waits: whether chunks of the job are not done yet, so that the pyramid cannot be made.
+    """
+    if status is None:
+        return None
     return {"complete": status.complete and not waits, "waits": waits, **asdict(status)}
 
 
@@ -99,67 +102,92 @@ def _record_values(record: QuarantineRecord) -> dict[str, Any]:
 
 
 def print_outcome(
-    outcome: JobOutcome, config: JobConfig, words: Sequence[str], view: Sequence[str]
+    outcome: JobOutcome,
+    config: JobConfig,
+    command_line: Sequence[str],
+    view_command: Sequence[str],
 ) -> None:
-    """What a launch came to, and what to do next; ``words`` are the command given, ``view`` the one to look at it."""
-    state = default_state_url(config)
-    again = _without_chunks(words)
-    if not config.job.resume:
-        again += ["--set", "job.resume=true"]  # what is done is not to be done anew
+    """Print the outcome of a launch, and what to do next.
+
+    Args:
+        outcome: the outcome.
+        config: the job that was launched.
+        command_line: the command that launched it.
+        view_command: the command that shows its output.
+    """
     if outcome.staged_at:
         print(
             f"staged at {outcome.staged_at}: whoever launches it runs the job; see how far it is "
             "with status"
         )
         return
+    command = _command_for_the_rest(command_line, config)
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
-    print(f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s", end="")
-    if outcome.summary:
-        print(f" ({outcome.summary.done} by this launch)", end="")
-    print()
-    for record in outcome.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box}: {record.cause}")
-    if len(outcome.quarantined) > _NAMED_CHUNKS:
-        print(f"… and {len(outcome.quarantined) - _NAMED_CHUNKS} more")
-    if outcome.quarantined:
-        folder = local_folder(state)
-        file = f"{folder or state}/quarantine.jsonl"
-        print(f"to do them again: {shlex.join([*again, '--chunks', file])}")
-    if outcome.missing:
-        print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(again)}")
-    if outcome.pyramid:
+    done = f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s"
+    if outcome.summary is not None:
+        done += f" ({outcome.summary.done} by this launch)"
+    print(done)
+    _print_quarantined(outcome.quarantined)
+    _print_what_to_do_again(outcome, config, command)
+    if outcome.pyramid is not None:
         print_pyramid_status(outcome.pyramid, waits=outcome.missing_of_job > 0)
-    if outcome.pyramid and not outcome.missing_of_job and not outcome.pyramid.complete:
-        print(f"to do what is missing of it: {shlex.join(again)}")
-    elif not outcome.missing_of_job:
-        print(f"complete: {config.output.path}; to look at it: {shlex.join(view)}")
+    _print_last_line(outcome, config, shlex.join(command), shlex.join(view_command))
+
+
+def _print_quarantined(records: Sequence[QuarantineRecord]) -> None:
+    for record in records[:_LISTED_CHUNKS]:
+        print(f"quarantined: chunk {record.chunk} {record.box}: {record.cause}")
+    if len(records) > _LISTED_CHUNKS:
+        print(f"… and {len(records) - _LISTED_CHUNKS} more")
+
+
+def _print_what_to_do_again(outcome: JobOutcome, config: JobConfig, command: Sequence[str]) -> None:
+    """Print the commands for quarantined and for missing chunks, if there are any."""
+    if outcome.quarantined:
+        state = default_state_url(config)
+        file = f"{local_folder(state) or state}/quarantine.jsonl"
+        print(f"to do them again: {shlex.join([*command, '--chunks', file])}")
+    if outcome.missing:
+        print(f"{outcome.missing} chunks are missing; to do what is missing: {shlex.join(command)}")
+
+
+def _print_last_line(
+    outcome: JobOutcome, config: JobConfig, command: str, view_command: str
+) -> None:
+    """Print whether the whole job is complete, and the next command."""
+    if not outcome.missing_of_job:
+        if outcome.pyramid is not None and not outcome.pyramid.complete:
+            print(f"to do what is missing of it: {command}")
+        else:
+            print(f"complete: {config.output.path}; to look at it: {view_command}")
     elif outcome.done == outcome.chunks:
         print(
             f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: "
-            f"{shlex.join(again)}"
+            f"{command}"
         )
 
 
-def _without_chunks(words: Sequence[str]) -> list[str]:
-    """A command without what chooses chunks, and without --overwrite: what does the rest of the job."""
+def _command_for_the_rest(command_line: Sequence[str], config: JobConfig) -> list[str]:
+    """The command that does what is missing: without a choice of chunks and without --overwrite."""
     choosing = ("--chunks", "--sample", "--seed")
-    kept = []
-    for before, word in zip(["", *words], words, strict=False):
+    command = []
+    for before, word in zip(["", *command_line], command_line, strict=False):
         if before not in choosing and word.partition("=")[0] not in (*choosing, "--overwrite"):
-            kept.append(word)
-    return kept
+            command.append(word)
+    if not config.job.resume:  # chunks that are done would be done again
+        command += ["--set", "job.resume=true"]
+    return command
 
 
 def print_verification(report: VerifyReport, *, deep: bool) -> None:
-    """What verification found."""
+    """Print the result of a verification."""
     print(f"{report.receipts} of {report.chunks} chunks have a receipt")
-    for line in report.wrong[:_NAMED_CHUNKS]:
+    for line in report.wrong[:_LISTED_CHUNKS]:
         print(f"wrong: {line}")
-    if len(report.wrong) > _NAMED_CHUNKS:
-        print(f"… and {len(report.wrong) - _NAMED_CHUNKS} more that are wrong")
-    for record in report.quarantined[:_NAMED_CHUNKS]:
-        print(f"quarantined: chunk {record.chunk} {record.box}: {record.cause}")
+    if len(report.wrong) > _LISTED_CHUNKS:
+        print(f"… and {len(report.wrong) - _LISTED_CHUNKS} more that are wrong")
+    _print_quarantined(report.quarantined)
     if report.missing_count:
         more = " …" if report.missing_count > len(report.missing) else ""
         print(
@@ -172,44 +200,50 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
 
 
 def print_status(status: JobStatus) -> None:
-    """How far a job is, in a few lines."""
-    done = status.done / status.planned
-    print(
-        f"{status.done:,} of {status.planned:,} chunks done ({done:.1%}), {status.missing:,} "
-        "missing",
-        end="",
+    """Print the progress of a job in a few lines."""
+    counts = (
+        f"{status.done:,} of {status.planned:,} chunks done "
+        f"({status.done / status.planned:.1%}), {status.missing:,} missing"
     )
-    print(f", {status.quarantined:,} quarantined" if status.quarantined else "")
+    if status.quarantined:
+        counts += f", {status.quarantined:,} quarantined"
+    print(counts)
     if status.summed is not None and status.missing:
         print(
             f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are "
             "computed"
         )
+    print(_what_is_left(status))
+
+
+def _what_is_left(status: JobStatus) -> str:
+    """The last line of the progress: what is left of the job, and for how long."""
     if not status.missing:
-        print(
-            "nothing is left but what is quarantined; run --chunks does it again"
-            if status.quarantined
-            else "complete; verify reads it back"
-        )
-    elif status.rate is None:
-        since = (
-            f"; the latest chunk looked at was finished {status.latest:%Y-%m-%d %H:%M} UTC"
-            if status.latest
-            else ""
-        )
-        print(f"no chunk was finished in the last five minutes{since}")
-    else:
-        speed = f"{status.rate:.3g} chunks/s, {(status.voxels_per_second or 0) / 1e6:.3g} Mvoxel/s"
-        left = timedelta(seconds=round(status.seconds_left or 0))
-        stage = " of the first stage" if status.in_first_stage else ""
-        print(
-            f"{speed}, by {status.workers} or more worker processes; {left} left{stage} at this "
-            "rate"
-        )
+        if status.quarantined:
+            return "nothing is left but what is quarantined; run --chunks does it again"
+        return "complete; verify reads it back"
+    if status.rate is None:
+        line = "no chunk was finished in the last five minutes"
+        if status.latest is not None:
+            line += f"; the last one known was finished {status.latest:%Y-%m-%d %H:%M} UTC"
+        return line
+    left = timedelta(seconds=round(status.seconds_left or 0))
+    stage = " of the first stage" if status.in_first_stage else ""
+    return (
+        f"{status.rate:.3g} chunks/s, {(status.voxels_per_second or 0) / 1e6:.3g} Mvoxel/s, by "
+        f"{status.workers} or more worker processes; {left} left{stage} at this rate"
+    )
 
 
 def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:
-    """How far a job's pyramid is; it ``waits`` while chunks of the job are not done."""
+    """Print the progress of a job's pyramid.
+
+    Args:
+        status: the progress.
+        waits: whether chunks of the job are not done yet, so that the pyramid cannot be made.
+    """
+    from beam_inference.launch.output_pyramid import pyramid_told
+
     print(f"pyramid: {pyramid_told(status, waits=waits)}")
     if not waits:
         for line in status.failures:

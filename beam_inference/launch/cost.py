@@ -1,10 +1,11 @@
-"""What a job will take and cost: from what was measured, and from prices that the user gives. Pure."""
+"""How long a job will take and what it will cost, from measurements and the user's prices."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import mean
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +13,8 @@ from pydantic import Field
 from beam_inference.config.fields import Model
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.plan import InferencePlan
-from beam_inference.geometry.seam_sums import most_seam_files
+from beam_inference.geometry.seam_sums import most_seam_files, seam_bytes
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.launch.simulation import Workload, simulate_many
 
@@ -20,13 +22,13 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class Prices(Model):
-    """What things cost, in one currency, as in ``templates/prices.yaml``. All are 0 unless given."""
+    """What things cost, in one currency, as in ``templates/prices.yaml``. All are 0 by default."""
 
     worker_hour: Price = Field(
         0.0, description="one worker process, on demand: its share of the machine, GPU included"
     )
     interruptible_worker_hour: Price | None = Field(
-        None, description="the same, as the provider may take it back"
+        None, description="the same where the provider may take it back"
     )
     interruptions_per_hour: Price = Field(
         0.05, description="how often an interruptible worker is taken back"
@@ -37,18 +39,21 @@ class Prices(Model):
     gib_month: Price = Field(0.0, description="keeping one GiB of output for a month")
 
 
+WorkerKind = Literal["on demand", "interruptible"]
+
+
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was found by trying, on one machine.
+    """Times that were measured on one machine.
 
     Attributes:
-        call_seconds: of a network call, a full batch, with the blending of what it gives.
-        read_seconds, write_seconds: per byte, of the input decoded and of the output as it is
-            before compression.
-        seam_write_seconds, seam_read_seconds: per byte of seam files; to read them is also to add
-            them up.
-        cores: which the network shares with all else that a worker does; None if it has a device of
-            its own.
+        call_seconds: of a network call, a full batch, including the blending of its result.
+        read_seconds: per byte of the input, decoded.
+        write_seconds: per byte of the output before compression.
+        seam_write_seconds: per byte of seam files.
+        seam_read_seconds: per byte of seam files, including their addition.
+        cores: CPU cores that the network shares with all other work of a process; None if it has a
+            device of its own.
     """
 
     call_seconds: float
@@ -61,16 +66,23 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What the plan says of the whole job.
+    """Bytes, objects and requests of a whole job.
 
     Attributes:
-        chunks, voxels: of the output. patches: to compute, in so many ``calls`` of full batches.
-        read_bytes: of the input, decoded, halo re-reads included.
-        written_bytes: of the output; of these ``shared_bytes`` are put together in the second stage
-            of an exchange.
-        seam_bytes: that are written in the first one, and read in the second.
-        stored_bytes: that are kept, a pyramid's included.
-        read_requests, write_requests: of the object store, receipts included.
+        chunks: of the output.
+        patches: that are computed.
+        calls: network calls of full batches that this takes.
+        voxels: of the output.
+        read_bytes: of the input, decoded, as often as it is read.
+        written_bytes: of the output before compression.
+        shared_bytes: part of ``written_bytes`` that the second stage of an exchange writes.
+        seam_bytes: of the seam files that the first stage writes and the second one reads.
+        stored_bytes: that are kept before compression, including those of a pyramid.
+        read_requests: to the object store.
+        write_requests: to the object store; one for each object.
+        blocks: storage blocks of the output without a pyramid, one object each.
+        receipts: of chunks, in both stages of an exchange.
+        seam_files: upper bound of their number.
     """
 
     chunks: int
@@ -84,22 +96,28 @@ class Totals:
     stored_bytes: float
     read_requests: int
     write_requests: int
+    blocks: int = 0
+    receipts: int = 0
+    seam_files: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How a job goes on so many workers.
+    """How a job is expected to go.
 
     Attributes:
-        workers: at a time. kind: "on demand" or "interruptible".
-        hours, hours_at_worst: the median and the 95th percentile of simulated runs.
-        interruptions: on average.
-        money: workers and requests; what keeping the output costs is ``money_per_month``.
+        workers: processes at a time.
+        kind: "on demand" or "interruptible".
+        hours: the median of simulated runs.
+        hours_at_worst: the 95th percentile of simulated runs.
+        interruptions: mean number of workers that are lost.
+        money: for workers and requests.
         money_per_billion_voxels: of output.
+        money_per_month: for keeping the output.
     """
 
     workers: int
-    kind: str
+    kind: WorkerKind
     hours: float
     hours_at_worst: float
     interruptions: float
@@ -109,16 +127,17 @@ class Estimate:
 
 
 def chunk_seconds(measured: Measured, totals: Totals) -> float:
-    """Seconds of an average chunk on one worker: reading and writing go on beside the computing of others.
+    """Seconds of an average chunk on one worker.
 
-    Where they share cores with it they take their part of these. The second stage of an exchange
-    computes nothing.
+    Some chunks are read and written while others are computed. Where this needs cores of the
+    network, it takes its share of them. The second stage of an exchange computes nothing.
     """
     computing = measured.call_seconds * totals.calls
     moving = (
-        measured.read_seconds * totals.read_bytes + measured.seam_write_seconds * totals.seam_bytes
+        measured.read_seconds * totals.read_bytes
+        + measured.seam_write_seconds * totals.seam_bytes
+        + measured.write_seconds * (totals.written_bytes - totals.shared_bytes)
     )
-    moving += measured.write_seconds * (totals.written_bytes - totals.shared_bytes)
     shared = 0.0 if measured.cores is None else moving / measured.cores
     merging = (
         measured.seam_read_seconds * totals.seam_bytes
@@ -130,73 +149,103 @@ def chunk_seconds(measured: Measured, totals: Totals) -> float:
 def estimates(
     measured: Measured, totals: Totals, prices: Prices, workers: int, variation: float
 ) -> list[Estimate]:
-    """What to expect on demand and, where there is a price for it, of interruptible workers."""
-    kinds = [("on demand", prices.worker_hour, 0.0)]
+    """Estimates for workers on demand and, where they have a price, for interruptible ones.
+
+    Args:
+        measured: times on a machine like those of the workers.
+        totals: of the job.
+        prices: of workers, requests and storage.
+        workers: processes at a time.
+        variation: standard deviation of a chunk's seconds, relative to their mean.
+    """
+    per_chunk = chunk_seconds(measured, totals)
+    expected = [_estimate(totals, prices, workers, per_chunk, variation, "on demand")]
     if prices.interruptible_worker_hour is not None:
-        kinds.append(
-            ("interruptible", prices.interruptible_worker_hour, prices.interruptions_per_hour)
-        )
+        expected.append(_estimate(totals, prices, workers, per_chunk, variation, "interruptible"))
+    return expected
+
+
+def _estimate(
+    totals: Totals,
+    prices: Prices,
+    workers: int,
+    seconds_per_chunk: float,
+    variation: float,
+    kind: WorkerKind,
+) -> Estimate:
+    worker_hour = prices.worker_hour
+    interruptions_per_hour = 0.0
+    if kind == "interruptible":
+        worker_hour = prices.interruptible_worker_hour or 0.0
+        interruptions_per_hour = prices.interruptions_per_hour
+    work = Workload(
+        chunks=totals.chunks,
+        seconds_per_chunk=seconds_per_chunk,
+        variation=variation,
+        workers=workers,
+        startup_seconds=prices.startup_seconds,
+        interruptions_per_hour=interruptions_per_hour,
+    )
+    runs = simulate_many(work)
     requests = (
         prices.million_reads * totals.read_requests / 1e6
         + prices.million_writes * totals.write_requests / 1e6
     )
-    found = []
-    for kind, price, interruptions in kinds:
-        work = Workload(
-            totals.chunks,
-            chunk_seconds(measured, totals),
-            variation,
-            workers,
-            prices.startup_seconds,
-            interruptions,
-        )
-        runs = simulate_many(work)
-        money = price * mean(run.worker_seconds for run in runs) / 3600 + requests
-        found.append(
-            Estimate(
-                workers=workers,
-                kind=kind,
-                hours=runs[len(runs) // 2].seconds / 3600,
-                hours_at_worst=runs[len(runs) * 95 // 100].seconds / 3600,
-                interruptions=mean(run.interruptions for run in runs),
-                money=money,
-                money_per_billion_voxels=money / totals.voxels * 1e9,
-                money_per_month=prices.gib_month * totals.stored_bytes / 2**30,
-            )
-        )
-    return found
+    money = worker_hour * mean(run.worker_seconds for run in runs) / 3600 + requests
+    return Estimate(
+        workers=workers,
+        kind=kind,
+        hours=runs[len(runs) // 2].seconds / 3600,
+        hours_at_worst=runs[len(runs) * 95 // 100].seconds / 3600,
+        interruptions=mean(run.interruptions for run in runs),
+        money=money,
+        money_per_billion_voxels=money / totals.voxels * 1e9,
+        money_per_month=prices.gib_month * totals.stored_bytes / 2**30,
+    )
 
 
-def totals(job: PlannedJob, batch_size: int | None = None) -> Totals:
-    """What the plan says of the whole job."""
-    plan = job.plan
-    itemsize = np.dtype(job.config.output.dtype).itemsize
-    written = plan.chunks.roi.size * job.output.channels * itemsize
+def job_totals(
+    job: PlannedJob, plan: InferencePlan | None = None, batch_size: int | None = None
+) -> Totals:
+    """Totals of a job without its pyramid.
+
+    Args:
+        job: the job.
+        plan: another geometry for the job; None for its own.
+        batch_size: patches per network call; None for what the job file tells.
+    """
+    plan = plan or job.plan
+    batch_size = batch_size or job.assumed_needs.batch_size
+    output_voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
+    input_voxel_bytes = job.input.channels * job.input.dtype.itemsize
+    network_channels = job.config.model.output_channels
+    written = plan.chunks.roi.size * output_voxel_bytes
+    blocks = ChunkGrid(plan.chunks.roi, plan.block_shape).count
     receipts = plan.chunks.count + plan.totals.owners
-    seam_files = most_seam_files(plan.totals, job.config.model.output_channels)
+    seam_files = most_seam_files(plan.totals, network_channels)
     return Totals(
         chunks=plan.chunks.count,
-        calls=plan.totals.calls(batch_size or job.assumed_needs.batch_size),
         patches=plan.totals.patch_count,
+        calls=plan.totals.calls(batch_size),
         voxels=plan.chunks.roi.size,
-        read_bytes=plan.totals.input_voxels * job.input.channels * job.input.dtype.itemsize,
+        read_bytes=plan.totals.input_voxels * input_voxel_bytes,
         written_bytes=written,
-        shared_bytes=plan.totals.shared_voxels * job.output.channels * itemsize,
-        seam_bytes=plan.totals.seam_voxels * job.config.model.output_channels * 4,
+        shared_bytes=plan.totals.shared_voxels * output_voxel_bytes,
+        seam_bytes=seam_bytes(plan.totals, network_channels),
         stored_bytes=written,
         read_requests=_blocks_read(plan, job.input.read_shape) + receipts + seam_files,
-        write_requests=blocks_written(plan) + receipts + seam_files,
+        write_requests=blocks + receipts + seam_files,
+        blocks=blocks,
+        receipts=receipts,
+        seam_files=seam_files,
     )
 
 
-def blocks_written(plan: InferencePlan) -> int:
-    """Storage blocks of the output, one object each."""
-    return ChunkGrid(plan.chunks.roi, plan.block_shape).count
+def _blocks_read(plan: InferencePlan, block_shape: Zyx) -> int:
+    """Estimate of the input blocks that are read.
 
-
-def _blocks_read(plan: InferencePlan, block_shape: tuple[int, int, int]) -> int:
-    """Blocks of the input that are read, about: those that all chunks' inputs touch, wherever they lie."""
-    per_voxel = np.prod(
-        [(n + b - 1) / b / n for n, b in zip(plan.totals.extremes.input, block_shape, strict=True)]
-    )
-    return round(plan.totals.input_voxels * float(per_voxel))
+    It is the expected number that all chunks' inputs touch if they lie anywhere on the blocks.
+    """
+    extents = zip(plan.totals.extremes.input, block_shape, strict=True)
+    per_voxel = math.prod((n + block - 1) / block / n for n, block in extents)
+    return round(plan.totals.input_voxels * per_voxel)

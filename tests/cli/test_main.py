@@ -17,6 +17,8 @@ from helpers import DATAFLOW, TOYS, job_values, read_volume, toy, write_job, wri
 
 from beam_inference.beam.flags import beam_options, place_of
 from beam_inference.cli.main import main, run_with_flags
+from beam_inference.errors import WorkerFault
+from beam_inference.volumes.volume import Volume
 
 MAIN = Path(__file__).parents[2] / "templates" / "main.py"
 
@@ -213,7 +215,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
     assert time.monotonic() - start < 30
 
 
-def test_a_flag_before_the_job_is_told_of(job, capsys):
+def test_a_flag_before_the_job_is_explained(job, capsys):
     assert main(["run", "--runner", "DirectRunner", job()]) == 2
     assert "write flags with =" in capsys.readouterr().err
 
@@ -237,14 +239,13 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
 def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(
     job, capsys, tmp_path, monkeypatch
 ):
-    from beam_inference.errors import WorkerFault
-    from beam_inference.job.state import State
+    path = job()
 
-    def sick(self, receipt):
+    def write_to_full_disk(self, box, array):
         raise WorkerFault("cannot write: RESOURCE_EXHAUSTED: disk full")
 
-    monkeypatch.setattr(State, "write_receipt", sick)
-    assert main(["run", job()]) == 1
+    monkeypatch.setattr(Volume, "write", write_to_full_disk)
+    assert main(["run", path]) == 1
     captured = capsys.readouterr()
     assert "the launch ended early: cannot write: RESOURCE_EXHAUSTED: disk full\n" in captured.out
     assert "18 chunks are missing; to do what is missing: beam-inference run" in captured.out
@@ -322,3 +323,31 @@ def test_example_jobs_are_valid():
     assert examples
     for example in examples.values():
         assert JobConfig.model_validate(example)
+
+
+def imported_by(*words):
+    """The slow packages that a command imports."""
+    code = """
+import sys
+from beam_inference.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print([name for name in ("apache_beam", "torch", "tensorstore", "numpy") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["plugins"]])
+def test_help_imports_nothing_slow(words):
+    assert imported_by(*words) == "[]"
+
+
+def test_status_imports_neither_beam_nor_torch(job):
+    path = job()
+    assert main(["run", path]) == 0
+    assert imported_by("status", path) == "['tensorstore', 'numpy']"

@@ -5,7 +5,7 @@ import pytest
 from helpers import job_values, read_volume, write_job, write_volume
 
 from beam_inference.cli.main import main
-from beam_inference.launch.cost import totals
+from beam_inference.launch.cost import job_totals
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
 
@@ -80,7 +80,7 @@ def test_zarr_python_reads_shards(done, tmp_path):
 def planned_blocks(tmp_path):
     """Without receipts."""
     job = plan_job(load_job(tmp_path / "job.yaml"))
-    return totals(job).write_requests - job.plan.chunks.count - job.plan.totals.owners
+    return job_totals(job).write_requests - job.plan.chunks.count - job.plan.totals.owners
 
 
 @pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
