@@ -80,6 +80,13 @@ def give_back() -> None:
         trim(0)
 
 
+def idle_bytes() -> int:
+    """Memory that is kept for other arrays."""
+    with _lock:
+        _take_back()
+        return sum(map(len, _idle))
+
+
 def _take_back() -> None:
     while _returned:
         lent = _returned.pop()

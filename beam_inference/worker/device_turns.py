@@ -1,4 +1,4 @@
-"""The network's turns: chunks are computed one at a time, with retries, and a sick process stops."""
+"""Turns on the device: one chunk at a time is computed, with retries; a sick process stops."""
 
 from __future__ import annotations
 

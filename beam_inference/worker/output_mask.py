@@ -73,7 +73,11 @@ class OutputMask:
 
 
 def open_output_mask(job: ResolvedJob) -> OutputMask:
-    """Open the mask of a job's output. Errors are those of :func:`~beam_inference.volumes.mask.open_mask`."""
+    """Open the mask of a job's output.
+
+    Raises:
+        UserError: as :func:`beam_inference.volumes.mask.open_mask`.
+    """
     config = job.config
     mask = None
     if config.mask is not None:

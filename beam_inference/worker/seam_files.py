@@ -1,9 +1,10 @@
-"""The sums that chunks are made of, in the state folder: ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR.NUMBER``.
+"""Files of partial sums that chunks exchange, in the state folder of a job.
 
-What a contributor says to a receiver is float32, little-endian, box after box of
-:func:`beam_inference.geometry.seam_sums.seam_boxes`, each in C order (channel, z, y, x). Files hold
-:data:`FILE_VALUES` of it each, the last one what is left, and their CRC-32. They have one writer
-and one reader, so the reader removes them.
+A file's key is ``seams/FINGERPRINT/000000000/RECEIVER/CONTRIBUTOR.NUMBER``. What a contributor
+gives to a receiver is float32, little-endian, box after box of
+:func:`beam_inference.geometry.seam_sums.seam_boxes`, each in C order (channel, z, y, x). It is cut
+into files of a fixed number of values, each followed by its CRC-32. A file has one writer and one
+reader, so the reader removes it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import tensorstore as ts
@@ -34,27 +36,93 @@ from beam_inference.volumes.kvstores import (
 )
 
 _CRC_BYTES = 4
-FILE_VALUES = WRITTEN_BYTES // 4
+_VALUE_BYTES = 4
+FILE_VALUES = WRITTEN_BYTES // _VALUE_BYTES
 """Values in a file at most: as many bytes as blocks are written at a time."""
 
 
 class SeamFiles:
-    """Those of one job.
+    """Reads, writes and deletes the seam files of one job.
 
     Args:
-        state_url: its state folder. storage: how that is reached.
+        state_url: the job's state folder.
+        storage: how that is reached.
         fingerprint: the job's.
+        file_values: values in a file at most.
     """
 
-    def __init__(self, state_url: str, storage: Storage, fingerprint: str) -> None:
+    def __init__(
+        self,
+        state_url: str,
+        storage: Storage,
+        fingerprint: str,
+        file_values: int = FILE_VALUES,
+    ) -> None:
         self._url = f"{state_url}/seams/{fingerprint[:16]}"
         self._store = open_kvstore(self._url, storage)
+        self._file_values = file_values
 
     def write(self, receiver: int, contributor: int, sums: Sequence[Sums]) -> None:
-        """Write what a contributor's sums say to a receiver, durably."""
-        for number, content in enumerate(_contents(sums)):
+        """Write what a contributor gives to a receiver, durably.
+
+        Args:
+            receiver: a chunk.
+            contributor: a chunk.
+            sums: an array (channels, Z, Y, X) for each box.
+        """
+        for number, content in enumerate(_contents(sums, self._file_values)):
             content.extend(_crc32(content))
             self._write(_key(receiver, contributor, number), content)
+
+    def read(
+        self, receiver: int, wanted: Sequence[tuple[int, Sequence[Zyx]]], channels: int
+    ) -> list[list[Sums]] | None:
+        """Read what contributors give to a receiver.
+
+        Args:
+            receiver: a chunk.
+            wanted: contributors, each with the shapes of its boxes.
+            channels: output channels of the network.
+
+        Returns:
+            For each contributor an array (channels, Z, Y, X) per box; None if any file is absent or
+            damaged.
+        """
+        sizes = [channels * sum(map(math.prod, shapes)) for _, shapes in wanted]
+        keys = [
+            [
+                _key(receiver, contributor, number)
+                for number in range(ceil_div(size, self._file_values))
+            ]
+            for (contributor, _), size in zip(wanted, sizes, strict=True)
+        ]
+        waiting = iter([key for files in keys for key in files])
+        reading = deque(map(self._store.read, islice(waiting, SEAM_FILES_AT_ONCE)))
+        sums = []
+        for files, (_, shapes), size in zip(keys, wanted, sizes, strict=True):
+            values = arrays.empty((size,), np.float32)
+            for number, key in enumerate(files):
+                result = self._await_read(reading.popleft(), key)
+                part = values[number * self._file_values :][: self._file_values]
+                if result.state != "value" or not _parse(bytes(result.value), part):
+                    return None
+                del result
+                reading.extend(map(self._store.read, islice(waiting, 1)))
+            sums.append(list(_boxes(values, shapes, channels)))
+        return sums
+
+    def forget(self, receiver: int) -> None:
+        """Delete all that was given to a receiver."""
+        delete_folder(self._store, self._url, _folder(receiver))
+
+    def forget_all(self) -> int:
+        """Delete all files of the job; return how many there were."""
+        everything = ts.KvStore.KeyRange()
+        keys = persistently(
+            "list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)
+        )
+        delete_folder(self._store, self._url)
+        return len(keys)
 
     def _write(self, key: str, content: bytearray) -> None:
         persistently(
@@ -65,50 +133,11 @@ class SeamFiles:
             ),
         )
 
-    def read(
-        self, receiver: int, wanted: Sequence[tuple[int, Sequence[Zyx]]], channels: int
-    ) -> list[list[Sums]] | None:
-        """What each contributor says, given the shapes of its boxes; None if any of it is absent or damaged."""
-        sizes = [channels * sum(map(math.prod, shapes)) for _, shapes in wanted]
-        keys = [
-            [_key(receiver, contributor, number) for number in range(ceil_div(size, FILE_VALUES))]
-            for (contributor, _), size in zip(wanted, sizes, strict=True)
-        ]
-        waiting = iter([key for files in keys for key in files])
-        reading = deque(map(self._store.read, islice(waiting, SEAM_FILES_AT_ONCE)))
-        found = []
-        for files, (_, shapes), size in zip(keys, wanted, sizes, strict=True):
-            values = arrays.empty((size,), np.float32)
-            for number, key in enumerate(files):
-                result = persistently(
-                    "read",
-                    f"{self._url}/{key}",
-                    again_if_failed(
-                        reading.popleft(), partial(self._store.read, key), TRANSFER_SECONDS
-                    ),
-                )
-                here = values[number * FILE_VALUES :][:FILE_VALUES]
-                if result.state != "value" or not _parse(bytes(result.value), here):
-                    return None
-                del result
-                reading.extend(map(self._store.read, islice(waiting, 1)))
-            found.append(list(_boxes(values, shapes, channels)))
-        return found
-
-    def forget_all(self) -> int:
-        """Remove all files of the job; how many there were."""
-        everything = ts.KvStore.KeyRange()
-        there = len(
-            persistently(
-                "list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)
-            )
-        )
-        delete_folder(self._store, self._url)
-        return there
-
-    def forget(self, receiver: int) -> None:
-        """Remove what a receiver was made of."""
-        delete_folder(self._store, self._url, _folder(receiver))
+    def _await_read(self, future: Any, key: str) -> Any:
+        """Wait for a file; request it again if that fails."""
+        request = partial(self._store.read, key)
+        action = again_if_failed(future, request, TRANSFER_SECONDS)
+        return persistently("read", f"{self._url}/{key}", action)
 
 
 def _folder(receiver: int) -> str:
@@ -119,17 +148,18 @@ def _key(receiver: int, contributor: int, number: int) -> str:
     return f"{_folder(receiver)}{contributor:012d}.{number:03d}"
 
 
-def _contents(sums: Sequence[Sums]) -> Iterator[bytearray]:
+def _contents(sums: Sequence[Sums], file_values: int) -> Iterator[bytearray]:
     """The bytes of arrays, one after the other, file by file."""
+    file_bytes = _VALUE_BYTES * file_values
     content = bytearray()
     for array in sums:
         for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a box
             plane = np.ascontiguousarray(array[index], "<f4").data.cast("B")
             while plane:
-                room = 4 * FILE_VALUES - len(content)
+                room = file_bytes - len(content)
                 content += plane[:room]
                 plane = plane[room:]
-                if len(content) == 4 * FILE_VALUES:
+                if len(content) == file_bytes:
                     yield content
                     content = bytearray()
     if content:
@@ -142,10 +172,10 @@ def _crc32(content: bytearray | memoryview) -> bytes:
 
 def _parse(content: bytes, values: NDArray[np.float32]) -> bool:
     """Fill in a file's values; False if it does not hold as many, or is damaged."""
-    there = memoryview(content)[:-_CRC_BYTES]
-    if len(there) != values.nbytes or _crc32(there) != content[-_CRC_BYTES:]:
+    payload = memoryview(content)[:-_CRC_BYTES]
+    if len(payload) != values.nbytes or _crc32(payload) != content[-_CRC_BYTES:]:
         return False
-    values[:] = np.frombuffer(there, "<f4")
+    values[:] = np.frombuffer(payload, "<f4")
     return True
 
 

@@ -25,7 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
-    """The network's input, stored values, for the patch in the middle of the ROI; zeros where it cannot be read."""
+    """Read the network's input for the patch in the middle of the ROI.
+
+    Returns:
+        Stored values, shape (C, Z, Y, X); zeros where they cannot be read.
+    """
     z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
     box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
     try:
@@ -42,10 +46,17 @@ def try_network(
     plan: InferencePlan,
     reference: Predictor | None = None,
 ) -> ContractReport:
-    """Run the network once, on the patch in the middle of the ROI, and hold it against ``reference`` if there is one.
+    """Run the network on the patch in the middle of the ROI, and check its answer.
+
+    Args:
+        predictor: the network on its device.
+        config: the job.
+        volume: its input.
+        plan: its geometry.
+        reference: the same network in PyTorch, in float32, to compare with.
 
     Raises:
-        ModelContractError: it does not answer as the job says.
+        ModelContractError: the network does not answer as the job says.
         EngineError: it does not answer as ``reference`` does.
     """
     patch = patch_to_try(config, volume, plan)

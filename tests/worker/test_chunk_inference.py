@@ -184,7 +184,7 @@ def test_a_cutout_of_another_box_is_refused():
 
 
 def whole(array, plan, function, channels):
-    """All patches blended into an accumulator as large as the ROI, by the same operations in the same order."""
+    """All patches blended into an accumulator as large as the ROI, by the same operations."""
     roi = plan.chunks.roi
     lattice = plan.lattice
     result = np.zeros((channels, *roi.shape), np.float32)

@@ -1,4 +1,4 @@
-"""``seams: exchange`` through workers and runners: the values of ``recompute``, the same bits whatever happens."""
+"""``seams: exchange`` through workers and runners: values as ``recompute``, always the same bits."""
 
 import json
 import random
@@ -102,7 +102,7 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompu
     "seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in range(1, 10))]
 )
 def test_random_jobs_through_beam(seed, tmp_path):
-    """Chunks smaller than a patch, chunks without patches, blocks larger than an overlap, odd offsets: as it comes."""
+    """Chunks smaller than a patch or without patches, blocks beyond an overlap, odd offsets."""
     chance = random.Random(seed)
 
     def three(low, high):
@@ -197,7 +197,7 @@ def test_faults_that_escape_are_retried_by_the_runner(
 
 @pytest.mark.parametrize("resume", [True, False])
 def test_replayed_bundles(undisturbed, volume_in, tmp_path, resume):
-    """Each bundle is run twice for nothing, and then in earnest; seam files that a replay removed are done without."""
+    """Each bundle is run twice for nothing, then in earnest, without seam files that are gone."""
     launch = launch_of(volume_in, tmp_path / "out", job={"resume": resume})
     run(launch, "--direct_runner_bundle_repeat=2", "--direct_running_mode=in_memory")
     check_complete(tmp_path / "out")
@@ -392,7 +392,7 @@ def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, vol
 
 
 def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_path):
-    """Chunks that own no patch never have sums, nor those that were done without their neighbours."""
+    """Chunks without own patches never have sums, nor those that were done alone."""
     launch = launch_of(volume_in, tmp_path / "out")
     plan = launch.resolved().plan
     state = launch.state()

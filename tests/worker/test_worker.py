@@ -1,4 +1,4 @@
-"""One process doing chunks: retries, quarantine, receipts, and when the process itself is at fault."""
+"""One process doing chunks: retries, quarantine, receipts, and faults of the process itself."""
 
 from pathlib import Path
 
@@ -81,10 +81,10 @@ class FaultyInference(ChunkInference):
             opened.batch_size,
             opened.encoding,
         )
-        self._check = check
+        self.check = check
 
     def infer(self, cutout, work):
-        self._check(work.index)
+        self.check(work.index)
         return super().infer(cutout, work)
 
 
@@ -364,7 +364,7 @@ def test_cutouts_are_sent_to_the_device_by_the_thread_that_reads_them(launch, tm
 def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
     launch, tmp_path, fails_at
 ):
-    """The second of a chunk's batches, say, finds no room, half of it would; what was sent ahead is given up first."""
+    """A later batch finds no room, half of it would; what was sent ahead is given up first."""
     device = ScarceDevice(fails_at)
 
     def predict(batch):
