@@ -86,7 +86,7 @@ def looked_at(arguments):
         return process.wait(timeout=20)
 
 
-SLOW_PAGES = ("laptop.md", "components.md", "segment.md")
+SLOW_PAGES = ("laptop.md", "components.md", "segment.md", "tutorial.md")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +126,24 @@ def models_in(annotation):
     if hasattr(annotation, "model_fields"):
         return [annotation]
     return [model for each in get_args(annotation) for model in models_in(each)]
+
+
+def test_files_that_the_map_of_the_code_names_exist():
+    page = (ROOT / "docs" / "architecture.md").read_text().split("## Where to look")[1]
+    for path in re.findall(r"`((?!beam_inference)[\w/]+(?:\.py|/))`", page):
+        folder = ROOT if path.startswith("tests/") else ROOT / "beam_inference"
+        assert (folder / path).exists(), path
+
+
+def test_the_page_on_extending_shows_the_example():
+    page = (ROOT / "docs" / "extending.md").read_text()
+    folder = ROOT / "examples" / "extension"
+    for path in folder.glob("beam_inference_example/[!_]*.py"):
+        assert f"# file: {path.name}\n{path.read_text()}```" in page, path.name
+    indented = [
+        f"    {line}".rstrip() for line in (folder / "pyproject.toml").read_text().split("\n")
+    ]
+    assert "\n".join(indented).rstrip() in page
 
 
 def test_every_key_of_the_job_file_is_documented():
