@@ -30,7 +30,7 @@ from apache_beam.utils import shared
 from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
-from beam_inference.job.chunk_records import ChunkEntries, absent
+from beam_inference.job.chunk_records import ChunkEntries, list_absent
 from beam_inference.job.state import State, StopRequest
 from beam_inference.volumes.kvstores import open_kvstore
 from beam_inference.volumes.volume import TransientWriteError
@@ -119,7 +119,7 @@ class StageJob:
         self, stage: ChunkStage, index_range: tuple[int, int], length: int
     ) -> Iterator[tuple[int, ...]]:
         """Yield runs of the chunks of a range that are not done; lists records in bounded memory."""
-        yield from in_runs(absent(*index_range, self.done(stage).indices), length)
+        yield from in_runs(list_absent(*index_range, self.done(stage).indices), length)
 
 
 class StageWorker:

@@ -95,7 +95,7 @@ def unknown_key_hint(key: str, fields: Iterable[str]) -> str:
 
 
 INTEGER_DTYPES = ("uint8", "uint16", "int8", "int16")
-"""Integer dtypes that values of the network are scaled to; float32 holds each of their values exactly."""
+"""Integer dtypes that a network's values are scaled to; float32 holds each of their values."""
 
 
 LABEL_DTYPES = ("uint32", "uint64")
@@ -103,7 +103,7 @@ LABEL_DTYPES = ("uint32", "uint64")
 
 
 def _three(value: object) -> object:
-    """Accept ``64x64x64`` for a shape, which needs no quoting where flags are passed on by other tools."""
+    """Accept ``64x64x64`` for a shape: it needs no quoting where other tools pass flags on."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+x-?\d+x-?\d+", value):
         return [int(n) for n in value.split("x")]
     return value

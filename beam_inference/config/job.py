@@ -244,7 +244,11 @@ class JobConfig(Model):
         ...     "input": {"path": "file:///data/em"},
         ...     "output": {"path": "file:///data/affinities"},
         ...     "model": {"path": "affinity.pt", "output_channels": 3},
-        ...     "inference": {"patch_shape": "20x256x256", "patch_overlap": "4x64x64", "chunk_shape": "64x512x512"},
+        ...     "inference": {
+        ...         "patch_shape": "20x256x256",
+        ...         "patch_overlap": "4x64x64",
+        ...         "chunk_shape": "64x512x512",
+        ...     },
         ... })
         >>> job.inference.patch_shape
         (20, 256, 256)

@@ -40,7 +40,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 def parse_job_text(
     text: str, folder: str | Path, source: str, overrides: Sequence[str] = ()
 ) -> JobConfig:
-    """Validate a job file's text, after ``key.key=value`` overrides (values are YAML); see :func:`parse_job`.
+    """Validate the text of a job file, after ``key.key=value`` overrides, whose values are YAML.
 
     Raises:
         ConfigError: it is no YAML, or the job is not valid; the message names every fault.
@@ -57,7 +57,7 @@ def parse_job_text(
 
 
 def parse_job(values: object, folder: str | Path, source: str = "the job") -> JobConfig:
-    """Validate a job given as nested dicts; relative paths are relative to ``folder``, a path or a URL.
+    """Validate a job given as nested dicts; relative paths start from ``folder``, a path or a URL.
 
     Raises:
         ConfigError: the job is not valid.
@@ -92,7 +92,7 @@ def _override(values: Any, override: str) -> None:
 
 
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
-    """The job file's key of a pydantic location: without the name of a union's branch, which pydantic inserts."""
+    """The job file's key of a pydantic location, without the names of branches of unions."""
     parts = list(map(str, location))
     if ".".join(parts[:2]) in _BRANCHED:
         del parts[2:3]

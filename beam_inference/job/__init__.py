@@ -1,1 +1,1 @@
-"""What a job is, and what is known of it: the resolved job, its state folder, receipts, status, verification."""
+"""A job and what is known of it: resolved job, state folder, receipts, status, verification."""

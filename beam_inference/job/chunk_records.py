@@ -1,7 +1,7 @@
-"""Small records of chunks, one file each, in a folder of a key-value store: ``FOLDER/000000000/000000000012.json``.
+"""Small records of chunks, one file each, in a folder of a key-value store.
 
-Folders hold 4096 of them, and keys sort as their chunks do, so that a range of chunks is one range
-of keys.
+Their keys are like ``FOLDER/000000000/000000000012.json``: folders hold 4096 of
+them, and keys sort as their chunks do, so that a range of chunks is one range of keys.
 """
 
 from __future__ import annotations
@@ -20,24 +20,29 @@ _LISTINGS_AT_A_TIME = 32
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 
-def absent(start: int, stop: int, present: Callable[[int, int], Iterable[int]]) -> Iterator[int]:
-    """Those of the chunks ``start … stop`` that ``present`` does not tell of; it is asked a folder at a time."""
+def list_absent(
+    start: int, stop: int, present: Callable[[int, int], Iterable[int]]
+) -> Iterator[int]:
+    """Yield the chunks of ``start … stop`` that are not among those that ``present`` lists.
+
+    ``present`` is called for one folder at a time.
+    """
     for first in range(start, stop, CHUNKS_PER_FOLDER):
         last = min(stop, first + CHUNKS_PER_FOLDER)
-        there = set(present(first, last))
-        yield from (index for index in range(first, last) if index not in there)
+        listed = set(present(first, last))
+        yield from (index for index in range(first, last) if index not in listed)
 
 
 class ChunkEntries:
     """The records in one folder.
 
-    Requests that fail in a way that may pass are tried again, with backoff; then every method
-    raises WorkerFault.
+    A request that fails in a way that may pass is repeated, with backoff; then WorkerFault is
+    raised.
 
     Args:
         store: the key-value store.
-        url: where that lies, for messages.
-        folder: where in it.
+        url: URL of the store, for messages.
+        folder: folder of the records in it.
     """
 
     def __init__(self, store: Any, url: str, folder: str) -> None:
@@ -55,7 +60,7 @@ class ChunkEntries:
         )
 
     def read(self, chunks: Iterable[int]) -> Iterator[tuple[str, bytes]]:
-        """The records of some chunks, as far as there are any, each with its key; read at once, given in order."""
+        """Read the records of some chunks, where there is one; yields key and content, in order."""
         keys = [self._key(chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:
             result = persistently(
@@ -67,7 +72,7 @@ class ChunkEntries:
                 yield key, bytes(result.value)
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
-        """Which of the chunks ``start … stop`` have a record, in order. Lists folders, some at a time."""
+        """List the chunks of ``start … stop`` that have a record, in order."""
         ranges = [
             (a, min(stop, a + CHUNKS_PER_FOLDER)) for a in range(start, stop, CHUNKS_PER_FOLDER)
         ]
@@ -79,18 +84,18 @@ class ChunkEntries:
                 yield from listing()
 
     def count(self, start: int, stop: int) -> int:
-        """How many of the chunks ``start … stop`` have a record. Lists; reads nothing."""
+        """Count the chunks of ``start … stop`` that have a record, by listing."""
         return sum(1 for _ in self.indices(start, stop))
 
     def few_indices(self, start: int, stop: int) -> list[int]:
-        """As :meth:`indices`, in one listing: where there are few."""
+        """List the chunks that have a record in one request: where records are few."""
         return self._listing(start, stop)()
 
     def _key(self, chunk: int) -> str:
         return f"{self._folder}/{chunk // CHUNKS_PER_FOLDER:09d}/{chunk:012d}.json"
 
     def _listing(self, start: int, stop: int) -> Callable[[], list[int]]:
-        """Lists a range of chunks, at once; what is there is told when it is called."""
+        """Begin to list a range of chunks; the function that is returned waits for the result."""
         keys = ts.KvStore.KeyRange(inclusive_min=self._key(start), exclusive_max=self._key(stop))
         request = again_if_failed(self._store.list(keys), partial(self._store.list, keys))
 

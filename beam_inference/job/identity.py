@@ -42,10 +42,10 @@ FIRST_KEYS: Mapping[str, frozenset[str]] = {
     "Argmax": frozenset({"operator", "background"}),
     "Own": frozenset({"operator", "function", "output_channels", "halo"}),
 }
-"""Keys that enter always, by the class of the section; a definite section has those of the open one."""
+"""Keys that enter always, by the class of the section (without the prefix Definite)."""
 
 ALWAYS = frozenset({"operator"})
-"""Keys that enter whatever their default is: they name what the other keys of a section belong to."""
+"""Keys that enter whatever their default is: they name what the other keys belong to."""
 
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 

@@ -1,4 +1,4 @@
-"""What passes between launcher, workers and Beam: a launch, and what became of a chunk. Small, and picklable."""
+"""Messages between launcher, workers and Beam: a launch, and the outcome of a chunk."""
 
 from __future__ import annotations
 

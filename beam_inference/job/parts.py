@@ -61,7 +61,8 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> NDArray[
         normalised already, in float32.
 
     Raises:
-        TransientReadError, PermanentReadError: as :meth:`beam_inference.volumes.volume.Volume.read`.
+        TransientReadError, PermanentReadError: see
+            :meth:`beam_inference.volumes.volume.Volume.read`.
     """
     fill = config.input.fill
     normalize = config.model.normalize

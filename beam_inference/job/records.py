@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -16,8 +17,19 @@ from beam_inference.geometry.bounding_box import BoundingBox
 Entry = TypeVar("Entry", bound="Frozen")
 
 
+@dataclass(frozen=True, slots=True)
+class DamagedRecord:
+    """A record that cannot be understood.
+
+    Attributes:
+        message: its URL, what is wrong with it, and what to do.
+    """
+
+    message: str
+
+
 class ChannelStatistics(Frozen):
-    """Of one channel of a chunk as written."""
+    """Statistics of one channel of a chunk, as written."""
 
     min: float
     max: float
@@ -27,7 +39,7 @@ class ChannelStatistics(Frozen):
 
     @classmethod
     def of(cls, channel: NDArray[Any]) -> ChannelStatistics:
-        """Of one channel, (Z, Y, X)."""
+        """Compute the statistics of one channel, (Z, Y, X)."""
         return cls(
             min=float(channel.min()),
             max=float(channel.max()),
@@ -45,9 +57,9 @@ class Part(Frozen):
     """A box of blocks, durably written.
 
     Attributes:
-        box: which.
-        crc32: of its bytes in C order (channel, z, y, x), little-endian.
-        channels: statistics of each.
+        box: the voxels.
+        crc32: checksum of their bytes in C order (channel, z, y, x), little-endian.
+        channels: statistics of each channel.
     """
 
     box: BoundingBox
@@ -56,7 +68,7 @@ class Part(Frozen):
 
     @classmethod
     def of(cls, box: BoundingBox, array: NDArray[Any]) -> Part:
-        """Of what was written there, (channels, Z, Y, X)."""
+        """Describe an array (channels, Z, Y, X) that was written into a box."""
         channels = [ChannelStatistics.of(channel) for channel in array]
         return cls(box=box, crc32=crc32(array), channels=channels)
 
@@ -65,17 +77,19 @@ class Receipt(Frozen):
     """Proof that a chunk is durably written; or, among the ``sums``, that its patches are computed.
 
     Attributes:
-        chunk: its index.
-        parts: what was written: together its core box. With ``seams: exchange`` the blocks that it
-            shares with its neighbours are written apart from the rest; among the ``sums``, the rest
-            alone.
+        chunk: index of the chunk.
+        parts: the boxes that were written, together the core box. With ``seams: exchange`` the
+            blocks that the chunk shares with its neighbours are written apart from the rest; a
+            receipt among the ``sums`` has the rest alone.
         batch_size: patches per network call; below the job's if the device ran out of memory.
-        uniform_patches: those whose input was one value throughout, and whose answer was known.
-        seconds: per stage.
-        attempts: per stage.
-        finished_at: when all was durable. worker: the process that did it, ``host:pid``.
-        launch: which launch did it.
-        fingerprint: of the job.
+        uniform_patches: number of patches whose input was one value throughout, and whose answer
+            was known.
+        seconds: time spent, by stage.
+        attempts: attempts made, by stage.
+        finished_at: time when everything was durable.
+        worker: process that did the chunk, ``host:pid``.
+        launch: launch that did it.
+        fingerprint: fingerprint of the job.
     """
 
     chunk: int
@@ -94,12 +108,15 @@ class QuarantineRecord(Frozen):
     """Why a chunk could not be done.
 
     Attributes:
-        chunk: its index.
-        box: its core box. input_box: what it reads.
-        stage: what failed; "seams" if chunks that it shares voxels with could not be done.
-        cause: the error.
-        attempts: how often it was tried.
-        fingerprint: of the job.
+        chunk: index of the chunk.
+        box: its core box.
+        input_box: the voxels that it reads.
+        stage: the stage that failed; "seams" if a chunk that it shares voxels with could not be
+            done.
+        cause: text of the error.
+        attempts: number of attempts.
+        launch: launch that gave it up.
+        fingerprint: fingerprint of the job.
     """
 
     chunk: int
@@ -113,7 +130,13 @@ class QuarantineRecord(Frozen):
 
 
 class LaunchSummary(Frozen):
-    """How a launch ended: chunks done, found done by workers, and quarantined by it."""
+    """How a launch ended.
+
+    Attributes:
+        done: chunks that it did.
+        skipped: chunks that its workers found done.
+        quarantined: chunks that it put into quarantine.
+    """
 
     done: int
     skipped: int
@@ -121,13 +144,14 @@ class LaunchSummary(Frozen):
 
 
 class LaunchNote(Frozen):
-    """What a launch has left behind.
+    """Note of one launch.
 
     Attributes:
-        launch: its name.
-        started: when. node: the machine that it was started on.
-        stopped: whether its workers were asked to stop. summary: how it ended; None if it did not,
-            or was killed.
+        launch: its identifier.
+        started: time when it began.
+        node: machine that it was started on.
+        stopped: whether its workers were asked to stop.
+        summary: how it ended; None if it did not, or was killed.
     """
 
     launch: str
@@ -138,9 +162,10 @@ class LaunchNote(Frozen):
 
 
 def crc32(array: NDArray[np.generic]) -> int:
-    """CRC-32 of the bytes, in C order and little-endian, of an array of two axes or more."""
-    found = 0
-    for index in np.ndindex(array.shape[:-2]):  # a copy of a plane is less than one of a chunk
+    """CRC-32 of an array's bytes, in C order and little-endian; it has two axes or more."""
+    checksum = 0
+    # Plane by plane, because a copy of a plane takes less memory than one of a chunk.
+    for index in np.ndindex(array.shape[:-2]):
         plane = np.ascontiguousarray(array[index], array.dtype.newbyteorder("<"))
-        found = zlib.crc32(plane.reshape(-1).view(np.uint8).data, found)
-    return found
+        checksum = zlib.crc32(plane.reshape(-1).view(np.uint8).data, checksum)
+    return checksum

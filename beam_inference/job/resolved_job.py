@@ -136,7 +136,7 @@ class ResolvedJob(Frozen):
         return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
 
     def cached_input_bytes(self, threads: int) -> int:
-        """Bytes of decoded input blocks that a process keeps, because the next chunks read them again."""
+        """Bytes of decoded input blocks that a process keeps for the next chunks."""
         return cached_cutouts(threads) * self.input_bytes(self.plan.totals.extremes.input_blocks)
 
     @cached_property
@@ -191,7 +191,7 @@ class ResolvedJob(Frozen):
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
     def differences(self, other: ResolvedJob) -> list[str]:
-        """List the keys in which the identities of this job and another differ, one line per key."""
+        """List the keys in which this job's identity and another's differ, one line per key."""
         lines = []
         for section, values in self.identity.items():
             theirs = other.identity[section]
@@ -201,7 +201,7 @@ class ResolvedJob(Frozen):
 
 
 def _differences(key: str, here: object, there: object) -> list[str]:
-    """Describe how two JSON values differ: both if they are short, else the first part that differs."""
+    """Describe how two JSON values differ: both if short, else the first part that differs."""
     if here == there:
         return []
     if max(len(str(here)), len(str(there))) > _LONGEST_VALUE:

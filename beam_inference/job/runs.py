@@ -1,4 +1,4 @@
-"""Which chunks are to be done, as runs: those of an index range without a receipt, or those that a file names."""
+"""Chunks that are to be done, as runs: those without a receipt, or those that a file names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.partition import in_runs
-from beam_inference.job.chunk_records import absent
+from beam_inference.job.chunk_records import list_absent
 from beam_inference.job.state import State
 from beam_inference.volumes.kvstores import LOCAL, read_file
 
@@ -19,10 +19,15 @@ def missing_runs(
     length: int,
     receivers: Callable[[int], Iterable[int]] | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Runs of at most ``length`` chunks of a half-open index range; with ``state``, of those without a receipt.
+    """Yield runs of the chunks of an index range that are still to be done.
 
-    With ``receivers``, which tells the chunks that a chunk's patches touch, also of those whose
-    patches are not computed while one of these has no receipt, and so may need them.
+    Args:
+        index_range: first chunk, and the one after the last.
+        state: the job's state folder; None to do all chunks, whatever their receipts say.
+        length: chunks of a run, at most.
+        receivers: lists the chunks that a chunk's patches touch, with ``seams: exchange``. A chunk
+            with a receipt is then also to be done if its patches are not computed and one of these
+            chunks, which may need them, has no receipt.
     """
     yield from in_runs(_missing(index_range, state, receivers), length)
 
@@ -30,12 +35,21 @@ def missing_runs(
 def runs_of_file(
     url: str, fingerprint: str, count: int, length: int, storage: Storage = LOCAL
 ) -> Iterator[tuple[int, ...]]:
-    """Runs of the chunks that a file names; see :func:`chunks_of_file`."""
+    """Yield runs of the chunks that a file names; see :func:`chunks_of_file`."""
     yield from in_runs(chunks_of_file(url, fingerprint, count, storage), length)
 
 
 def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LOCAL) -> list[int]:
-    """The chunks that a file names, in order, each once: a quarantine file, or chunk indices, one a line.
+    """Read the chunks that a file names: a quarantine file, or chunk indices, one a line.
+
+    Args:
+        url: URL of the file.
+        fingerprint: fingerprint of the job.
+        count: number of the job's chunks.
+        storage: settings of the object stores.
+
+    Returns:
+        Indices in ascending order, each once.
 
     Raises:
         ConfigError: the file is absent, belongs to a job with another fingerprint, or names a chunk
@@ -85,7 +99,7 @@ def _missing(
         yield from range(*index_range)
         return
 
-    def done(start: int, stop: int) -> Iterable[int]:
+    def list_done(start: int, stop: int) -> Iterable[int]:
         receipts = set(state.receipt_indices(start, stop))
         if receivers is None:
             return receipts
@@ -96,7 +110,7 @@ def _missing(
         elsewhere = {
             other for others in waiting.values() for other in others if not start <= other < stop
         }
-        there = receipts.union(receipt.chunk for receipt in state.read_receipts(sorted(elsewhere)))
-        return (index for index in receipts if waiting.get(index, set()) <= there)
+        received = receipts.union(each.chunk for each in state.read_receipts(sorted(elsewhere)))
+        return (index for index in receipts if waiting.get(index, set()) <= received)
 
-    yield from absent(*index_range, done)
+    yield from list_absent(*index_range, list_done)

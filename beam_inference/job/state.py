@@ -1,21 +1,24 @@
 """The state folder of a job: the resolved job, receipts, quarantine, and each launch's notes.
 
-::
+============================================  ======================================================
+file                                          content
+============================================  ======================================================
+``job.json``                                  the resolved job, written once, at first launch
+``receipts/FINGERPRINT/000000000/N.json``     proof that chunk N is durably written
+``sums/FINGERPRINT/000000000/N.json``         with ``seams: exchange``, proof that the patches of
+                                              chunk N are computed
+``seams/FINGERPRINT/000000000/N/…``           sums that chunk N is made of, until it has a receipt
+``quarantine/FINGERPRINT/000000000/N.json``   why chunk N could not be done, unless it has a receipt
+``quarantine.jsonl``                          what is in quarantine after a launch: for ``--chunks``
+``launches/ID.started``                       when and where a launch began
+``launches/ID.chunks``                        the chunks that a launch does, where it is a sample
+``launches/ID.stop``                          asks a launch's workers to start no further chunk
+``launches/ID.json``                          how a launch ended
+============================================  ======================================================
 
-    job.json                                  the resolved job, written once, at first launch
-    receipts/FINGERPRINT/000000000/000000000012.json      chunk 12 is durably written; folders of
-    4096 sums/FINGERPRINT/000000000/000000000012.json          seams: exchange: the patches of chunk
-    12 are computed seams/FINGERPRINT/000000000/000000000012/…            sums that chunk 12 is made
-    of, until it has its receipt quarantine/FINGERPRINT/000000000/000000000013.json    chunk 13
-    could not be done; a receipt supersedes it quarantine.jsonl                          what is
-    quarantined at the end of a launch, to give to --chunks launches/<id>.started
-    when and where this launch began launches/<id>.chunks                      which chunks this
-    launch does, where it is a sample launches/<id>.stop                        asks this launch's
-    workers to start no further chunk launches/<id>.json                        how this launch
-    ended
-
-Receipts lie under the fingerprint of their job, so that a listing is proof: a worker of another job
-    that still runs, or a state folder put together by hand, cannot make a chunk count as done.
+Records of chunks lie in folders of 4096, under the fingerprint of their job. So a listing is proof:
+a worker of another job that still runs, or a state folder put together by hand, cannot make a chunk
+count as done.
 """
 
 from __future__ import annotations
@@ -34,7 +37,14 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries
-from beam_inference.job.records import Entry, LaunchNote, LaunchSummary, QuarantineRecord, Receipt
+from beam_inference.job.records import (
+    DamagedRecord,
+    Entry,
+    LaunchNote,
+    LaunchSummary,
+    QuarantineRecord,
+    Receipt,
+)
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.kvstores import (
     LOCAL,
@@ -46,27 +56,36 @@ from beam_inference.volumes.kvstores import (
 
 
 class StopRequest:
-    """Whether a launch was asked to stop; looked up once a second at most: a request to the store is not free."""
+    """Whether a launch was asked to stop, looked up at most once a second.
+
+    It is called before every chunk, and a request to the store is not free.
+    """
 
     def __init__(self, state: State, launch: str) -> None:
         self._state = state
         self._launch = launch
-        self._asked = False
-        self._known_until = 0.0
+        self._is_stopped = False
+        self._next_look = 0.0
 
     def __call__(self) -> bool:
-        """Asked before every chunk."""
-        if time.monotonic() >= self._known_until and not self._asked:
-            self._asked = self._state.stop_requested(self._launch)
-            self._known_until = time.monotonic() + 1
-        return self._asked
+        """Whether the launch is to stop."""
+        if time.monotonic() >= self._next_look and not self._is_stopped:
+            self._is_stopped = self._state.has_stop_request(self._launch)
+            self._next_look = time.monotonic() + 1
+        return self._is_stopped
 
 
 class State:
-    """The state folder at a URL, through a TensorStore key-value store; every method is one or a few requests.
+    """The state folder at a URL, as a TensorStore key-value store.
 
-    What is of one job (receipts, quarantine) is reached through :meth:`of`. Requests that fail in a
-    way that may pass are tried again, with backoff.
+    Each method makes one or a few requests. A request that fails in a way that may pass is
+    repeated, with backoff; then WorkerFault is raised. Receipts and quarantine belong to one job:
+    they are reached through :meth:`of`.
+
+    Args:
+        url: URL of the folder.
+        storage: settings of the object stores.
+        fingerprint: fingerprint of the job whose records are read and written, if one is.
     """
 
     def __init__(self, url: str, storage: Storage = LOCAL, fingerprint: str | None = None) -> None:
@@ -76,7 +95,7 @@ class State:
         self._fingerprint = fingerprint
 
     def of(self, job: ResolvedJob) -> State:
-        """The same folder, with the receipts and the quarantine of one job."""
+        """This folder with the receipts and the quarantine of one job."""
         return State(self.url, self._storage, job.fingerprint)
 
     def load_job(self) -> ResolvedJob | None:
@@ -98,14 +117,20 @@ class State:
             ) from None
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
-        """Write job.json if absent; the one that is there in the end, which a racing launch may have written."""
-        there = self._request(
+        """Write job.json unless it is there.
+
+        Returns:
+            The job that is recorded in the end, which another launch may have written meanwhile.
+        """
+        present = self._request(
             "read",
             "job.json",
             lambda: self._store.read("job.json").result(timeout=PATIENCE_SECONDS),
         )
-        if there.state != "value":
-            self._write("job.json", job.model_dump_json(indent=1), if_equal=there.stamp.generation)
+        if present.state != "value":
+            self._write(
+                "job.json", job.model_dump_json(indent=1), if_equal=present.stamp.generation
+            )
         return self.load_job() or job
 
     def write_receipt(self, receipt: Receipt) -> None:
@@ -116,49 +141,48 @@ class State:
         """The receipt of a chunk, or None."""
         return next(self._read_entries(Receipt, "receipts", [chunk]), None)
 
-    def receipts(
-        self, start: int, stop: int, damaged: list[str] | None = None
-    ) -> Iterator[Receipt]:
-        """All receipts of chunks ``start … stop``, in order; read concurrently, a folder at a time.
+    def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
+        """Read the receipts of those of some chunks that have one, concurrently, in order."""
+        return self._scan(Receipt, "receipts", chunks)
 
-        Those that cannot be understood raise StateError, or are told of in ``damaged``.
+    def read_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
+        """Read the receipts of those of some chunks that have one, concurrently.
+
+        Raises:
+            StateError: one of them cannot be understood.
         """
-        for first in range(start, stop, CHUNKS_PER_FOLDER):
-            indices = self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
-            yield from self._read_entries(Receipt, "receipts", indices, damaged)
+        return list(self._read_entries(Receipt, "receipts", chunks))
 
-    def read_receipts(
-        self, chunks: Sequence[int], damaged: list[str] | None = None
-    ) -> list[Receipt]:
-        """The receipts of some chunks, as far as there are any; read concurrently; ``damaged`` as for receipts."""
-        return list(self._read_entries(Receipt, "receipts", chunks, damaged))
+    def read_sound_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
+        """Read the receipts of those of some chunks that have one which can be understood."""
+        return [each for each in self.scan_receipts(chunks) if isinstance(each, Receipt)]
 
     def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
-        """Which of the chunks ``start … stop`` have a receipt, in order. Lists folders, some at a time."""
+        """List the chunks of ``start … stop`` that have a receipt, in order."""
         return self._entries("receipts").indices(start, stop)
 
     def count_receipts(self, start: int, stop: int) -> int:
-        """How many of the chunks ``start … stop`` have a receipt. Lists; reads nothing."""
+        """Count the chunks of ``start … stop`` that have a receipt, by listing."""
         return self._entries("receipts").count(start, stop)
 
     def write_sums(self, receipt: Receipt) -> None:
-        """Record, durably, that a chunk's patches are computed, and their sums kept for who needs them."""
+        """Record, durably, that a chunk's patches are computed and their sums are kept."""
         self._entries("sums").write(receipt.chunk, receipt.model_dump_json())
 
     def read_sums(self, chunks: Sequence[int]) -> list[Receipt]:
-        """Of those among some chunks whose patches are computed; damaged ones count as none. Read concurrently."""
-        return list(self._read_entries(Receipt, "sums", chunks, []))
+        """Read the first-stage receipts of some chunks; missing and damaged ones are left out."""
+        return [each for each in self._scan(Receipt, "sums", chunks) if isinstance(each, Receipt)]
 
     def sums_indices(self, start: int, stop: int) -> Iterator[int]:
-        """Which of the chunks ``start … stop`` have their patches computed, as :meth:`receipt_indices` says it."""
+        """List the chunks of ``start … stop`` whose patches are computed, in order."""
         return self._entries("sums").indices(start, stop)
 
     def count_sums(self, start: int, stop: int) -> int:
-        """How many of the chunks ``start … stop`` have their patches computed. Lists; reads nothing."""
+        """Count the chunks of ``start … stop`` whose patches are computed, by listing."""
         return self._entries("sums").count(start, stop)
 
     def quarantine_indices(self, start: int, stop: int) -> list[int]:
-        """Which of the chunks ``start … stop`` have a quarantine record, in order. One listing: they are few."""
+        """List the chunks of ``start … stop`` that have a quarantine record, in order, at once."""
         return self._entries("quarantine").few_indices(start, stop)
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
@@ -166,11 +190,11 @@ class State:
         self._entries("quarantine").write(record.chunk, record.model_dump_json())
 
     def read_quarantine(self, chunks: Sequence[int]) -> list[QuarantineRecord]:
-        """The quarantine records of some chunks, as far as there are any, superseded ones as well."""
+        """Read the quarantine records of some chunks, also those that a receipt supersedes."""
         return list(self._read_entries(QuarantineRecord, "quarantine", chunks))
 
-    def quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
-        """Quarantine records of chunks ``start … stop`` that no receipt supersedes, in order."""
+    def read_quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
+        """Read the quarantine records of chunks ``start … stop`` that no receipt supersedes."""
         indices = self.quarantine_indices(start, stop)
         for first in range(0, len(indices), CHUNKS_PER_FOLDER):
             some = indices[first : first + CHUNKS_PER_FOLDER]
@@ -180,30 +204,30 @@ class State:
             )
 
     def write_quarantine_file(self, records: list[QuarantineRecord]) -> None:
-        """Write ``quarantine.jsonl``, one record a line; removes it if there are none."""
+        """Write ``quarantine.jsonl``, one record a line, or remove it if there are none."""
         lines = "".join(record.model_dump_json() + "\n" for record in records)
         self._write("quarantine.jsonl", lines or None)
 
     def note_start(self, launch: str) -> None:
-        """Record that a launch begins; also shows whether the folder can be written."""
+        """Record that a launch begins, which also shows that the folder can be written."""
         self._write(
             f"launches/{launch}.started", f"{datetime.now(UTC).isoformat()} {platform.node()}\n"
         )
 
     def write_chunks(self, launch: str, chunks: Sequence[int]) -> None:
-        """Record which chunks a launch does, where it does not do all; read at :meth:`chunks_url`."""
+        """Record the chunks that a launch does, where it does not do all, at :meth:`chunks_url`."""
         self._write(f"launches/{launch}.chunks", "".join(f"{chunk}\n" for chunk in chunks))
 
     def chunks_url(self, launch: str) -> str:
-        """Where :meth:`write_chunks` writes."""
+        """URL of the list that :meth:`write_chunks` writes."""
         return f"{self.url}/launches/{launch}.chunks"
 
     def request_stop(self, launch: str) -> None:
         """Ask the workers of a launch, wherever they are, to start no further chunk."""
         self._write(f"launches/{launch}.stop", "")
 
-    def stop_requested(self, launch: str) -> bool:
-        """Whether :meth:`request_stop` was called for a launch, as far as the folder can be read."""
+    def has_stop_request(self, launch: str) -> bool:
+        """Whether a launch was asked to stop; no, where the folder cannot be read."""
         try:
             return self._read(f"launches/{launch}.stop") is not None
         except WorkerFault:
@@ -214,11 +238,11 @@ class State:
         self._write(f"launches/{launch}.json", summary.model_dump_json())
 
     def read_summary(self, launch: str) -> LaunchSummary | None:
-        """How a launch ended, or None if it did not."""
+        """Read how a launch ended; None if it did not."""
         return self._entry(LaunchSummary, f"launches/{launch}.json")
 
-    def launches(self) -> list[LaunchNote]:
-        """All launches, the first first."""
+    def read_launches(self) -> list[LaunchNote]:
+        """Read the notes of all launches, the earliest first."""
         keys = ts.KvStore.KeyRange("launches/", "launches0")  # "0" comes after "/"
         listed = self._request(
             "list", "launches", lambda: self._store.list(keys).result(timeout=PATIENCE_SECONDS)
@@ -231,7 +255,8 @@ class State:
                 started, _, node = (self._read(name) or b"").decode().strip().partition(" ")
                 stopped = f"launches/{launch}.stop" in names
                 summary = self.read_summary(launch)
-                with suppress(ValueError):  # one that was killed while it wrote this
+                # A launch that was killed while it wrote this left a torn date.
+                with suppress(ValueError):
                     notes.append(
                         LaunchNote(
                             launch=launch,
@@ -244,7 +269,7 @@ class State:
         return sorted(notes, key=lambda note: note.started)
 
     def clear(self) -> None:
-        """Delete what this class has written, of all jobs, and nothing else; job.json last."""
+        """Delete everything that this class writes, of all jobs; job.json comes last."""
         for folder in ("receipts/", "sums/", "seams/", "quarantine/", "launches/"):
             delete_folder(self._store, self.url, folder)
         for key in ("quarantine.jsonl", "job.json"):
@@ -288,25 +313,25 @@ class State:
             ) from None
 
     def _read_entries(
-        self,
-        kind: type[Entry],
-        folder: str,
-        chunks: Iterable[int],
-        damaged: list[str] | None = None,
+        self, kind: type[Entry], folder: str, chunks: Iterable[int]
     ) -> Iterator[Entry]:
+        for key, text in self._entries(folder).read(chunks):
+            yield self._parse(kind, key, text)
+
+    def _scan(
+        self, kind: type[Entry], folder: str, chunks: Iterable[int]
+    ) -> Iterator[Entry | DamagedRecord]:
         for key, text in self._entries(folder).read(chunks):
             try:
                 yield self._parse(kind, key, text)
             except StateError as error:
-                if damaged is None:
-                    raise
-                damaged.append(str(error))
+                yield DamagedRecord(str(error))
 
 
 STATE_FOLDER = "_beam_inference"
-"""Where in its output a job's state is, unless it says otherwise."""
+"""Default name of the state folder inside the output."""
 
 
 def default_state_url(config: JobConfig) -> str:
-    """Where a job's state is: ``job.state_path``, or beside its output."""
+    """URL of a job's state folder: ``job.state_path``, or the default folder in its output."""
     return config.job.state_path or f"{config.output.path.rstrip('/')}/{STATE_FOLDER}"

@@ -1,4 +1,4 @@
-"""How far a job is, told from its state folder alone: on any machine, for any runner, also while it runs."""
+"""Progress of a job, from its state folder alone: on any machine, for any runner, at any time."""
 
 from __future__ import annotations
 
@@ -12,29 +12,32 @@ from beam_inference.job.state import State
 
 _SAMPLE = 400
 """Receipts that are read to estimate the rate; the others are only counted."""
+
 _RECENT = 40
-"""Of those, how many of the latest the rate is taken from: its error is then about a sixth."""
+"""Latest receipts among those from which the rate is taken: its error is then about a sixth."""
+
 _LATELY = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """How far a job is.
+    """Progress of a job.
 
     Attributes:
-        planned: chunks of the job. done: those with a receipt. quarantined: those that could not be
-            done.
-        summed: with ``seams: exchange``, those whose patches are computed, of ``owners`` that have
-            any; else None.
-        in_first_stage: whether the first of its two stages is what goes on; the rest of the figures
-            is then of that.
-        rate: chunks a second of late, None where nothing was done for five minutes or can be told
-            yet.
-        workers: worker processes that finished a chunk of late, as far as the receipts that were
-            read tell.
-        left: chunks that the stage which goes on has still to do.
-        latest: when the latest of the chunks that were looked at was finished.
-        voxels_per_chunk: on average.
+        planned: number of the job's chunks.
+        done: number of chunks with a receipt.
+        quarantined: number of chunks that could not be done.
+        summed: with ``seams: exchange``, number of chunks whose patches are computed; else None.
+        owners: with ``seams: exchange``, number of chunks that own patches; else None.
+        in_first_stage: whether the first of the two stages of ``seams: exchange`` goes on; the
+            attributes below then describe that stage.
+        rate: chunks per second in the last minutes; None where nothing was done for five minutes,
+            or it is too early to tell.
+        workers: worker processes that finished a chunk in the last minutes, among the receipts that
+            were read.
+        left: number of chunks that the present stage has still to do.
+        latest: time when the latest of the chunks that were looked at was finished.
+        voxels_per_chunk: voxels of a chunk, on average.
     """
 
     planned: int
@@ -56,17 +59,22 @@ class JobStatus:
 
     @property
     def voxels_per_second(self) -> float | None:
-        """At the rate of late; None where there is none."""
+        """Voxels per second in the last minutes; None where there is no rate."""
         return None if self.rate is None else self.rate * self.voxels_per_chunk
 
     @property
     def seconds_left(self) -> float | None:
-        """At the rate of late; None where there is none."""
+        """Seconds until the present stage ends, at this rate; None where there is no rate."""
         return max(0, self.left) / self.rate if self.rate else None
 
 
 def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """Count a job's receipts and quarantine records, and read a few hundred of the receipts.
+
+    Args:
+        job: the job.
+        state: its state folder.
+        now: present time, with a time zone.
 
     Raises:
         WorkerFault: the state folder cannot be read.
@@ -79,16 +87,16 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     summed = None
     owners = None
     in_first_stage = False
-    quarantined = sum(1 for _ in state.quarantined(0, count))
-    receipts = state.read_receipts(sample, damaged=[])  # verify tells of those
+    quarantined = sum(1 for _ in state.read_quarantined(0, count))
+    receipts = state.read_sound_receipts(sample)  # verify names the damaged ones
     finished = sorted(receipt.finished_at for receipt in receipts)
     if job.plan.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
         summed_at = sorted(receipt.finished_at for receipt in sums)
         owners = job.plan.totals.owners
-        # Of chunks done without their neighbours, and of those that need them, the patches may
-        # never be computed.
+        # The patches of chunks that were done without their neighbours may never be computed, nor
+        # those of the chunks that need them.
         in_first_stage = (
             summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
         )

@@ -1,4 +1,4 @@
-"""Is the job complete, and is it still there? Receipts held against the plan, and blocks against receipts."""
+"""Verification of a job: its receipts against its plan, and its blocks against its receipts."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from itertools import combinations
 
 from beam_inference.errors import BeamInferenceError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
-from beam_inference.job.records import Part, QuarantineRecord, Receipt, crc32
+from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt, crc32
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.volumes.volume import Volume
 
-_NAMED = 20
+_MOST_MISSING = 20
 
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What verification found.
+    """Result of a verification.
 
     Attributes:
-        chunks: planned. receipts: found.
-        missing: chunks with neither receipt nor quarantine record (the first few of
-            ``missing_count``).
-        quarantined: chunks that could not be done.
-        wrong: what is wrong with receipts, or with the blocks they speak of, one line each.
+        chunks: number of chunks of the job.
+        receipts: number of chunks with a receipt.
+        missing_count: number of chunks with neither receipt nor quarantine record.
+        missing: indices of the first of these.
+        quarantined: records of the chunks that could not be done.
+        wrong: faults of receipts, and of blocks that receipts name, one line each.
     """
 
     chunks: int
@@ -47,9 +48,17 @@ def verify(
     output: Volume | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
-    """Hold the receipts against the plan; with ``output``, re-read every chunk and compare its CRC (deep).
+    """Compare a job's receipts with its plan, and its output with its receipts.
 
-    ``progress`` is called with the number of chunks looked at so far.
+    Args:
+        job: the job.
+        state: its state folder.
+        output: its output, every chunk of which is read back and compared by its CRC-32; None to
+            look at the receipts alone.
+        progress: is called with the number of chunks looked at so far.
+
+    Raises:
+        WorkerFault: the state folder cannot be read.
     """
     grid = job.plan.chunks
     state = state.of(job)
@@ -57,7 +66,10 @@ def verify(
     for start in range(0, grid.count, CHUNKS_PER_FOLDER):
         stop = min(start + CHUNKS_PER_FOLDER, grid.count)
         present = set()
-        for receipt in state.receipts(start, stop, report.wrong):
+        for receipt in state.scan_receipts(state.receipt_indices(start, stop)):
+            if isinstance(receipt, DamagedRecord):
+                report.wrong.append(receipt.message)
+                continue
             present.add(receipt.chunk)
             if progress and len(present) % 64 == 0:
                 progress(start + len(present))
@@ -68,21 +80,25 @@ def verify(
                     f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}"
                 )
         quarantined = [
-            record for record in state.quarantined(start, stop) if record.chunk not in present
+            record for record in state.read_quarantined(start, stop) if record.chunk not in present
         ]
         report.quarantined += quarantined
         absent = sorted(
             set(range(start, stop)) - present - {record.chunk for record in quarantined}
         )
         report.missing_count += len(absent)
-        report.missing += absent[: _NAMED - len(report.missing)]
+        report.missing += absent[: _MOST_MISSING - len(report.missing)]
         if progress:
             progress(stop)
     return report
 
 
 def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
-    """What is wrong with a receipt, or with ``output``'s blocks it speaks of, as the end of a sentence; else None."""
+    """Describe what is wrong with a receipt, or with the blocks that it names.
+
+    Returns:
+        The end of a sentence, or None if nothing is wrong.
+    """
     box = job.plan.chunks.core_box(receipt.chunk)
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
@@ -90,18 +106,18 @@ def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> 
     inside = all(box.contains(part) for part in parts)
     disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
     if not inside or not disjoint or sum(part.size for part in parts) != box.size:
-        return f"its receipt speaks of {', '.join(map(str, parts)) or 'nothing'}"
+        return f"its receipt names {', '.join(map(str, parts)) or 'nothing'}"
     return None if output is None else parts_fault(receipt.parts, output)
 
 
 def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
-    """What is wrong with ``output``'s blocks that parts speak of, as the end of a sentence; else None."""
+    """Describe what is wrong with blocks that were written; see :func:`receipt_fault`."""
     for part in parts:
         box = part.box
         try:
-            found = crc32(output.read(box))
+            checksum = crc32(output.read(box))
         except BeamInferenceError as error:
             return str(error)
-        if found != part.crc32:
-            return f"its blocks at {box} have CRC {found:08x}, the receipt says {part.crc32:08x}"
+        if checksum != part.crc32:
+            return f"its blocks at {box} have CRC {checksum:08x}, the receipt says {part.crc32:08x}"
     return None

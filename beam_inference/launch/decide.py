@@ -96,7 +96,7 @@ def requests_same_levels(normalize: object, earlier: ResolvedJob) -> bool:
 
 
 def decide_chunk_crop_margin(config: JobConfig) -> Zyx | None:
-    """Choose the voxels that are cropped at chunk borders: the patch overlap unless it is written."""
+    """Choose the voxels that are cropped at chunk borders: by default the patch overlap."""
     inference = config.inference
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         return inference.patch_overlap

@@ -196,7 +196,7 @@ class _Trier:
         return fastest_batch_size(predictor, patch, normalize, fits)
 
     def _fits(self, engine: str, patch_bytes: int) -> Callable[[int], bool]:
-        """Whether a batch of some size fits this machine; ``patch_bytes`` are those of one patch."""
+        """Make a function that says whether a batch fits; ``patch_bytes`` are those of a patch."""
 
         def fits(batch_size: int) -> bool:
             needs = NetworkNeeds.of_engine(engine, batch_size, patch_bytes * batch_size)

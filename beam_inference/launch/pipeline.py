@@ -81,7 +81,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
     state = launch.state()
     state.write_summary(launch.id, summary)
     # none: an earlier one goes
-    state.write_quarantine_file(list(state.quarantined(0, job.plan.chunks.count)))
+    state.write_quarantine_file(list(state.read_quarantined(0, job.plan.chunks.count)))
     bound = job.config.job.max_failed_chunks
     if bound is not None and summary.quarantined > bound:
         raise WorkerFault(
@@ -113,5 +113,5 @@ def _list_levels(_: int, pyramid: StageJob) -> None:
     """
     list_complete(pyramid)
     causes = StageRecords(pyramid).failures()
-    if causes and not pyramid.state().stop_requested(pyramid.launch):
+    if causes and not pyramid.state().has_stop_request(pyramid.launch):
         raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

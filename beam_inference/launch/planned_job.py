@@ -246,7 +246,7 @@ def plan_job(
         device=decide.decide_device(config, earlier),
         threads=decide.decide_threads(config, place, earlier),
         normalize=normalize,
-        chunk_shape=_written_chunk_shape(config, earlier),
+        chunk_shape=_preliminary_chunk_shape(config, earlier),
         chunk_crop_margin=decide.decide_chunk_crop_margin(config),
         value_range=decide.decide_value_range(config),
     )
@@ -359,8 +359,10 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
     return replace(spec, bounds=existing.bounds), True
 
 
-def _written_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> tuple[int, int, int]:
-    """The chunk shape as far as it is written: one block stands for ``auto`` until it is decided."""
+def _preliminary_chunk_shape(
+    config: JobConfig, earlier: ResolvedJob | None
+) -> tuple[int, int, int]:
+    """The chunk shape as it is written; one block stands for ``auto`` until it is decided."""
     chunk_shape = config.inference.chunk_shape
     if chunk_shape != "auto":
         return chunk_shape

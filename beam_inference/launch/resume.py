@@ -120,7 +120,8 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
         raise StateError(
             f"{url} belongs to another job (fingerprint {earlier.fingerprint[:12]}, this one "
             f"{job.fingerprint[:12]}); going on would mix two results in one volume. What "
-            f"differs:\n{differences}\n{_explain_levels(earlier, job)}Use another output.path, or pass "
+            f"differs:\n{differences}\n{_explain_levels(earlier, job)}"
+            "Use another output.path, or pass "
             "--overwrite to do every chunk anew."
         )
     theirs = earlier.config.output.path

@@ -205,7 +205,7 @@ def _judge(
     error: BaseException | None,
     seconds: float,
 ) -> JobOutcome:
-    everywhere = list(state.quarantined(0, job.plan.chunks.count))
+    everywhere = list(state.read_quarantined(0, job.plan.chunks.count))
     try:
         state.write_quarantine_file(everywhere)
     except BeamInferenceError as failure:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.geometry.sampling import count_and_sample
-from beam_inference.job.records import LaunchNote, QuarantineRecord, Receipt
+from beam_inference.job.records import DamagedRecord, LaunchNote, QuarantineRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.report.chunk_map import ChunkMap
@@ -67,7 +67,6 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
     state = state.of(job)
     count = job.plan.chunks.count
     chunk_map = ChunkMap(job.plan.chunks)
-    damaged: list[str] = []
     quarantined = dict.fromkeys(state.quarantine_indices(0, count))
     in_cells = np.zeros(chunk_map.shape, np.int64)
 
@@ -84,7 +83,9 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
     done, sample = count_and_sample(
         superseding(tallied(state.receipt_indices(0, count))), receipts_read
     )
-    receipts = state.read_receipts(sorted(sample), damaged)
+    records = list(state.scan_receipts(sorted(sample)))
+    receipts = [each for each in records if isinstance(each, Receipt)]
+    damaged = [each.message for each in records if isinstance(each, DamagedRecord)]
     summed = 0
     sums = list[Receipt]()
     if job.plan.exchange is not None:
@@ -100,5 +101,5 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
         quarantined=list(quarantined),
         records=state.read_quarantine(list(islice(quarantined, RECORDS_READ))),
         damaged=damaged,
-        launches=state.launches(),
+        launches=state.read_launches(),
     )

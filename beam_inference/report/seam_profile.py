@@ -164,8 +164,7 @@ def _before_a_finished_one(
     chosen = spread(sorted(with_contents) or [receipt.chunk for receipt in candidates], _LOOKED_FOR)
     step = _step(grid, axis)
     behind = {
-        receipt.chunk
-        for receipt in state.read_receipts([chunk + step for chunk in chosen], damaged=[])
+        receipt.chunk for receipt in state.read_sound_receipts([chunk + step for chunk in chosen])
     }
     return [chunk for chunk in chosen if chunk + step in behind]
 

@@ -94,7 +94,7 @@ def _read_plane(
     shape = (1, *(ceil_div(n, step) for n, step in zip(box.shape, steps, strict=True)))
     tiles = list(_tiles(grid, box))
     finished = {
-        receipt.chunk for receipt in state.read_receipts([chunk for chunk, _ in tiles], damaged=[])
+        receipt.chunk for receipt in state.read_sound_receipts([chunk for chunk, _ in tiles])
     }
     pictures = (
         (source, np.full(shape, np.nan, np.float32), tiles),

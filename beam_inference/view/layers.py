@@ -297,7 +297,7 @@ def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
     records = (
         State(default_state_url(job.config), job.config.storage)
         .of(job)
-        .quarantined(0, job.plan.chunks.count)
+        .read_quarantined(0, job.plan.chunks.count)
     )
     first = list(islice(records, most_boxes + 1))
     boxes = [

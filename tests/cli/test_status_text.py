@@ -53,7 +53,7 @@ def test_a_job_with_a_quarantined_chunk(job, tmp_path, told):
     ran = json.loads(out)
     state = State(default_state_url(load_job(path)))
     resolved = state.load_job()
-    records = list(state.of(resolved).quarantined(0, 18))
+    records = list(state.of(resolved).read_quarantined(0, 18))
     assert (ran["chunks"], ran["done"], ran["quarantined"]) == (
         18,
         18 - len(records),

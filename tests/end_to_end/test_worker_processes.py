@@ -75,7 +75,7 @@ def job_service(tmp_path):
 def workers_of(output):
     state = State(f"file://{output}/_beam_inference")
     job = state.load_job()
-    return {receipt.worker for receipt in state.of(job).receipts(0, job.plan.chunks.count)}
+    return {receipt.worker for receipt in state.of(job).read_receipts(range(job.plan.chunks.count))}
 
 
 @pytest.mark.slow

@@ -117,7 +117,7 @@ def test_receipts_are_listed_by_range_across_folders(state):
         state.write_receipt(receipt(chunk))
     assert list(state.receipt_indices(0, 10**7)) == chunks
     assert list(state.receipt_indices(1, CHUNKS_PER_FOLDER)) == chunks[1:3]
-    assert [r.chunk for r in state.receipts(3, CHUNKS_PER_FOLDER + 1)] == chunks[1:4]
+    assert [r.chunk for r in state.read_receipts(range(3, CHUNKS_PER_FOLDER + 1))] == chunks[1:4]
     assert state.read_receipt(3) == receipt(3)
     assert state.read_receipt(4) is None
     assert list(missing_runs((0, 5), state, 8)) == [(1, 2, 4)]
@@ -126,9 +126,9 @@ def test_receipts_are_listed_by_range_across_folders(state):
 def test_a_receipt_supersedes_a_quarantine_record(state):
     state.write_quarantine(quarantine(2))
     state.write_quarantine(quarantine(5))
-    assert [r.chunk for r in state.quarantined(0, 64)] == [2, 5]
+    assert [r.chunk for r in state.read_quarantined(0, 64)] == [2, 5]
     state.write_receipt(receipt(2))
-    assert [r.chunk for r in state.quarantined(0, 64)] == [5]
+    assert [r.chunk for r in state.read_quarantined(0, 64)] == [5]
 
 
 def test_a_writer_that_was_killed_leaves_no_receipt(state, tmp_path):
@@ -145,7 +145,7 @@ def test_a_damaged_receipt_is_named(state, tmp_path):
     with pytest.raises(
         StateError, match="000000000001.json cannot be understood .* Delete this one file"
     ):
-        list(state.receipts(0, 10))
+        state.read_receipts(range(10))
 
 
 def test_a_damaged_job_is_named(state, tmp_path):
@@ -156,10 +156,10 @@ def test_a_damaged_job_is_named(state, tmp_path):
 
 
 def test_launch_notes_and_clearing(state):
-    assert not state.stop_requested("a")
+    assert not state.has_stop_request("a")
     state.request_stop("a")
-    assert state.stop_requested("a")
-    assert not state.stop_requested("b")
+    assert state.has_stop_request("a")
+    assert not state.has_stop_request("b")
     summary = LaunchSummary(done=1, skipped=2, quarantined=3)
     state.write_summary("a", summary)
     assert state.read_summary("a") == summary
@@ -232,7 +232,7 @@ def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_
     state._store = Flaky(state._store, "PERMISSION_DENIED: 403")
     with pytest.raises(WorkerFault, match="cannot write .* PERMISSION_DENIED"):
         state.write_receipt(receipt(1))
-    assert not state.stop_requested("a")
+    assert not state.has_stop_request("a")
 
 
 def test_the_quarantine_file_is_written_and_removed(state, tmp_path):
@@ -315,14 +315,14 @@ def test_the_resolved_job_survives_json_and_pickling():
 
 def test_what_launches_have_left(tmp_path):
     state = State(f"file://{tmp_path}")
-    assert state.launches() == []
+    assert state.read_launches() == []
     for launch in ("b", "a", "c"):
         state.note_start(launch)
     state.write_summary("b", LaunchSummary(done=3, skipped=2, quarantined=1))
     state.write_chunks("a", [1, 2])
     state.request_stop("c")
     (tmp_path / "launches" / "d.started").write_text("")
-    notes = state.launches()
+    notes = state.read_launches()
     assert [note.launch for note in notes] == [
         "b",
         "a",

@@ -84,7 +84,7 @@ def test_foreign_receipts_and_boxes_are_found(done, tmp_path):
     report = check(done)
     assert [line.split(":", 1)[1].split("(")[0].strip()[:27] for line in report.wrong] == [
         "its receipt belongs to anot",
-        "its receipt speaks of [3, -",
+        "its receipt names [3, -5, 3",
     ]
 
 

@@ -68,7 +68,7 @@ def profiles_of(folder):
     state = State(f"file://{folder}/_beam_inference")
     job = state.load_job()
     state = state.of(job)
-    receipts = list(state.receipts(0, job.plan.chunks.count))
+    receipts = state.read_receipts(range(job.plan.chunks.count))
     return job.plan.chunks, seam_profiles(
         job.plan.chunks, receipts, state, open_output(output_spec(job))
     )

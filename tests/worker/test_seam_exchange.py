@@ -262,7 +262,7 @@ def test_a_corrupt_block_quarantines_what_it_feeds_and_nothing_else(
         assert main(["run", job]) == 3
     state, resolved = state_of(tmp_path / "out")
     plan = resolved.plan
-    records = {record.chunk: record for record in state.quarantined(0, plan.chunks.count)}
+    records = {record.chunk: record for record in state.read_quarantined(0, plan.chunks.count)}
     failed = {chunk for chunk, record in records.items() if record.stage == "read"}
     fed = {receiver for chunk in failed for receiver in plan.exchange.receivers(chunk)}
     assert failed

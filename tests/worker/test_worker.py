@@ -169,7 +169,7 @@ def test_attempts_used_up_quarantine_the_chunk_with_its_cause(launch, monkeypatc
         Volume, "cutout", fails_on({1}, 99, TransientReadError("UNAVAILABLE: gone"), Volume.cutout)
     )
     assert list(outcomes(worker).values()).count("quarantined") == 1
-    (record,) = worker.state.quarantined(0, 1000)
+    (record,) = worker.state.read_quarantined(0, 1000)
     assert (record.stage, record.attempts, record.cause) == ("read", 2, "UNAVAILABLE: gone")
     assert record.box == worker.job.plan.chunks.core_box(record.chunk)
 
@@ -198,7 +198,7 @@ def test_a_truncated_block_quarantines_exactly_the_chunks_that_read_it(
     found = outcomes(worker)
     assert {index for index, outcome in found.items() if outcome == "quarantined"} == readers
     assert 0 < len(readers) < len(found)
-    record = next(worker.state.quarantined(0, 1000))
+    record = next(worker.state.read_quarantined(0, 1000))
     assert record.attempts == 1, "a corrupt block is not tried again"
     assert "FAILED_PRECONDITION" in record.cause
 
@@ -211,7 +211,7 @@ def test_nan_in_the_input_quarantines_the_chunks_that_see_it_and_only_those(tmp_
     found = outcomes(worker)
     assert found[0] == "quarantined"
     assert list(found.values()).count("done") > SICK_AFTER
-    assert "512 NaN or infinite voxels" in next(worker.state.quarantined(0, 99)).cause
+    assert "512 NaN or infinite voxels" in next(worker.state.read_quarantined(0, 99)).cause
 
 
 def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch):
@@ -222,7 +222,7 @@ def test_a_network_that_returns_nan_for_some_chunks_quarantines_them(launch):
     worker = worker_that_fails(launch(), sometimes)
     found = outcomes(worker)
     assert {i for i, o in found.items() if o == "quarantined"} == {i for i in found if i % 4 == 1}
-    assert "for finite input" in next(worker.state.quarantined(0, 99)).cause
+    assert "for finite input" in next(worker.state.read_quarantined(0, 99)).cause
 
 
 def test_a_wrong_output_shape_is_the_chunks_fault_and_not_tried_again(launch):
@@ -269,7 +269,7 @@ def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch):
     worker = worker_that_fails(launch(), lost)
     with pytest.raises(WorkerFault, match="device is lost"):
         outcomes(worker)
-    assert list(worker.state.quarantined(0, 1000)) == []
+    assert list(worker.state.read_quarantined(0, 1000)) == []
 
 
 def test_a_write_failure_is_never_the_chunks_fault(launch, monkeypatch):
@@ -279,7 +279,7 @@ def test_a_write_failure_is_never_the_chunks_fault(launch, monkeypatch):
     )
     with pytest.raises(WorkerFault, match="UNAVAILABLE"):
         outcomes(worker)
-    assert list(worker.state.quarantined(0, 1000)) == []
+    assert list(worker.state.read_quarantined(0, 1000)) == []
     assert list(worker.state.receipt_indices(0, 1000)) == [0]
 
 
