@@ -1,9 +1,9 @@
-"""Arrays as large as a chunk: each in memory of its own, and that is kept for the next one of its size.
+"""Arrays as large as a chunk, each in memory of its own, which is kept for the next of its size.
 
-From the heap they would leave holes, which what comes next may not fit in, and its small pages take
-the system longer to clear than the array to fill. And as their memory stays, a process holds after
-a few chunks what it will hold at
-most: it does not run out of memory on the day when the store is slow.
+On the heap they would leave holes, which the next array may not fit into; and clearing the heap's
+small pages takes the system longer than filling the array. Because the memory stays, a process
+holds after a few chunks as much as it ever will: it does not run out of memory on the day when the
+store is slow.
 """
 
 from __future__ import annotations
@@ -21,13 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST = 2**20
-"""Bytes from which on an array is mapped: what is less comes and goes with patches, not chunks."""
+"""Least bytes of an array with memory of its own; smaller ones come and go with patches."""
 
 LARGER = 1.1
-"""An array may be in memory that is larger by this factor: cutouts differ by some voxels."""
-
-_lock = threading.Lock()
-_idle: list[mmap.mmap] = []
+"""Kept memory may be larger than an array by this factor: cutouts differ by some voxels."""
 
 
 class _Lent(weakref.ref[NDArray[np.uint8]]):
@@ -37,43 +34,100 @@ class _Lent(weakref.ref[NDArray[np.uint8]]):
     memory: mmap.mmap
 
 
-_lent: dict[int, _Lent] = {}
-_returned: list[_Lent] = []
-"""Of arrays that are gone. Not a line of Python is run as they go: a thread of TensorStore's may be
-the one that lets go of them, with locks of its own in hand, and must not wait for the interpreter
-there.
-"""
+class ArrayPool:
+    """Memory of large arrays, in use or kept for later ones."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[mmap.mmap] = []
+        self._lent: dict[int, _Lent] = {}
+        # Weak references append themselves here as their arrays go. They must not run Python code:
+        # TensorStore may drop the last reference in a thread that holds its own locks, and must not
+        # wait for the interpreter there.
+        self._returned: list[_Lent] = []
+
+    @property
+    def kept_sizes(self) -> list[int]:
+        """Bytes of each piece of memory that is kept for another array."""
+        with self._lock:
+            self._take_back()
+            return list(map(len, self._idle))
+
+    @property
+    def lent_sizes(self) -> list[int]:
+        """Bytes of each piece of memory that an array lies in."""
+        with self._lock:
+            self._take_back()
+            return [len(lent.memory) for lent in list(self._lent.values())]
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]
+    ) -> NDArray[Any]:
+        """A writable array in C order, of any values.
+
+        Raises:
+            MemoryError: the system has too little memory.
+        """
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size < LEAST:
+            return np.empty(shape, dtype)
+        memory = self._memory_of(size)
+        array = np.frombuffer(memory, np.uint8, size)
+        lent = _Lent(array, self._returned.append)
+        lent.memory = memory
+        self._lent[id(lent)] = lent
+        return array.view(dtype).reshape(shape)
+
+    def clear(self) -> None:
+        """Give the kept memory back to the system."""
+        with self._lock:
+            self._take_back()
+            self._idle.clear()
+
+    def _take_back(self) -> None:
+        while self._returned:
+            lent = self._returned.pop()
+            self._idle.append(self._lent.pop(id(lent)).memory)
+
+    def _memory_of(self, size: int) -> mmap.mmap:
+        with self._lock:
+            self._take_back()
+            fitting = [memory for memory in self._idle if size <= len(memory) <= LARGER * size]
+            if fitting:
+                memory = min(fitting, key=len)
+                self._idle.remove(memory)
+                return memory
+            self._idle.clear()  # of other sizes than are needed now
+        return _map_memory(size)
+
+
+pool = ArrayPool()
+"""The memory of this process."""
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
-    """An array in C order that can be written, of any values.
+    """A writable array in C order, of any values.
 
     Raises:
-        MemoryError: the system has not so much.
+        MemoryError: the system has too little memory.
     """
-    size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size < LEAST:
-        return np.empty(shape, dtype)
-    memory = _memory(size)
-    array = np.frombuffer(memory, np.uint8, size)
-    lent = _Lent(array, _returned.append)
-    lent.memory = memory
-    _lent[id(lent)] = lent
-    return array.view(dtype).reshape(shape)
+    return pool.empty(shape, dtype)
 
 
 def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
-    """The same, of zeros."""
+    """A writable array in C order, of zeros.
+
+    Raises:
+        MemoryError: the system has too little memory.
+    """
     array = empty(shape, dtype)
     array.fill(0)
     return array
 
 
 def give_back() -> None:
-    """Give the memory that is kept for other arrays, and what the heap has no use for, back to the system."""
-    with _lock:
-        _take_back()
-        _idle.clear()
+    """Give unused memory back to the system: what is kept for other arrays, and on the heap."""
+    pool.clear()
     # GNU's
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
@@ -81,32 +135,16 @@ def give_back() -> None:
 
 
 def idle_bytes() -> int:
-    """Memory that is kept for other arrays."""
-    with _lock:
-        _take_back()
-        return sum(map(len, _idle))
+    """Bytes of memory that are kept for other arrays."""
+    return sum(pool.kept_sizes)
 
 
-def _take_back() -> None:
-    while _returned:
-        lent = _returned.pop()
-        _idle.append(_lent.pop(id(lent)).memory)
-
-
-def _memory(size: int) -> mmap.mmap:
-    with _lock:
-        _take_back()
-        fitting = [memory for memory in _idle if size <= len(memory) <= LARGER * size]
-        if fitting:
-            memory = min(fitting, key=len)
-            _idle.remove(memory)
-            return memory
-        _idle.clear()  # of other sizes than are needed now
+def _map_memory(size: int) -> mmap.mmap:
     try:
         memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"no memory for an array of {size} bytes: {error}") from None
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
-        with suppress(OSError):  # built without them
+        with suppress(OSError):  # built without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

@@ -1,4 +1,8 @@
-"""What a process may use of its machine; what is set for it: variables for a while, and how memory is allocated."""
+"""What a process may use of its machine, and settings of the process: variables and the heap.
+
+Nothing else in the package changes the environment or the allocator. ``use_one_heap`` is called by
+the command line and by each worker, also where a worker lives in somebody else's process.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ _lock = threading.RLock()
 
 
 @contextmanager
-def variable_set(name: str, value: str) -> Iterator[None]:
-    """An environment variable has a value for a while, and then what it had before; one thread at a time."""
+def set_variable(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a while, and restore it afterwards; one thread at a time."""
     with _lock:
         before = os.environ.get(name)
         os.environ[name] = value
@@ -30,27 +34,35 @@ def variable_set(name: str, value: str) -> Iterator[None]:
                 os.environ[name] = before
 
 
-def usable_cores() -> int:
-    """How many cores this process may use at a time: those it may run on, or its container's share (cgroup v2)."""
+def usable_cores(container: Path = _CONTAINER) -> int:
+    """Number of CPU cores that this process may use at a time.
+
+    These are the cores that it may run on, or fewer if its container has a quota (cgroup v2).
+
+    Args:
+        container: where the system tells the container's limits.
+    """
     cores = len(os.sched_getaffinity(0))
-    quota, _, period = _limit("cpu.max").partition(" ")
-    return (
-        min(cores, math.ceil(int(quota) / int(period)))
-        if quota.isdigit() and period.isdigit()
-        else cores
-    )
+    quota, _, period = _limit(container, "cpu.max").partition(" ")
+    if quota.isdigit() and period.isdigit():
+        return min(cores, math.ceil(int(quota) / int(period)))
+    return cores
 
 
-def usable_memory() -> int:
-    """Bytes of memory that this machine, or the container on it (cgroup v2), may use."""
+def usable_memory(container: Path = _CONTAINER) -> int:
+    """Bytes of memory that this machine, or the container on it (cgroup v2), may use.
+
+    Args:
+        container: where the system tells the container's limits.
+    """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = _limit("memory.max")
+    limit = _limit(container, "memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
 
 
-def _limit(name: str) -> str:
-    """A container's, as Linux tells it within; "max" where there is none."""
-    file = _CONTAINER / name
+def _limit(container: Path, name: str) -> str:
+    """A limit of a container as Linux tells it, or "max" if there is none."""
+    file = container / name
     return file.read_text().strip() if file.is_file() else "max"
 
 
@@ -58,31 +70,33 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 _ON_THE_HEAP = 32 * 2**20
-"""What is smaller comes from the heap: the most that GNU's allocator lets one ask for."""
+"""Bytes below which arrays come from the heap: the most that GNU's allocator can be asked for."""
 
 
 def use_one_heap() -> None:
-    """Let all threads of this process allocate from one heap: GNU's allocator, mallopt(3); elsewhere nothing.
+    """Let all threads of this process allocate from one heap.
 
-    By default each thread has a heap of its own, and each keeps what was freed in it: a worker's
-        memory grows with the number of chunks that it has done. With one, arrays of some megabytes
-        may stay in it from one chunk to the next. If
-    not, the system maps them anew each time, and clears their pages: a tenth of a network's time in
-        PyTorch on a CPU. Of heaps that exist already nothing changes, so this comes before threads
-        are made, and is told to processes that this one starts.
+    This concerns GNU's allocator, see mallopt(3); elsewhere nothing happens. It changes the process
+    and, through ``MALLOC_ARENA_MAX``, those that it starts.
+
+    By default each thread has a heap of its own, which keeps what was freed in it: a worker's
+    memory grows with the number of chunks that it has done. With one heap, arrays of some megabytes
+    may stay in it from one chunk to the next. Otherwise the system maps them anew each time and
+    clears their pages, which takes a tenth of a network's time in PyTorch on a CPU. Heaps that
+    exist already do not change, so this comes before threads are made.
     """
     os.environ.setdefault("MALLOC_ARENA_MAX", "1")
     _mallopt((_M_ARENA_MAX, 1), (_M_MMAP_THRESHOLD, _ON_THE_HEAP), (_M_TRIM_THRESHOLD, 128 * 2**20))
 
 
 @contextmanager
-def heap_left_alone() -> Iterator[None]:
-    """For a while all but small arrays are mapped by themselves, and given back as they are freed; after use_one_heap.
+def avoid_heap() -> Iterator[None]:
+    """Map all but small arrays by themselves for a while, so that they are given back when freed.
 
-    So a process holds no more than is in use: on the heap freed memory lies between, now more and
-        now less of it.
+    Then the process holds no more than is in use: on the heap there is an unpredictable amount of
+    freed memory between arrays. It has an effect only after :func:`use_one_heap`.
     """
-    # what another process's heap was like could not be restored
+    # the settings of somebody else's heap could not be restored
     if os.environ.get("MALLOC_ARENA_MAX") != "1":
         yield
         return

@@ -1,9 +1,9 @@
 """What can go wrong, as types.
 
 The type of an error decides what happens: a :class:`UserError` stops the launch before the first
-    chunk (exit code 2), a :class:`ChunkFault` quarantines one chunk and the job goes on, a
-    :class:`WorkerFault` is raised to the runner, which retries the work elsewhere. Messages say
-    what was expected, what was found, where, and what to do.
+chunk (exit code 2), a :class:`ChunkFault` quarantines one chunk and the job goes on, a
+:class:`WorkerFault` is raised to the runner, which retries the work elsewhere. Messages say what
+was expected, what was found, where, and what to do.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 Stage: TypeAlias = Literal["read", "infer", "postprocess", "merge", "seams", "write"]
-"""What a worker does to a chunk, in order; "seams" stands for what other chunks should have done."""
+"""What a worker does to a chunk, in order; "seams" stands for what other chunks owe it."""
 
 COMPLETE = 0
 FAILED = 1
@@ -46,7 +46,7 @@ class ModelContractError(UserError):
 
 
 class EngineError(ModelContractError):
-    """An engine or a precision cannot run the network, or gives other values than PyTorch in float32."""
+    """An engine or a precision cannot run the network, or its values differ from PyTorch's."""
 
 
 class StateError(UserError):
@@ -54,7 +54,7 @@ class StateError(UserError):
 
 
 class ChunkFault(BeamInferenceError):
-    """A chunk cannot be done, by a fault of its own (an unreadable block, a NaN): it is quarantined.
+    """A chunk cannot be done, by a fault of its own such as a NaN: it is quarantined.
 
     Attributes:
         stage: what failed.
@@ -68,7 +68,10 @@ class ChunkFault(BeamInferenceError):
 
 
 class WorkerFault(BeamInferenceError):
-    """This process cannot go on (device lost, destination not writable): the runner must retry elsewhere."""
+    """This process cannot go on, and the runner must retry elsewhere.
+
+    Examples are a lost device and a destination that cannot be written.
+    """
 
 
 class TransientReadError(BeamInferenceError):

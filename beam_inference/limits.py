@@ -1,4 +1,4 @@
-"""Bounds on what a worker process holds in memory: I/O obeys them, the memory projection counts them."""
+"""Bounds on what a worker holds in memory: I/O obeys them, the memory projection counts them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MASK_CACHE_BYTES = 2**26
 """Most bytes of decoded mask blocks that a process keeps, because chunks read them repeatedly."""
 
 WRITTEN_BYTES = 2**23
-"""Most bytes of a chunk that are handed to the store at a time, if that is a whole layer of blocks."""
+"""Most bytes of a chunk that are handed to the store at a time, or one layer of blocks."""
 
 SEAM_FILES_AT_ONCE = 4
 """Seam files requested ahead of the one being merged."""

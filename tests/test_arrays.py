@@ -49,8 +49,7 @@ def test_memory_is_kept_for_the_next_array_of_its_size_which_is_zero_again():
 
 def kept():
     """How much memory is kept, in pieces."""
-    arrays._take_back()
-    return len(arrays._idle)
+    return len(arrays.pool.kept_sizes)
 
 
 def test_memory_of_another_size_is_given_back_rather_than_kept_beside():
@@ -70,7 +69,7 @@ def test_memory_of_another_size_is_given_back_rather_than_kept_beside():
     del smaller
     arrays.give_back()
     assert kept() == 0
-    assert not arrays._lent
+    assert not arrays.pool.lent_sizes
 
 
 def test_what_the_system_has_no_room_for_is_a_memory_error():

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from beam_inference import environment
+from beam_inference.environment import usable_cores, usable_memory
 
 _MEMORY = """
 import json
 from contextlib import nullcontext
 from pathlib import Path
 import numpy as np
-from beam_inference.environment import heap_left_alone, use_one_heap
+from beam_inference.environment import avoid_heap, use_one_heap
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -22,7 +22,7 @@ def held():
 
 use_one_heap()
 found = []
-for place in (nullcontext(), heap_left_alone(), nullcontext()):
+for place in (nullcontext(), avoid_heap(), nullcontext()):
     with place:
         before = held()
         arrays = [np.ones(2**20, np.uint8) for _ in range(40)]
@@ -57,15 +57,13 @@ def test_what_is_freed_stays_on_the_heap_unless_it_is_left_alone():
 )
 def test_a_containers_share_of_the_cores(written, cores, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
-    monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
     if written is not None:
         (tmp_path / "cpu.max").write_text(written + "\n")
-    assert environment.usable_cores() == cores
+    assert usable_cores(container=tmp_path) == cores
 
 
-def test_a_containers_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(environment, "_CONTAINER", tmp_path)
-    all_of_it = environment.usable_memory()
+def test_a_containers_memory(tmp_path):
+    all_of_it = usable_memory(container=tmp_path)
     for written, expected in (("max", all_of_it), (str(2**20), 2**20), (str(2**60), all_of_it)):
         (tmp_path / "memory.max").write_text(written + "\n")
-        assert environment.usable_memory() == expected
+        assert usable_memory(container=tmp_path) == expected

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.engines.choice import CPU_ENGINES, TOLERANCES
 from beam_inference.engines.loading import Predictor
-from beam_inference.environment import heap_left_alone
+from beam_inference.environment import avoid_heap
 from beam_inference.errors import (
     BeamInferenceError,
     DeviceOutOfMemory,
@@ -71,7 +71,7 @@ def check_contract(
     """
 
     def of_batch(size: int) -> ContractReport:
-        with predictor.device.session(), heap_left_alone():
+        with predictor.device.session(), avoid_heap():
             batch = predictor.device.empty((size, *patch.shape))
             batch[:] = predictor.device.upload(patch)
             batch = normalize(batch)
@@ -136,7 +136,7 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
     network needs; here the arrays are not on the heap. What fails is left to the first chunk, which
     tells where.
     """
-    with suppress(Exception), predictor.device.session(), heap_left_alone():
+    with suppress(Exception), predictor.device.session(), avoid_heap():
         batch = predictor.device.empty(shape)
         batch[:] = 0
         for _ in range(SETTLING_CALLS):

@@ -19,7 +19,7 @@ import torch
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
 from beam_inference.config.job import Network as NetworkConfig
-from beam_inference.environment import variable_set
+from beam_inference.environment import set_variable
 from beam_inference.errors import ModelContractError
 from beam_inference.models.fetch import file_sha256
 
@@ -252,7 +252,7 @@ def _exported(path: Path, allow_pickle: bool) -> Any:
         )
     try:
         # torch.export itself asks torch.load for more than tensors.
-        with nullcontext() if allow_pickle else variable_set("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
+        with nullcontext() if allow_pickle else set_variable("TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1"):
             return torch.export.load(path)
     except pickle.UnpicklingError:
         raise ModelContractError(

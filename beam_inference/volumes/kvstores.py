@@ -24,7 +24,7 @@ import tensorstore as ts
 
 from beam_inference.config.fields import holds_credentials, refuse_credentials
 from beam_inference.config.storage import Storage
-from beam_inference.environment import variable_set
+from beam_inference.environment import set_variable
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 
 Value = TypeVar("Value")
@@ -143,7 +143,7 @@ def opened(
     endpoint = storage.gcs.endpoint
     # TensorStore's gcs driver knows its endpoint from the environment alone, and looks when a store
     # is opened.
-    with nullcontext() if endpoint is None else variable_set("TENSORSTORE_GCS_HTTP_URL", endpoint):
+    with nullcontext() if endpoint is None else set_variable("TENSORSTORE_GCS_HTTP_URL", endpoint):
         return opening(_context(storage, cache_bytes)).result(timeout=PATIENCE_SECONDS)
 
 
