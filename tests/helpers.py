@@ -22,7 +22,7 @@ from beam_inference.geometry.grids import PatchLattice
 from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.job.messages import Launch
 from beam_inference.launch.prepare import prepare
-from beam_inference.operators.level_counts import CountValues, SumCounts, chunks_to_count
+from beam_inference.operators.level_counts import plan_level_stages
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 
@@ -70,12 +70,10 @@ def write_volume(
 
 def write_levels(url: str, folder: Path) -> Path:
     """Count a volume's values, without Beam: the file that ``beam-inference levels`` would write."""
-    counting = CountValues(
-        url, 0, None, Storage(), f"file://{folder}/counts", chunks_to_count(open_volume(url))
-    )
-    for index in range(counting.count):
-        counting.make_worker()(index)
-    SumCounts(counting, (f"file://{folder}", "levels.json")).make_worker()(0)
+    target = f"file://{folder}/levels.json"
+    for stage in plan_level_stages(url, target, scale=0, channel=None, storage=Storage()):
+        for index in range(stage.count):
+            stage.make_worker()(index)
     return folder / "levels.json"
 
 

@@ -194,51 +194,19 @@ def _add_levels(subparsers: Subparsers) -> None:
 
 
 def levels(options: LevelsOptions) -> int:
-    """Count a volume's values."""
-    from beam_inference.beam.stage_runner import (
-        StageRecords,
-        check_place,
-        run_stages,
-        stage_job,
-    )
-    from beam_inference.operators.level_counts import (
-        CountValues,
-        SumCounts,
-        chunks_to_count,
-        described,
-    )
-    from beam_inference.volumes.kvstores import (
-        LOCAL,
-        delete_folder,
-        open_kvstore,
-        read_key,
-        storage_of_environment,
-        url_of,
-    )
-    from beam_inference.volumes.opening import open_volume
+    """Count a volume's values, and write the levels that jobs normalize by."""
+    from beam_inference.launch.count_levels import count_levels
+    from beam_inference.volumes.kvstores import url_of
 
-    storage = storage_of_environment(LOCAL)
-    path = url_of(options.volume)
-    to = url_of(options.to)
-    check_place(options.beam_flags, [path, to])
-    channel = None if options.channel is None else tuple(options.channel)
-    volume = open_volume(path, scale=options.scale, channel=options.channel, storage=storage)
-    chunks = chunks_to_count(volume)
-    counting = CountValues(path, options.scale, channel, storage, f"{to}.parts/counts", chunks)
-    folder, _, name = to.rpartition("/")
-    job = stage_job(
-        "levels",
-        described(path, options.scale, channel, volume),
-        f"{to}.parts",
-        storage,
-        [counting, SumCounts(counting, (folder, name))],
+    outcome = count_levels(
+        options.volume,
+        options.to,
+        scale=options.scale,
+        channel=options.channel,
+        flags=options.beam_flags,
+        overwrite=options.overwrite,
     )
-    gone = read_key(open_kvstore(folder, storage), name, folder) is None
-    StageRecords(job).begin(overwrite=options.overwrite or gone)
-    outcome = run_stages(job, options.beam_flags, chunks.roi.size / chunks.count)
-    if outcome.exit_code == COMPLETE:
-        delete_folder(open_kvstore(counting.counts_url, storage), counting.counts_url)
-    print(outcome.summary(to, options.command_to_continue))
+    print(outcome.summary(url_of(options.to), options.command_to_continue))
     return outcome.exit_code
 
 

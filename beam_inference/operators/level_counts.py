@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -161,6 +161,36 @@ class SumCounts:
             )
 
         return do
+
+
+def plan_level_stages(
+    url: str, to: str, *, scale: int, channel: Sequence[int] | None, storage: Storage
+) -> tuple[CountValues, SumCounts]:
+    """Both stages of counting a volume's values.
+
+    Args:
+        url: of the volume.
+        to: URL of the file to write; counts are put into a folder beside it.
+        scale: of the volume.
+        channel: channels to count; None for all.
+        storage: settings of the object stores.
+
+    Raises:
+        VolumeError: the volume cannot be opened.
+        ConfigError: values of its dtype cannot be counted one by one.
+    """
+    channels = None if channel is None else list(channel)
+    volume = open_volume(url, scale=scale, channel=channels, storage=storage)
+    count = CountValues(
+        path=url,
+        scale=scale,
+        channel=None if channel is None else tuple(channel),
+        storage=storage,
+        counts_url=f"{to}.parts/counts",
+        chunks=chunks_to_count(volume),
+    )
+    folder, _, name = to.rpartition("/")
+    return count, SumCounts(count, (folder, name))
 
 
 def chunks_to_count(volume: Volume) -> ChunkGrid:

@@ -1,0 +1,70 @@
+"""Counts a volume's values by a Beam pipeline, and writes the levels that jobs normalize by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from beam_inference.beam.stage_runner import (
+    StageOutcome,
+    StageRecords,
+    check_place,
+    run_stages,
+    stage_job,
+)
+from beam_inference.config.storage import Storage
+from beam_inference.operators.level_counts import described, plan_level_stages
+from beam_inference.volumes.kvstores import (
+    LOCAL,
+    delete_folder,
+    open_kvstore,
+    read_key,
+    storage_of_environment,
+    url_of,
+)
+
+
+def count_levels(
+    volume: str,
+    to: str,
+    *,
+    scale: int = 0,
+    channel: Sequence[int] | None = None,
+    storage: Storage | None = None,
+    flags: Sequence[str] = (),
+    overwrite: bool = False,
+) -> StageOutcome:
+    """Count a volume's values, overall and in each section along z, and write their levels.
+
+    A count that was interrupted goes on; one that is complete is not repeated.
+
+    Args:
+        volume: path or URL of the volume.
+        to: path or URL of the file to write; see :class:`beam_inference.operators.levels.Levels`.
+        scale: scale of the volume, 0 for the finest.
+        channel: channels to count; None for all.
+        storage: settings of the object stores; None for those of the environment.
+        flags: of Beam.
+        overwrite: whether to count again what was counted before.
+
+    Raises:
+        UserError: the values cannot be counted, or other records are in the way.
+    """
+    storage = storage_of_environment(LOCAL) if storage is None else storage
+    url = url_of(volume)
+    target = url_of(to)
+    check_place(flags, [url, target])
+    count, sum_up = plan_level_stages(url, target, scale=scale, channel=channel, storage=storage)
+    job = stage_job(
+        "levels",
+        described(url, scale, count.channel, count.volume()),
+        f"{target}.parts",
+        storage,
+        [count, sum_up],
+    )
+    folder, name = sum_up.to
+    is_absent = read_key(open_kvstore(folder, storage), name, folder) is None
+    StageRecords(job).begin(overwrite=overwrite or is_absent)
+    outcome = run_stages(job, flags, count.chunks.roi.size / count.count)
+    if outcome.is_complete:
+        delete_folder(open_kvstore(count.counts_url, storage), count.counts_url)
+    return outcome
