@@ -1,14 +1,15 @@
-"""What the two DAGs share: the deployment's settings, the form of a run, and the verification at its end.
+"""Shared parts of the two DAGs: settings, the form of a run, and the verification at its end.
 
 Settings are environment variables of every Airflow component. None of them is a secret: credentials
 are in connections.
 
-``BEAM_INFERENCE_PYTHON`` The python of the environment in which beam-inference is installed, on the
-    Airflow workers. Required.
-``BEAM_INFERENCE_<FIELD>`` What a field of the form holds unless the run says otherwise, such as
-    ``BEAM_INFERENCE_REGION=europe-west4``.
+``BEAM_INFERENCE_PYTHON``
+    The python of the environment in which beam-inference is installed, on the Airflow workers.
+    Required.
+``BEAM_INFERENCE_<FIELD>``
+    The initial value of a field of the form, such as ``BEAM_INFERENCE_REGION=europe-west4``.
 ``BEAM_INFERENCE_DATAFLOW_SCHEDULE``, ``BEAM_INFERENCE_LOCAL_SCHEDULE``
-    When runs of a DAG start by themselves, such as ``@daily``. Without it they are started by hand.
+    When runs of a DAG start by themselves, such as ``@daily``. Without it you start them by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from airflow.sdk import Context, Param
 PREFIX = "BEAM_INFERENCE_"
 
 OVERRIDES = ("input", "output", "model", "weights", "roi", "resume", "max_failed_chunks")
-"""The fields that replace what the job file says; the command line's flags have the same names."""
+"""Fields that override keys of the job file; the command line's flags have the same names."""
 
 _CORNER = "-?[0-9]+x-?[0-9]+x-?[0-9]+"
 
@@ -38,11 +39,11 @@ RUNS: dict[str, Any] = {
     "default_args": {"retries": 3},
     "tags": ["beam-inference"],
 }
-"""How both DAGs run: one run at a time, none for dates that have passed, and retries, which resume."""
+"""Settings of both DAGs: one run at a time, none for past dates, and retries, which resume."""
 
 
 def python() -> str:
-    """The python that has beam-inference.
+    """Path of the python that has beam-inference.
 
     Raises:
         LookupError: it is not set; Airflow then shows the message as an import error of the DAG.
@@ -66,10 +67,12 @@ def field(
     required: bool = False,
     **schema: Any,
 ) -> dict[str, Param]:
-    """One field of the form, by its name. One that is required cannot be left empty; it may have a default, though.
+    """One field of the form, by its name; a required field cannot be left empty.
+
+    A required field may have a default. The environment may preset any field.
 
     Raises:
-        ValueError: the environment presets it with what it cannot hold.
+        ValueError: the environment presets the field with a value of another type.
     """
     preset = os.environ.get(PREFIX + name.upper())
     if preset:
@@ -98,19 +101,19 @@ def _parsed(name: str, preset: str, type: str) -> Any:
 
 
 def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
-    """The fields of every run: the job file, what replaces its keys, and how it is verified.
+    """Fields of every run: the job file, overrides of its keys, and how it is verified.
 
     Args:
-        job: Pattern of the job file's place.
-        source: Pattern of what is read.
-        target: Pattern of what is written.
+        job: Pattern of the job file's URL or path.
+        source: Pattern of URLs or paths that are read.
+        target: Pattern of URLs or paths that are written.
     """
-    instead: dict[str, Any] = {"section": "Instead of what the job file says"}
+    instead: dict[str, Any] = {"section": "Overrides of the job file"}
     return {
         **field(
             "job",
             "Job file",
-            "YAML. {{ ds }} stands for the run's date.",
+            "A YAML file. {{ ds }} stands for the run's date.",
             required=True,
             pattern=job,
         ),
@@ -133,7 +136,7 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
         ),
         **field(
             "max_failed_chunks",
-            "Bound of quarantined chunks",
+            "Largest number of quarantined chunks",
             "job.max_failed_chunks",
             type="integer",
             minimum=0,
@@ -142,14 +145,14 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
         **field(
             "resume",
             "Resume",
-            "Skip chunks that have a receipt; retries need it. job.resume",
+            "Skip chunks that have a receipt; retries need this. job.resume",
             type="boolean",
             required=True,
             default=True,
             **instead,
         ),
         **field(
-            "chunks", "Chunks file", "Do only the chunks of a quarantine file.", pattern=source
+            "chunks", "Chunks file", "Compute only the chunks of a quarantine file.", pattern=source
         ),
         **field(
             "deep",
@@ -163,7 +166,7 @@ def job_fields(job: str, source: str, target: str) -> dict[str, Param]:
 
 
 def given(context: Context, name: str) -> str | None:
-    """A field as a flag's value; None where it is empty."""
+    """Value of a field as a flag's value; None where it is empty."""
     value = context["params"][name]
     if value is None:
         return None
@@ -173,19 +176,19 @@ def given(context: Context, name: str) -> str | None:
 
 
 def all_given(context: Context, *names: str) -> dict[str, str]:
-    """Those of the fields that are not empty."""
+    """Values of the named fields that are not empty."""
     values = {name: given(context, name) for name in names}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def date_of(context: Context) -> datetime:
-    """The date that a run is for; runs by hand may have none, and are then for the day on which they were started."""
+    """Date that a run is for; a run by hand without a date is for the day it was started."""
     run = context["dag_run"]
     return run.logical_date or run.run_after
 
 
 def verification() -> BashOperator:
-    """The task that fails unless every chunk of the job is done."""
+    """Task that fails unless every chunk of the job is done."""
     interpreter = python()
 
     def command(context: Context, **_: object) -> str:

@@ -1,12 +1,13 @@
-"""A DAG that runs a job of beam-inference on Dataflow, from its Flex Template, and verifies that it is complete.
+"""A DAG that runs a beam-inference job on Dataflow from its Flex Template, and verifies it.
 
 wait_for_input
-    Waits until the input's marker is there. Skipped without one.
-run Starts the Dataflow job, or waits for the one that an earlier attempt of this run started. Its
-    name follows from the run, so that Dataflow, too, refuses a second one beside it. After a failed
-    or lost job, a retry starts another, which does only what has no receipt yet.
+    Waits until the input's marker exists. Skipped if there is no marker.
+run
+    Starts the Dataflow job, or waits for the job that an earlier attempt of this run started. The
+    job's name follows from the run, so Dataflow also refuses a second one at the same time. After
+    a failed or lost job, a retry starts another job, which does only chunks without a receipt.
 verify
-    Fails unless every chunk is done: missing or quarantined ones are listed in its log.
+    Fails unless every chunk is done. Its log lists missing and quarantined chunks.
 
 Connection: ``google_cloud_default``. Project, region, template, image and so on are fields of the
     form; their defaults come from the environment, as ``beam_inference_common`` says. See
@@ -44,7 +45,7 @@ from beam_inference_common import (
 
 GPU_FIELDS = ("gpu", "gpu_count", "gpu_driver", "gpu_sharing")
 TEMPLATE_FIELDS = ("job", "sdk_container_image", *OVERRIDES, "chunks", *GPU_FIELDS)
-"""The fields that are parameters of the Flex Template, under the same names."""
+"""Fields that are parameters of the Flex Template, under the same names."""
 
 ENVIRONMENT_FIELDS = {
     "service_account": "serviceAccountEmail",
@@ -57,7 +58,7 @@ ENVIRONMENT_FIELDS = {
     "subnetwork": "subnetwork",
     "ip_configuration": "ipConfiguration",
 }
-"""The fields that are keys of the launch's environment."""
+"""Fields that are keys of the launch's environment, by their names in the form."""
 
 _BUCKET = "^gs://.+$"
 _SOURCE = "^(gs|s3|https?)://.+$"
@@ -74,17 +75,22 @@ def _form() -> dict[str, Any]:
             "marker",
             "Marker",
             "The object to wait for, in the input's folder or as gs://…. For precomputed: info, "
-            "zarr v3: zarr.json, zarr v2: .zarray; these say that the input was created, not that "
-            "it is filled. Empty: do not wait.",
+            "zarr v3: zarr.json, zarr v2: .zarray. These exist once the input is created, not "
+            "only once it is filled. Empty: do not wait.",
             default="info",
         ),
         **field(
-            "template", "Flex Template", "Its gs:// file.", required=True, pattern=_BUCKET, **place
+            "template",
+            "Flex Template",
+            "The template's gs:// file.",
+            required=True,
+            pattern=_BUCKET,
+            **place,
         ),
         **field(
             "sdk_container_image",
             "Image",
-            "The template's image, with its tag: the workers run in it, too.",
+            "The template's image, with its tag; the workers run in it as well.",
             required=True,
             pattern="^[^/ ]+/[^ ]+(:[A-Za-z0-9_][A-Za-z0-9_.-]*|@sha256:[0-9a-f]{64})$",
             **place,
@@ -100,7 +106,7 @@ def _form() -> dict[str, Any]:
         **field(
             "project",
             "Project",
-            "Empty: the connection's.",
+            "Empty: the project of the connection.",
             pattern="^[a-z][a-z0-9.:-]+[a-z0-9]$",
             **place,
         ),
@@ -147,7 +153,7 @@ def _form() -> dict[str, Any]:
 
 
 def job_name(context: Context) -> str:
-    """The Dataflow job's name: the same for every attempt of a run, and another for every other run."""
+    """Name of the Dataflow job: the same for all attempts of a run, different for each run."""
     dag_id = context["dag"].dag_id
     run_id = context["run_id"]
     digest = hashlib.sha256(f"{dag_id} {run_id}".encode()).hexdigest()[:8]
@@ -155,7 +161,7 @@ def job_name(context: Context) -> str:
 
 
 def launch_request(context: Context, **_: object) -> dict[str, Any]:
-    """What is asked of Dataflow."""
+    """Request that launches the template on Dataflow."""
     environment = all_given(context, *ENVIRONMENT_FIELDS)
     return {
         "launchParameter": {
@@ -168,7 +174,7 @@ def launch_request(context: Context, **_: object) -> dict[str, Any]:
 
 
 def marker(context: Context) -> tuple[str, str]:
-    """Bucket and name of the object that is waited for; empty where there is none."""
+    """Bucket and name of the object to wait for; both empty if there is none."""
     name = given(context, "marker") or ""
     folder = given(context, "input") or ""
     url = urlsplit(name if "://" in name or not name else f"{folder.rstrip('/')}/{name}")
@@ -176,7 +182,7 @@ def marker(context: Context) -> tuple[str, str]:
 
 
 def skip_without_marker(context: Context) -> None:
-    """Skip the waiting where there is nothing to wait for."""
+    """Skip the task if there is nothing to wait for."""
     if not marker(context)[0]:
         raise AirflowSkipException(
             "not waiting: no marker, no input in the form, or the input is not in gs://"
@@ -184,10 +190,10 @@ def skip_without_marker(context: Context) -> None:
 
 
 class RunOnceOperator(DataflowStartFlexTemplateOperator):
-    """Runs a Flex Template once per DAG run: an attempt that finds the job of an earlier one does not start another."""
+    """Runs a Flex Template once per DAG run: later attempts wait for the job of an earlier one."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Start the job, or find it, and wait for its end."""
+        """Start the job, or find the job of an earlier attempt, and wait for its end."""
         self.project_id = self.project_id or self.hook.project_id
         earlier = self._newest()
         if (
@@ -218,15 +224,15 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
         return job
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """The end of a job that this attempt started."""
+        """Judge the job that this attempt started, at its end."""
         return self._judged(event, cancelled=AirflowFailException)
 
     def found_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
-        """The end of a job that this attempt found: if the task was cleared, that has cancelled it meanwhile."""
+        """Judge the job that this attempt found; clearing the task may have cancelled it."""
         return self._judged(event, cancelled=AirflowException)
 
     def _judged(self, event: dict[str, Any], cancelled: type[AirflowException]) -> dict[str, Any]:
-        """Judge by the job itself: the trigger also ends when the API does not answer."""
+        """Judge by the job's state: the trigger also ends when the API does not answer."""
         self.project_id = self.project_id or self.hook.project_id
         job = self._newest()
         if job is None:
@@ -242,7 +248,7 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
         return job
 
     def _newest(self) -> dict[str, Any] | None:
-        """The newest job of this name."""
+        """Newest job of this name, or None."""
         return max(self._jobs(self.body["launchParameter"]["jobName"]), key=_created, default=None)
 
     def _jobs(self, name: str) -> Iterator[dict[str, Any]]:
@@ -255,7 +261,7 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
 
     @staticmethod
     def _is_over(job: dict[str, Any], since: datetime | None) -> bool:
-        """Ended without success, or done before the run was cleared: both mean that another job is needed."""
+        """Whether another job is needed: this one failed, or was done before the run was cleared."""
         if job["currentState"] == DataflowJobStatus.JOB_STATE_DONE:
             return since is not None and _created(job) < since
         return job["currentState"] in DataflowJobStatus.TERMINAL_STATES

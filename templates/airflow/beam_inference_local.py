@@ -1,9 +1,10 @@
-"""A DAG that runs a job of beam-inference where Airflow's workers are, or on a Beam runner they reach, and verifies it.
+"""A DAG that runs a beam-inference job on Airflow's workers or on a Beam runner, and verifies it.
 
-run ``main.py`` with the job file and the fields of the form, in the python that has beam-inference.
-    A retry does what has no receipt yet.
+run
+    Runs ``main.py`` with the job file and the fields of the form, in the python that has
+    beam-inference. A retry does only chunks without a receipt.
 verify
-    Fails unless every chunk is done: missing or quarantined ones are listed in its log.
+    Fails unless every chunk is done. Its log lists missing and quarantined chunks.
 
 No connection is needed. ``BEAM_INFERENCE_MAIN`` is the path of ``templates/main.py``, unless this
 file lies in its checkout; the other settings are those of ``beam_inference_common``. See
@@ -39,15 +40,15 @@ _PLACE = "^(/|[a-z][a-z0-9+.-]*://).+$"
 
 
 def flags(context: Context, **_: object) -> dict[str, Any]:
-    """The flags of ``main.py``."""
+    """Flags for ``main.py``."""
     return {**context["params"]["beam_flags"], **all_given(context, "job", *OVERRIDES, "chunks")}
 
 
 class RunOperator(BeamRunPythonPipelineOperator):
-    """Runs ``main.py``, and minds how it ended."""
+    """Runs ``main.py``, and distinguishes how it ended by its exit code."""
 
     def execute(self, context: Context) -> None:
-        """Run it; what is quarantined is left to the verification, and a mistake in the job is not retried."""
+        """Run it; leave quarantined chunks to the verification, and do not retry bad input."""
         try:
             super().execute(context)
         except AirflowException as error:
@@ -55,11 +56,11 @@ class RunOperator(BeamRunPythonPipelineOperator):
             code = int(match[1]) if match else None
             if code == BAD_INPUT:
                 raise AirflowFailException(
-                    "refused as bad input, for the reason above; trying again is no use"
+                    "refused as bad input, for the reason above; a retry would not help"
                 ) from None
             if code != QUARANTINED:
                 raise
-            self.log.warning("finished, with quarantined chunks: the verification lists them")
+            self.log.warning("finished with quarantined chunks; the verification lists them")
 
 
 with DAG(
@@ -72,7 +73,7 @@ with DAG(
         **field(
             "runner",
             "Runner",
-            "Beam's.",
+            "The Beam runner.",
             required=True,
             default="DirectRunner",
             pattern="^[A-Za-z.]+$",
