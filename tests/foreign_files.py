@@ -1,4 +1,4 @@
-"""Files as other programs write them, byte by byte, by what the formats' specifications say."""
+"""Files as other programs write them, byte by byte, after the formats' specifications."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def nifti_bytes(
     order="<",
     qform=0,
 ):
-    """NIfTI-1 of an array (z, y, x) or (c, z, y, x); zooms, matrix and origin in x, y, z; unit 2 is millimetres."""
+    """A NIfTI-1 file of an array (z, y, x) or (c, z, y, x).
+
+    Zooms, matrix and origin are in the order x, y, z; unit 2 is millimetres.
+    """
     header = bytearray(348)
     shape = array.shape[::-1]
     dim = [len(shape), *shape, *[1] * (7 - len(shape))]
@@ -43,7 +46,7 @@ def nifti_bytes(
 
 
 def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
-    """NRRD of an array whose axes are those of the file, slowest first, with further lines of header."""
+    """An NRRD file of an array with its axes, slowest first; ``lines`` go into the header."""
     types = {
         "float32": "float",
         "float64": "double",
@@ -67,7 +70,10 @@ def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
 
 
 def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, imod=None):
-    """MRC2014 of an array (z, y, x); size and start in x, y, z; ``imod`` are its flags, if it wrote the file."""
+    """An MRC2014 file of an array (z, y, x); size and start are in the order x, y, z.
+
+    ``imod`` are IMOD's flags, if it is to have written the file.
+    """
     modes = {"int8": 0, "uint8": 0, "int16": 1, "float32": 2, "uint16": 6, "float16": 12}
     header = bytearray(1024)
     nx, ny, nz = array.shape[::-1]
@@ -86,7 +92,10 @@ def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, i
 
 
 def tiff_bytes(array, *, order=">", tile=None, rows=None):
-    """Uncompressed TIFF of the slices of an array (z, y, x), in strips of some rows or in square tiles."""
+    """An uncompressed TIFF file of the slices of an array (z, y, x).
+
+    Slices are in strips of ``rows`` rows, or in square tiles with an edge of ``tile``.
+    """
     array = array.astype(array.dtype.newbyteorder(order))
     data = bytearray()
     pages = []
@@ -154,6 +163,6 @@ def tiff_bytes(array, *, order=">", tile=None, rows=None):
 
 
 def write_file(path: Path, content: bytes) -> str:
-    """The path, with a file there; compressed if its name ends with .gz."""
+    """Write a file, compressed if its name ends with .gz, and return its path."""
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return str(path)

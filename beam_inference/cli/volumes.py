@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
 from beam_inference.cli.command import (
@@ -16,6 +17,9 @@ from beam_inference.cli.command import (
 )
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.geometry.zyx import Zyx
+
+if TYPE_CHECKING:
+    from beam_inference.conversion.convert import ConversionPlan
 
 
 def add(subparsers: Subparsers) -> None:
@@ -130,27 +134,64 @@ def _add_convert(subparsers: Subparsers) -> None:
 
 def convert(options: ConvertOptions) -> int:
     """Convert a volume from one format into another."""
-    from beam_inference.conversion.convert import Request
-    from beam_inference.conversion.convert import convert as convert_volume
+    from beam_inference.conversion.convert import plan_conversion
+    from beam_inference.conversion.options import ConversionOptions
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 
-    request = Request(
-        source=options.source,
-        target=options.target,
-        format=options.format,
-        dataset=options.dataset,
-        scale=options.scale,
-        block_shape=options.block_shape,
-        shard_shape=options.shard_shape,
-        encoding=options.encoding,
-        labels=options.labels,
-        voxel_size_nm=options.voxel_size,
-        offset=options.offset,
-        drop=tuple(word for word in options.drop.split(",") if word),
-        overwrite=options.overwrite,
-        storage=storage_of_environment(LOCAL),
+    plan = plan_conversion(
+        options.source,
+        options.target,
+        ConversionOptions(
+            format=options.format,
+            dataset=options.dataset,
+            scale=options.scale,
+            block_shape=options.block_shape,
+            shard_shape=options.shard_shape,
+            encoding=options.encoding,
+            labels=options.labels,
+            voxel_size_nm=options.voxel_size,
+            offset=options.offset,
+            drop=tuple(word for word in options.drop.split(",") if word),
+            overwrite=options.overwrite,
+            storage=storage_of_environment(LOCAL),
+            flags=tuple(options.beam_flags),
+        ),
     )
-    return convert_volume(request, options.beam_flags, options.command_text)
+    _print_conversion(plan)
+    result = plan.run()
+    if result.outcome is None:
+        print(f"complete: {result.target}")
+    else:
+        print(result.outcome.summary(result.target, options.command_text))
+    return result.exit_code
+
+
+def _print_conversion(plan: ConversionPlan) -> None:
+    """Print what will be converted into what; notes on the source go to stderr."""
+    from beam_inference.conversion.file_conversion import FileConversion
+
+    info = plan.source.info
+    size = "not stated" if info.voxel_size_nm is None else f"{_by(info.voxel_size_nm)} nm"
+    print(
+        f"source: {_by(info.bounds.shape)} voxels (z, y, x) from {info.bounds.start}, "
+        f"{info.channels} channel{'' if info.channels == 1 else 's'} of {info.dtype}; voxel "
+        f"size {size}; {info.nbytes / 2**20:.1f} MiB"
+    )
+    for note in info.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if isinstance(plan, FileConversion):
+        print(f"target: {plan.path}, {plan.format}")
+        return
+    spec = plan.spec
+    print(
+        f"target: {plan.target}, {spec.format}, blocks of {_by(spec.block_shape)}, voxels "
+        f"{spec.bounds}"
+    )
+    print(f"chunks: {plan.task.count} of {_by(plan.task.shapes.chunk)}")
+
+
+def _by(values: Sequence[float]) -> str:
+    return " × ".join(f"{value:.9g}" for value in values)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,28 @@
-"""Conversion into a volume of blocks: one stage of chunks."""
+"""The stage that copies a source into a volume of blocks, chunk by chunk."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from beam_inference.beam.stages import DoChunk
 from beam_inference.config.formats import OutputSpec
-from beam_inference.conversion.copying import ChunkShapes, choose_chunk_shapes, copy, moved
-from beam_inference.conversion.protocol import Source
+from beam_inference.conversion.copying import (
+    WINDOW_BYTES,
+    ChunkShapes,
+    choose_chunk_shapes,
+    copy,
+)
+from beam_inference.conversion.protocol import Source, Voxels
 from beam_inference.errors import WorkerFault
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.outputs import open_output
 
-_EDGE = 64
-_SMALLEST = 16
+_CUBE_EDGE = 64
+_FLAT_DEPTH = 16
+_FLAT_EDGE = 128
 
 
 @dataclass(frozen=True)
@@ -26,34 +30,36 @@ class CopyBlocks:
     """The stage that copies a source into a volume; a ChunkStage.
 
     Attributes:
-        source: what is read.
-        target: what is written, and exists when the stage begins.
-        box: where in the target the source's voxels come to lie.
+        source: the volume to read.
+        target: the volume to write; it exists when the stage begins.
+        box: where in the target the source's voxels are to lie.
+        window_bytes: bytes of the source that a thread holds at a time.
     """
 
     source: Source
     target: OutputSpec
     box: BoundingBox
+    window_bytes: int = WINDOW_BYTES
 
     @property
     def name(self) -> str:
-        """Of the stage."""
+        """Name of the stage."""
         return "copy"
 
     @property
     def shapes(self) -> ChunkShapes:
-        """How the source is cut, into whole shards or blocks."""
-        return choose_chunk_shapes(self.source.info, self.target.write_shape)
+        """The shapes of chunks and windows: whole shards or blocks of the target."""
+        return choose_chunk_shapes(self.source.info, self.target.write_shape, self.window_bytes)
 
     @property
     def grid(self) -> ChunkGrid:
-        """The chunks, on the target's blocks: the first ones may begin before the box."""
+        """The chunks, aligned with the target's blocks: the first may begin before the box."""
         origin = self.target.bounds.start
         block = self.target.write_shape
-        start = tuple(
+        start = zyx.triple(
             o + (a - o) // b * b for a, o, b in zip(self.box.start, origin, block, strict=True)
         )
-        return ChunkGrid(BoundingBox(start, self.box.stop), self.shapes.chunk)  # type: ignore[arg-type]
+        return ChunkGrid(BoundingBox(start, self.box.stop), self.shapes.chunk)
 
     @property
     def count(self) -> int:
@@ -61,39 +67,40 @@ class CopyBlocks:
         return self.grid.count
 
     def make_worker(self) -> DoChunk:
-        """Open both; what is returned copies one chunk."""
+        """Open source and target; the function returned copies one chunk."""
         read = self.source.open()
         volume = open_output(self.target)
         if volume is None:
             raise WorkerFault(f"the target {self.target.url} is gone")
-        start = self.source.info.bounds.start
-        back: Zyx = (
-            start[0] - self.box.start[0],
-            start[1] - self.box.start[1],
-            start[2] - self.box.start[2],
-        )
+        info = self.source.info
+        to_source = zyx.subtract(info.bounds.start, self.box.start)
+        shapes = self.shapes
+        grid = self.grid
 
-        def read_moved(box: BoundingBox) -> NDArray[Any]:
-            return read(moved(box, back))
+        def read_for_target(box: BoundingBox) -> Voxels:
+            return read(box.translate(to_source))
 
-        def do(index: int) -> None:
-            box = self.grid.core_box(index).intersection(self.box)
+        def copy_chunk(index: int) -> None:
+            box = grid.core_box(index).intersection(self.box)
             if box.size:
-                copy(read_moved, volume.write, box, self.shapes, self.source.info)
+                copy(read_for_target, volume.write, box, shapes, info, self.window_bytes)
 
-        return do
+        return copy_chunk
 
 
-def default_block_shape(shape: Zyx, voxel_size_nm: tuple[float, float, float]) -> Zyx:
-    """Blocks of some 64³ voxels: cubes of space, as far as powers of two go; not deeper than the volume.
+def default_block_shape(shape: Zyx, voxel_size_nm: VoxelSizeNm) -> Zyx:
+    """A shape of blocks, ZYX, of some 64³ voxels, not much deeper than the volume.
 
-    >>> default_block_shape((500, 2000, 2000), (8, 8, 8)), default_block_shape((500, 2000, 2000), (40, 4, 4))
-    ((64, 64, 64), (16, 128, 128))
+    Blocks are cubes in space as far as powers of two go: flat where sections are thick.
+
+    >>> default_block_shape((500, 2000, 2000), (8, 8, 8))
+    (64, 64, 64)
+    >>> default_block_shape((500, 2000, 2000), (40, 4, 4))
+    (16, 128, 128)
     """
-    ratio = voxel_size_nm[0] / min(voxel_size_nm[1:])
-    z, yx = (_EDGE, _EDGE) if ratio < 4 else (_SMALLEST, 2 * _EDGE)
-    while z >= 2 * shape[0] and z > 1:
-        z //= 2
-    if z <= _SMALLEST:
-        yx = 2 * _EDGE
-    return (z, yx, yx)
+    is_anisotropic = voxel_size_nm[0] / min(voxel_size_nm[1:]) >= 4
+    depth = _FLAT_DEPTH if is_anisotropic else _CUBE_EDGE
+    while depth >= 2 * shape[0] and depth > 1:
+        depth //= 2
+    edge = _FLAT_EDGE if depth <= _FLAT_DEPTH else _CUBE_EDGE
+    return (depth, edge, edge)

@@ -1,8 +1,11 @@
-"""What a single file is to hold."""
+"""The volume that a single file is to hold."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from beam_inference.conversion.raw_array import RawLayout
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -14,10 +17,10 @@ class FileSpec:
     """A volume that one file is to hold.
 
     Attributes:
-        bounds: ZYX; its start is the offset.
+        bounds: its box, ZYX; the start is the offset.
         channels: number of channels.
         dtype: name of the dtype.
-        voxel_size_nm: ZYX, or None: then the file does not say.
+        voxel_size_nm: ZYX, or None if the file is not to say.
     """
 
     bounds: BoundingBox
@@ -30,22 +33,15 @@ class FileSpec:
         """(channels, z, y, x), or (z, y, x) of a single channel."""
         return (self.channels, *self.bounds.shape) if self.channels > 1 else self.bounds.shape
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all voxels."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
     def layout(self, offset: int) -> RawLayout:
-        """The array in C order from a byte of the file on, little-endian."""
-        dtype = (
-            "|u1"
-            if self.dtype == "uint8"
-            else "|i1"
-            if self.dtype == "int8"
-            else _little_endian(self.dtype)
-        )
+        """The array in C order from the byte ``offset`` of a file on, little-endian."""
+        dtype = np.dtype(self.dtype).newbyteorder("<").str
         return RawLayout(dtype, self.shape, "CZYX"[-len(self.shape) :], offset)
-
-
-def _little_endian(dtype: str) -> str:
-    import numpy as np
-
-    return np.dtype(dtype).newbyteorder("<").str
 
 
 def xyz(values: tuple[float, float, float] | Zyx) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Which source a path or URL is."""
+"""The source that a path, glob or URL names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from beam_inference.conversion.protocol import Read, Source, SourceInfo
 from beam_inference.conversion.stacks import slice_stack
 from beam_inference.conversion.tiff import tiff_source
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import local_folder
 from beam_inference.volumes.opening import open_volume
 
-_PLAIN: dict[str, Callable[[str], Source]] = {
+_WITHOUT_DATASETS: dict[str, Callable[[str], Source]] = {
     ".npy": npy_source,
     **dict.fromkeys((".nii", ".nii.gz"), nifti_source),
     **dict.fromkeys((".nrrd", ".nhdr"), nrrd_source),
@@ -38,7 +39,7 @@ _WITH_DATASETS: dict[str, Callable[[str, str | None], Source]] = {
     **dict.fromkeys((".tif", ".tiff"), tiff_source),
 }
 _SLICES = (".png", ".jpg", ".jpeg")
-_SUFFIXES = (*_PLAIN, *_WITH_DATASETS, *_SLICES)
+_SUFFIXES = (*_WITHOUT_DATASETS, *_WITH_DATASETS, *_SLICES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +47,11 @@ class StoredVolume:
     """A volume that :func:`beam_inference.volumes.opening.open_volume` reads.
 
     Attributes:
-        url: where it lies. scale: which one of a pyramid.
-        storage: how it is reached.
-        info: what is known of it.
-        place: where it lies, made canonical.
+        url: URL of the volume.
+        scale: number of the scale in a pyramid.
+        storage: how object stores are reached.
+        info: its extent, dtype, and so on.
+        place: canonical form of the URL.
     """
 
     url: str
@@ -60,24 +62,27 @@ class StoredVolume:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """Its place; nobody writes to a source while it is converted."""
+        """URL and scale: nobody writes to a source while it is converted."""
         return {"volume": self.url, "scale": self.scale}
 
     def open(self) -> Read:
-        """Open it."""
+        """Open the volume."""
         return open_volume(self.url, scale=self.scale, storage=self.storage).read
 
 
 def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
-    """A volume in TensorStore's formats, by URL.
+    """The volume at a URL, in a format of TensorStore's.
 
     Raises:
         VolumeError: it cannot be opened.
     """
     volume = open_volume(url, scale=scale, storage=storage)
-    z, y, x = (max(1, int(n)) for n in volume.read_shape)
     info = SourceInfo(
-        volume.bounds, volume.channels, volume.dtype.name, volume.voxel_size_nm, (z, y, x)
+        volume.bounds,
+        volume.channels,
+        volume.dtype.name,
+        volume.voxel_size_nm,
+        grain=zyx.triple(max(1, int(n)) for n in volume.read_shape),
     )
     return StoredVolume(url, scale, storage, info, volume.place)
 
@@ -85,45 +90,59 @@ def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
 def find_source(path: str, dataset: str | None, scale: int, storage: Storage) -> Source:
     """The source at a path, glob or URL; a dataset may stand behind it as ``file.h5:name``.
 
+    Args:
+        path: path, glob or URL.
+        dataset: name of a dataset in a file with several.
+        scale: number of a scale in a volume with several; 0 is the finest.
+        storage: how object stores are reached.
+
     Raises:
-        UserError: nothing is there that can be read, or a library is not installed.
+        UserError: there is nothing that can be read, or a library is not installed.
     """
-    if "|" in path or ("://" in path and not path.startswith("file://")):
-        suffix = _suffix(path)
-        if "|" not in path and suffix is not None:
+    is_url = "://" in path and not path.startswith("file://")
+    if is_url or "|" in path:  # "|" separates the parts of TensorStore's own URLs
+        if "|" not in path and _suffix(path) is not None:
             raise ConfigError(
                 f"{path}: single files are read from this machine's disks only. Copy it here first."
             )
         return stored_volume(path, scale, storage)
-    local = str(local_folder(path) or path)
-    local, named = split_dataset(local)
-    dataset = dataset or named
-    suffix = _suffix(local)
-    found = Path(local)
-    if dataset is not None and suffix not in _WITH_DATASETS:
+    local, dataset_in_path = split_dataset(str(local_folder(path) or path))
+    return _local_source(local, dataset or dataset_in_path, scale, storage)
+
+
+def _local_source(local: str, dataset: str | None, scale: int, storage: Storage) -> Source:
+    path = Path(local)
+    if dataset is not None and _suffix(local) not in _WITH_DATASETS:
         raise ConfigError(
             f"--dataset {dataset}: {local} has no datasets. HDF5, .npz and TIFF files have."
         )
-    if scale and not (found.is_dir() and volume_at(found.absolute().as_uri(), storage)):
+    if path.is_dir():
+        url = path.absolute().as_uri()
+        if volume_at(url, storage):
+            return stored_volume(url, scale, storage)
+    if scale:
         raise ConfigError(
             f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have"
         )
-    if found.is_dir():
-        url = found.absolute().as_uri()
-        return stored_volume(url, scale, storage) if volume_at(url, storage) else slice_stack(local)
-    if found.is_file():
-        if suffix in _PLAIN:
-            return _PLAIN[suffix](str(found.absolute()))
-        if suffix in _WITH_DATASETS:
-            return _WITH_DATASETS[suffix](str(found.absolute()), dataset)
-        if suffix in _SLICES:
-            return slice_stack(local)
-        raise VolumeError(
-            f"{local} is of no kind that is known here, by its name: {', '.join(sorted(_SUFFIXES))}"
-        )
-    if re.search(r"[*?\[]", local):
+    if path.is_file():
+        return _file_source(local, dataset)
+    if path.is_dir() or re.search(r"[*?\[]", local):
         return slice_stack(local)
     raise VolumeError(f"there is nothing at {local}")
+
+
+def _file_source(local: str, dataset: str | None) -> Source:
+    suffix = _suffix(local)
+    path = str(Path(local).absolute())
+    if suffix in _WITHOUT_DATASETS:
+        return _WITHOUT_DATASETS[suffix](path)
+    if suffix in _WITH_DATASETS:
+        return _WITH_DATASETS[suffix](path, dataset)
+    if suffix in _SLICES:
+        return slice_stack(local)
+    raise VolumeError(
+        f"{local} is of no kind that is known here, by its name: {', '.join(sorted(_SUFFIXES))}"
+    )
 
 
 def split_dataset(path: str) -> tuple[str, str | None]:
@@ -132,13 +151,14 @@ def split_dataset(path: str) -> tuple[str, str | None]:
     >>> split_dataset("a/em.h5:volumes/raw"), split_dataset("em.npy")
     (('a/em.h5', 'volumes/raw'), ('em.npy', None))
     """
-    named = re.fullmatch(r"(.+\.(?:h5|hdf5|hdf|npz)):(.+)", path, re.IGNORECASE)
-    return (named[1], named[2]) if named and not Path(path).exists() else (path, None)
+    match = re.fullmatch(r"(.+\.(?:h5|hdf5|hdf|npz)):(.+)", path, re.IGNORECASE)
+    if match is None or Path(path).exists():
+        return path, None
+    return match[1], match[2]
 
 
 def _suffix(path: str) -> str | None:
+    """The longest of all known suffixes that a path ends with, or None."""
     name = path.lower()
-    return next(
-        (suffix for suffix in sorted(_SUFFIXES, key=len, reverse=True) if name.endswith(suffix)),
-        None,
-    )
+    longest_first = sorted(_SUFFIXES, key=len, reverse=True)
+    return next((suffix for suffix in longest_first if name.endswith(suffix)), None)

@@ -1,4 +1,4 @@
-"""HDF5: a dataset of a file, with voxel size and offset as CREMI's files and Fiji's plugin state them."""
+"""HDF5 files: one dataset, with voxel size and offset as CREMI and Fiji's plugin state them."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import (
     FREE,
+    Placement,
     Read,
     SourceInfo,
+    Voxels,
     as_czyx,
-    library,
+    import_library,
     number_dtype,
     voxel_offset,
 )
 from beam_inference.conversion.raw_array import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.geometry.zyx import Zyx
 
-_EDGE = 64
+_CHUNK_EDGE = 64
 _DEFAULT_NAME = "main"
+_NAMES_IN_MESSAGE = 10
+_NM_PER_UM = 1e3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ class Hdf5Source:
     """A dataset with the axes z, y, x and perhaps one of channels.
 
     Attributes:
-        path: of the file.
-        dataset: its name in there.
-        axes: a letter for each of its axes, such as "CZYX".
-        info: what is known of it.
+        path: path of the file.
+        dataset: name of the dataset in the file.
+        axes: a letter for each axis of the dataset, such as "CZYX".
+        info: its extent, dtype, and so on.
     """
 
     path: str
@@ -48,24 +51,22 @@ class Hdf5Source:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The file as it is."""
+        """Path, size and time of the file, and the dataset's name."""
         return file_identity(self.path) | {"dataset": self.dataset}
 
     def open(self) -> Read:
         """Open the file; HDF5 reads one window at a time."""
-        file = _opened(self.path)
+        file = _open_file(self.path)
         dataset = file[self.dataset]
-        origin = self.info.bounds.start
+        bounds = self.info.bounds
         lock = threading.Lock()
 
-        def read(box: BoundingBox) -> NDArray[Any]:
-            windows = {
-                axis: slice(a - o, b - o)
-                for axis, a, b, o in zip("ZYX", box.start, box.stop, origin, strict=True)
-            }
+        def read(box: BoundingBox) -> Voxels:
+            windows = dict(zip("ZYX", box.slices_in(bounds), strict=True))
+            index = tuple(windows.get(axis, slice(None)) for axis in self.axes)
             try:
                 with lock:
-                    array = dataset[tuple(windows.get(axis, slice(None)) for axis in self.axes)]
+                    array = dataset[index]
             except (OSError, ValueError) as error:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.path}:{self.dataset}: {error}"
@@ -76,8 +77,8 @@ class Hdf5Source:
         return read
 
 
-def _opened(path: str) -> Any:
-    h5py = library("h5py", "HDF5")
+def _open_file(path: str) -> Any:
+    h5py = import_library("h5py", "HDF5")
     with suppress(ImportError):
         import hdf5plugin  # noqa: F401 - further compressions, where they are installed
     try:
@@ -87,56 +88,73 @@ def _opened(path: str) -> Any:
 
 
 def hdf5_source(path: str, name: str | None) -> Hdf5Source:
-    """The dataset ``name`` of a file, or the only one with three axes or four.
+    """The dataset ``name`` of a file, or the only one with three or four axes.
 
     Raises:
-        VolumeError: it is not there, or no volume of numbers.
+        VolumeError: there is no such dataset, or it is no volume of numbers.
         ConfigError: h5py is not installed.
     """
-    with _opened(path) as file:
-        found = _volumes(file)
-        if name is None and len(found) != 1:
-            raise VolumeError(f"{path} holds {_told(found)}: name one, as {path}:NAME")
-        name = (name or found[0]).strip("/")
+    with _open_file(path) as file:
+        names = _volume_names(file)
+        if name is None and len(names) != 1:
+            raise VolumeError(f"{path} holds {_enumerate(names)}: name one, as {path}:NAME")
+        name = (name or names[0]).strip("/")
         if name not in file or not hasattr(file[name], "shape"):
-            raise VolumeError(f"{path} has no dataset {name}; it holds {_told(found)}")
+            raise VolumeError(f"{path} has no dataset {name}; it holds {_enumerate(names)}")
         dataset = file[name]
         axes = _axes(f"{path}:{name}", dataset)
-        extent = dict(zip(axes, dataset.shape, strict=True))
-        shape: Zyx = (int(extent["Z"]), int(extent["Y"]), int(extent["X"]))
-        size, offset, notes = _geometry(dataset)
-        chunks = dict(zip(axes, dataset.chunks or (), strict=bool(dataset.chunks)))
-        grain: Zyx = (chunks["Z"], chunks["Y"], chunks["X"]) if chunks else FREE
-        stop = (offset[0] + shape[0], offset[1] + shape[1], offset[2] + shape[2])
-        dtype = number_dtype(dataset.dtype, f"{path}:{name}")
-        info = SourceInfo(
-            BoundingBox(offset, stop), int(extent.get("C", 1)), dtype, size, grain, notes
-        )
+        info = _info(f"{path}:{name}", dataset, axes)
         if dataset.size:
-            try:
-                dataset[(0,) * dataset.ndim]
-            except OSError as error:
-                raise VolumeError(
-                    f"{path}:{name} cannot be decoded: {error}. If it needs a plugin: pip install "
-                    "hdf5plugin"
-                ) from None
+            _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)
 
 
-def _volumes(file: Any) -> list[str]:
-    found: list[str] = []
-    file.visititems(
-        lambda name, item: found.append(name) if len(getattr(item, "shape", ())) in (3, 4) else None
+def _info(name: str, dataset: Any, axes: str) -> SourceInfo:
+    extent = dict(zip(axes, map(int, dataset.shape), strict=True))
+    placement = _placement(dataset)
+    grain = FREE
+    if dataset.chunks:
+        chunk = dict(zip(axes, dataset.chunks, strict=True))
+        grain = (chunk["Z"], chunk["Y"], chunk["X"])
+    return SourceInfo(
+        placement.bounds((extent["Z"], extent["Y"], extent["X"])),
+        extent.get("C", 1),
+        number_dtype(dataset.dtype, name),
+        placement.voxel_size_nm,
+        grain,
+        placement.notes,
     )
-    return found
 
 
-def _told(found: list[str]) -> str:
-    return f"the volumes {', '.join(found[:10])}" if found else "no dataset with three axes or four"
+def _check_decodable(name: str, dataset: Any) -> None:
+    try:
+        dataset[(0,) * dataset.ndim]
+    except OSError as error:
+        raise VolumeError(
+            f"{name} cannot be decoded: {error}. If it needs a plugin: pip install hdf5plugin"
+        ) from None
+
+
+def _volume_names(file: Any) -> list[str]:
+    """Names of all datasets with three or four axes."""
+    names: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if len(getattr(item, "shape", ())) in (3, 4):
+            names.append(name)
+
+    file.visititems(visit)
+    return names
+
+
+def _enumerate(names: list[str]) -> str:
+    if not names:
+        return "no dataset with three axes or four"
+    return f"the volumes {', '.join(names[:_NAMES_IN_MESSAGE])}"
 
 
 def _axes(name: str, dataset: Any) -> str:
-    """By the labels of its dimensions, else (channels,) z, y, x."""
+    """Letters of the axes: by the labels of the dataset's dimensions, else (channels,) z, y, x."""
     labels = "".join(str(dim.label)[:1].upper() for dim in dataset.dims)
     axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
     if sorted(axes) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
@@ -146,40 +164,44 @@ def _axes(name: str, dataset: Any) -> str:
     return axes
 
 
-def _geometry(dataset: Any) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
-    """Voxel size and offset, by ``resolution`` and ``offset`` (nm) or ``element_size_um``; what is not kept."""
-    values = {
-        key: [float(each) for each in np.ravel(dataset.attrs[key])]
-        for key in ("resolution", "offset", "element_size_um")
-        if key in dataset.attrs
-        and np.size(dataset.attrs[key]) == 3
-        and np.asarray(dataset.attrs[key]).dtype.kind in "iuf"
-    }
-    sizes = values.get("resolution") or [
-        float(f"{1e3 * each:.9g}") for each in values.get("element_size_um", [])
-    ]
+def _placement(dataset: Any) -> Placement:
+    """The placement by ``resolution`` and ``offset`` (nm), or by ``element_size_um``."""
+    sizes = _three_numbers(dataset, "resolution")
+    if sizes is None:
+        micrometres = _three_numbers(dataset, "element_size_um") or ()
+        sizes = [float(f"{_NM_PER_UM * size:.9g}") for size in micrometres]
     if not sizes or min(sizes) <= 0:
-        return None, (0, 0, 0), ()
-    size = (sizes[0], sizes[1], sizes[2])
-    offset = voxel_offset(tuple(values.get("offset", (0.0, 0.0, 0.0))), size)
+        return Placement(None)
+    z, y, x = sizes
+    origin = _three_numbers(dataset, "offset") or [0.0, 0.0, 0.0]
+    offset = voxel_offset(tuple(origin), (z, y, x))
     if offset is None:
-        return size, (0, 0, 0), ("its offset lies between voxels: it is taken as 0",)
-    return size, offset, ()
+        return Placement((z, y, x), notes=("its offset lies between voxels: it is taken as 0",))
+    return Placement((z, y, x), offset)
+
+
+def _three_numbers(dataset: Any, key: str) -> list[float] | None:
+    """An attribute, or None if it is not there or does not hold three numbers."""
+    if key not in dataset.attrs:
+        return None
+    values = np.ravel(dataset.attrs[key])
+    if values.size != 3 or values.dtype.kind not in "iuf":
+        return None
+    return [float(value) for value in values]
 
 
 class Hdf5Target:
     """A new file with one dataset, in chunks that are compressed with gzip.
 
     Args:
-        path: of the file.
-        name: of the dataset; "main" if None.
-        spec: what it is to hold.
+        path: path of the file.
+        name: name of the dataset; "main" if None.
+        spec: the volume that it is to hold.
     """
 
     def __init__(self, path: str, name: str | None, spec: FileSpec) -> None:
-        self._file = library("h5py", "HDF5").File(path, "w")
-        self._origin = spec.bounds.start
-        edges = [min(_EDGE, n) for n in spec.bounds.shape]
+        self._file = import_library("h5py", "HDF5").File(path, "w")
+        edges = [min(_CHUNK_EDGE, n) for n in spec.bounds.shape]
         self._dataset = self._file.create_dataset(
             name or _DEFAULT_NAME,
             shape=spec.shape,
@@ -194,10 +216,10 @@ class Hdf5Target:
         if spec.voxel_size_nm is not None:
             self._dataset.attrs["resolution"] = spec.voxel_size_nm
             self._dataset.attrs["offset"] = [
-                a * s for a, s in zip(self._origin, spec.voxel_size_nm, strict=True)
+                n * size for n, size in zip(spec.bounds.start, spec.voxel_size_nm, strict=True)
             ]
 
-    def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
+    def write(self, box: BoundingBox, array: Voxels) -> None:
         """Write (channels, *box.shape) voxels to a box counted from the first voxel."""
         window = tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
         self._dataset[(..., *window)] = array if self._dataset.ndim == 4 else array[0]
@@ -205,3 +227,7 @@ class Hdf5Target:
     def close(self) -> None:
         """Flush and close the file."""
         self._file.close()
+
+
+HDF5_GRAIN: Zyx = (_CHUNK_EDGE, _CHUNK_EDGE, _CHUNK_EDGE)
+"""The shape, ZYX, that is best written at a time: the dataset's chunks."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import struct
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype
+from beam_inference.conversion.protocol import (
+    FREE,
+    Placement,
+    SourceInfo,
+    import_library,
+    number_dtype,
+)
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, open_packed
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox
 
 _HEADER_BYTES = 1024
 _NM_PER_ANGSTROM = 0.1
@@ -29,11 +35,11 @@ def mrc_source(path: str) -> RawSource:
         VolumeError: it cannot be read as one volume of numbers.
         ConfigError: mrcfile is not installed.
     """
-    mrcfile = library("mrcfile", "MRC")
+    mrcfile = import_library("mrcfile", "MRC")
     packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
     try:
         with warnings.catch_warnings():
-            # of what is unusual in a header, and does not concern the voxels
+            # Unusual header fields that do not concern the voxels.
             warnings.simplefilter("ignore")
             with mrcfile.open(path, permissive=True, header_only=True) as mrc:
                 header = mrc.header.copy()
@@ -44,33 +50,40 @@ def mrc_source(path: str) -> RawSource:
         )
     except (ValueError, OSError, EOFError, AttributeError) as error:
         raise VolumeError(f"{path} is no MRC file: {error}") from None
-    if dtype == np.int8 and _unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
+    if dtype == np.int8 and _has_unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
         dtype = np.dtype(np.uint8)
-    number_dtype(dtype, path)
-    order = (int(header.mapc), int(header.mapr), int(header.maps))
-    stack = int(header.ispg) in _VOLUME_STACKS
-    if order not in ((1, 2, 3), (0, 0, 0)) or stack:
-        raise VolumeError(
-            f"{path} is {'a stack of volumes' if stack else f'stored in the axis order {order}'}; "
-            "expected one volume with the axis order (1, 2, 3). Save it as such first."
-        )
+    dtype_name = number_dtype(dtype, path)
+    _check_axes(path, header)
     shape = (int(header.nz), int(header.ny), int(header.nx))
     layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + int(header.nsymbt))
     if packing is None:
         check_length(path, layout)
-    z, y, x = (float(f"{float(each) * _NM_PER_ANGSTROM:.6g}") for each in (size.z, size.y, size.x))
-    z0 = int(start.z)
-    y0 = int(start.y)
-    x0 = int(start.x)
-    bounds = BoundingBox((z0, y0, x0), (z0 + shape[0], y0 + shape[1], x0 + shape[2]))
-    known = (z, y, x) if min(z, y, x) > 0 else None
-    return RawSource(
-        path, layout, SourceInfo(bounds, 1, number_dtype(dtype, path), known, FREE), packing
+    z, y, x = (float(f"{float(n) * _NM_PER_ANGSTROM:.6g}") for n in (size.z, size.y, size.x))
+    placement = Placement(
+        voxel_size_nm=(z, y, x) if min(z, y, x) > 0 else None,
+        offset=(int(start.z), int(start.y), int(start.x)),
     )
+    info = SourceInfo(placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE)
+    return RawSource(path, layout, info, packing)
 
 
-def _unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:
-    """Whether IMOD wrote the file, and does not say that its bytes are signed; MRC2014 has signed ones only."""
+def _check_axes(path: str, header: Any) -> None:
+    """Refuse files whose axes are not x, y, z from the fastest on. Raises VolumeError."""
+    order = (int(header.mapc), int(header.mapr), int(header.maps))
+    is_stack = int(header.ispg) in _VOLUME_STACKS
+    if is_stack or order not in ((1, 2, 3), (0, 0, 0)):
+        kind = "a stack of volumes" if is_stack else f"stored in the axis order {order}"
+        raise VolumeError(
+            f"{path} is {kind}; expected one volume with the axis order (1, 2, 3). Save it as such "
+            "first."
+        )
+
+
+def _has_unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:
+    """Whether bytes are unsigned: IMOD wrote the file, and does not flag them as signed.
+
+    MRC2014 itself has signed bytes only.
+    """
     with Path(path).open("rb") if packing is None else open_packed(path, packing) as file:
         header = file.read(_HEADER_BYTES)
     stamp, flags = struct.unpack_from(f"{'>' if byteorder == '>' else '<'}2i", header, _IMOD_AT)
@@ -78,13 +91,13 @@ def _unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:
 
 
 def create_mrc(path: str, spec: FileSpec) -> RawLayout:
-    """A new file's header; the array follows at the layout's offset."""
-    mrcfile = library("mrcfile", "MRC")
+    """Write a new file's header; the array is to follow at the offset of the layout returned."""
+    mrcfile = import_library("mrcfile", "MRC")
     mode = mrcfile.utils.mode_from_dtype(np.dtype(spec.dtype))
     with mrcfile.new_mmap(path, spec.bounds.shape, mrc_mode=mode, overwrite=True) as mrc:
         mrc.set_volume()
         mrc.header.mx, mrc.header.my, mrc.header.mz = spec.bounds.shape[::-1]
         if spec.voxel_size_nm is not None:
-            mrc.voxel_size = tuple(each / _NM_PER_ANGSTROM for each in xyz(spec.voxel_size_nm))
-        mrc.nstart = tuple(int(each) for each in xyz(spec.bounds.start))
+            mrc.voxel_size = tuple(size / _NM_PER_ANGSTROM for size in xyz(spec.voxel_size_nm))
+        mrc.nstart = tuple(int(n) for n in xyz(spec.bounds.start))
     return spec.layout(_HEADER_BYTES)

@@ -8,14 +8,19 @@ from typing import Any
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype, placed
+from beam_inference.conversion.protocol import (
+    FREE,
+    Placement,
+    SourceInfo,
+    import_library,
+    number_dtype,
+    placement_in_space,
+)
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
-# without a unit, every reader takes millimetres
 _NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}
+"""Nanometres of a unit, by nibabel's names; without a unit, every reader takes millimetres."""
 _LONGEST_AXIS = 2**15 - 1  # of NIfTI-1
 _VECTOR = 1007
 
@@ -29,65 +34,65 @@ def nifti_source(path: str) -> RawSource:
         VolumeError: it cannot be read as a volume of numbers.
         ConfigError: nibabel is not installed.
     """
-    nibabel = library("nibabel", "NIfTI")
+    nibabel = import_library("nibabel", "NIfTI")
     try:
         image = nibabel.load(path)
     except (nibabel.filebasedimages.ImageFileError, ValueError, OSError, EOFError) as error:
         raise VolumeError(f"{path} is no NIfTI file: {error}") from None
-    header = image.header
     data = image.dataobj
-    stored = header.get_data_dtype()
+    stored = image.header.get_data_dtype()
+    dtype = number_dtype(stored, path)
     shape = tuple(int(n) for n in data.shape)
-    number_dtype(stored, path)
-    long = [n for n in shape[3:] if n > 1]
-    if len(shape) < 2 or len(long) > 1:
+    further = [n for n in shape[3:] if n > 1]
+    if len(shape) < 2 or len(further) > 1:
         raise VolumeError(
             f"{path} has the shape {shape}; expected x, y, z and at most one more axis, of channels"
         )
-    channels = long[0] if long else 1
+    channels = further[0] if further else 1
     x, y, z = (*shape[:3], 1)[:3]
     layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", int(data.offset))
-    scaled = (float(data.slope), float(data.inter)) != (1.0, 0.0)
-    size, offset, notes = _geometry(image)
-    if scaled:
+    placement = _placement(image)
+    notes = placement.notes
+    scaling = (float(data.slope), float(data.inter))
+    is_scaled = scaling != (1.0, 0.0)
+    if is_scaled:
+        dtype = "float32"
         notes += (
-            (
-                f"values are the stored {stored.name} × {data.slope:g} + {data.inter:g}, as its "
-                "header says, in float32"
-            ),
+            f"values are the stored {stored.name} × {data.slope:g} + {data.inter:g}, as its "
+            "header says, in float32",
         )
-    bounds = BoundingBox(offset, (offset[0] + z, offset[1] + y, offset[2] + x))
-    dtype = "float32" if scaled else number_dtype(stored, path)
-    packed = Path(path).suffix.lower() == ".gz"
-    if not packed:
+    is_packed = Path(path).suffix.lower() == ".gz"
+    if not is_packed:
         check_length(path, layout)
+    info = SourceInfo(
+        placement.bounds((z, y, x)), channels, dtype, placement.voxel_size_nm, FREE, notes
+    )
     return RawSource(
         path,
         layout,
-        SourceInfo(bounds, channels, dtype, size, FREE, notes),
-        packing="gzip" if packed else None,
-        scaling=(float(data.slope), float(data.inter)) if scaled else None,
+        info,
+        packing="gzip" if is_packed else None,
+        scaling=scaling if is_scaled else None,
     )
 
 
-def _geometry(image: Any) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
-    """Voxel size, offset, and what is not kept."""
+def _placement(image: Any) -> Placement:
     header = image.header
     zooms = np.array([float(zoom) for zoom in header.get_zooms()[:3]])
     if len(zooms) < 3 or not (zooms > 0).all():
-        return None, (0, 0, 0), ()
-    nm = _NM[header.get_xyzt_units()[0]]
-    x, y, z = (float(f"{zoom * nm:.6g}") for zoom in zooms)
+        return Placement(None)
+    unit_nm = _NM[header.get_xyzt_units()[0]]
+    x, y, z = (float(f"{zoom * unit_nm:.6g}") for zoom in zooms)
     if not (int(header["sform_code"]) or int(header["qform_code"])):
-        return (z, y, x), (0, 0, 0), ()
-    return (z, y, x), *placed(image.affine[:3, :3], zooms, image.affine[:3, 3])
+        return Placement((z, y, x))
+    return placement_in_space((z, y, x), image.affine[:3, :3], zooms, image.affine[:3, 3])
 
 
 def create_nifti(path: str, spec: FileSpec) -> RawLayout:
-    """A new file's header; the array follows at the layout's offset."""
-    nibabel = library("nibabel", "NIfTI")
-    long = max(spec.bounds.shape) > _LONGEST_AXIS or spec.channels > _LONGEST_AXIS
-    header = (nibabel.Nifti2Header if long else nibabel.Nifti1Header)(endianness="<")
+    """Write a new file's header; the array is to follow at the offset of the layout returned."""
+    nibabel = import_library("nibabel", "NIfTI")
+    is_long = max(spec.bounds.shape) > _LONGEST_AXIS or spec.channels > _LONGEST_AXIS
+    header = (nibabel.Nifti2Header if is_long else nibabel.Nifti1Header)(endianness="<")
     header.set_data_dtype(np.dtype(spec.dtype))
     z, y, x = spec.bounds.shape
     header.set_data_shape((x, y, z) if spec.channels == 1 else (x, y, z, 1, spec.channels))
@@ -95,15 +100,15 @@ def create_nifti(path: str, spec: FileSpec) -> RawLayout:
         header["intent_code"] = _VECTOR
     if spec.voxel_size_nm is not None:
         unit = "mm" if min(spec.voxel_size_nm) >= 1e4 else "micron"
-        sizes = [each / _NM[unit] for each in xyz(spec.voxel_size_nm)]
+        sizes = [size / _NM[unit] for size in xyz(spec.voxel_size_nm)]
         header.set_zooms((*sizes, *[1.0] * (len(header.get_data_shape()) - 3)))
         header.set_xyzt_units(unit, "unknown")
         affine = np.diag([*sizes, 1.0])
-        affine[:3, 3] = [a * b for a, b in zip(xyz(spec.bounds.start), sizes, strict=True)]
+        affine[:3, 3] = [n * size for n, size in zip(xyz(spec.bounds.start), sizes, strict=True)]
         header.set_sform(affine, 1)
         header.set_qform(affine, 1)
     header.set_slope_inter(1, 0)
-    offset = 544 if long else 352  # the header, and four bytes that say there is no extension
+    offset = 544 if is_long else 352  # the header, and four bytes that say there is no extension
     header["magic"] = header.single_magic
     header.set_data_offset(offset)
     with Path(path).open("wb") as file:

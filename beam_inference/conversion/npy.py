@@ -1,4 +1,4 @@
-"""NumPy's own files: ``.npy``, and ``.npz`` with one array or a named one."""
+"""NumPy's own files: ``.npy``, and ``.npz`` with one array or several, one of which is named."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _AXES = {2: "YX", 3: "ZYX", 4: "CZYX"}
 
 
 def npy_source(path: str) -> RawSource:
-    """An array with the axes z, y, x, or those after its channels.
+    """A ``.npy`` file with the axes (channels,) z, y, x, or y, x.
 
     Raises:
-        VolumeError: it is no such array.
+        VolumeError: it holds no such array.
     """
     with Path(path).open("rb") as file:
         layout = _layout(file, path)
@@ -30,18 +30,19 @@ def npy_source(path: str) -> RawSource:
 
 
 def npz_source(path: str, name: str | None) -> RawSource:
-    """An array of an archive: ``name``, or the only one.
+    """The array ``name`` of a ``.npz`` archive, or its only one.
 
     Raises:
-        VolumeError: it is not there, or no such array.
+        VolumeError: there is no such array, or it is no volume of numbers.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            names = [each.removesuffix(".npy") for each in archive.namelist()]
-            if len(names) != 1 if name is None else name not in names:
+            names = [entry.removesuffix(".npy") for entry in archive.namelist()]
+            is_clear = len(names) == 1 if name is None else name in names
+            if not is_clear:
+                missing = f", not {name}" if name else ""
                 raise VolumeError(
-                    f"{path} holds {', '.join(names)}{f', not {name}' if name else ''}: name one "
-                    "with --dataset"
+                    f"{path} holds {', '.join(names)}{missing}: name one with --dataset"
                 )
             member = f"{name or names[0]}.npy"
             with archive.open(member) as file:
@@ -65,7 +66,9 @@ def _layout(file: IO[bytes], name: str) -> RawLayout:
     if len(shape) not in _AXES:
         raise VolumeError(f"{name} has the shape {shape}; expected z, y, x, or channels, z, y, x")
     axes = _AXES[len(shape)]
-    shape, axes = (shape[::-1], axes[::-1]) if fortran else (shape, axes)
+    if fortran:
+        shape = shape[::-1]
+        axes = axes[::-1]
     return RawLayout(dtype.str, shape, axes, file.tell())
 
 
@@ -79,7 +82,7 @@ def _source(path: str, layout: RawLayout, packing: str | None) -> RawSource:
 
 
 def create_npy(path: str, spec: FileSpec) -> RawLayout:
-    """A new file's header; the array follows at the layout's offset."""
+    """Write a new file's header; the array is to follow at the offset of the layout returned."""
     header = {"descr": spec.layout(0).dtype, "fortran_order": False, "shape": spec.shape}
     with Path(path).open("wb") as file:
         np.lib.format.write_array_header_2_0(file, header)

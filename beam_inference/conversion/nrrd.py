@@ -1,9 +1,10 @@
-"""NRRD: a text header before, or beside, a raw or compressed array; axes fastest first in the file."""
+"""NRRD files: a text header before or beside an array, raw or compressed, fastest axis first."""
 
 from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +12,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec, xyz
-from beam_inference.conversion.protocol import FREE, SourceInfo, library, number_dtype, placed
+from beam_inference.conversion.protocol import (
+    FREE,
+    Placement,
+    SourceInfo,
+    import_library,
+    number_dtype,
+    placement_in_space,
+)
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
-from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.opening import length_nm
 
 _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2": "bzip2"}
 _POSITIONS = ("domain", "space", "???", "none")
+Header = dict[str, Any]
 _TYPES = {"float32": "float", "float64": "double"}
 
 
 def nrrd_source(path: str) -> RawSource:
-    """A ``.nrrd`` file, or a ``.nhdr`` header with its file of data beside it.
+    """A ``.nrrd`` file, or a ``.nhdr`` header with its data file beside it.
 
     Raises:
         VolumeError: it cannot be read as a volume of numbers.
         ConfigError: pynrrd is not installed.
     """
-    nrrd = library("nrrd", "NRRD")
+    nrrd = import_library("nrrd", "NRRD")
     with Path(path).open("rb") as file:
         try:
             header = nrrd.read_header(file)
@@ -39,56 +46,67 @@ def nrrd_source(path: str) -> RawSource:
             encoding = str(header["encoding"]).lower()
         except (nrrd.NRRDError, ValueError, KeyError, StopIteration) as error:
             raise VolumeError(f"{path} is no NRRD file: {error}") from None
-        start = file.tell()
-    number_dtype(dtype, path)
+        header_stop = file.tell()
+    dtype_name = number_dtype(dtype, path)
     if encoding not in _PACKINGS:
         raise VolumeError(
             f"{path} has the encoding {encoding}; expected raw, gzip or bzip2. Save it as one of "
             "these."
         )
-    skip = int(header.get("byte skip", header.get("byteskip", 0)))
-    if int(header.get("line skip", header.get("lineskip", 0))) or (skip and _PACKINGS[encoding]):
-        raise VolumeError(f"{path} skips lines, or bytes of compressed data: save it without")
-    beside = header.get("data file", header.get("datafile"))
-    if beside is not None:
-        file_of_data = Path(path).parent / str(beside)
-        if not file_of_data.is_file():
-            raise VolumeError(
-                f"{path} names the data file {beside}, which is not one file beside it"
-            )
-        path = str(file_of_data)
-        start = 0
-    if skip == -1:
-        start = Path(path).stat().st_size - math.prod(sizes) * dtype.itemsize
-    elif skip:
-        start += skip
-    return _source(path, header, dtype, sizes, _PACKINGS[encoding], start)
-
-
-def _source(
-    path: str,
-    header: dict[str, Any],
-    dtype: np.dtype[Any],
-    sizes: list[int],
-    packing: str | None,
-    start: int,
-) -> RawSource:
+    packing = _PACKINGS[encoding]
     axes = _axes(path, header, sizes)
-    layout = RawLayout(dtype.str, tuple(sizes[::-1]), axes, 0 if packing else start)
+    data = _data_place(path, header, header_stop, math.prod(sizes) * dtype.itemsize, packing)
+    layout = RawLayout(dtype.str, tuple(sizes[::-1]), axes, 0 if packing else data.start)
     if packing is None:
-        check_length(path, layout)
-    positions = [axis for axis, letter in enumerate(axes[::-1]) if letter != "C"]
+        check_length(data.path, layout)
     extent = dict(zip(axes, layout.shape, strict=True))
-    size, offset, notes = _geometry(header, positions)
-    shape = (extent.get("Z", 1), extent["Y"], extent["X"])
-    stop = (offset[0] + shape[0], offset[1] + shape[1], offset[2] + shape[2])
+    placement = _placement(header, axes)
     info = SourceInfo(
-        BoundingBox(offset, stop), extent.get("C", 1), number_dtype(dtype, path), size, FREE, notes
+        placement.bounds((extent.get("Z", 1), extent["Y"], extent["X"])),
+        extent.get("C", 1),
+        dtype_name,
+        placement.voxel_size_nm,
+        FREE,
+        placement.notes,
     )
-    return RawSource(path, layout, info, packing, start if packing else 0)
+    return RawSource(data.path, layout, info, packing, data.start if packing else 0)
 
 
-def _axes(path: str, header: dict[str, Any], sizes: list[int]) -> str:
+def _either(header: Header, name: str, other_name: str) -> Any:
+    """A field that has two names, or None."""
+    return header.get(name, header.get(other_name))
+
+
+@dataclass(frozen=True, slots=True)
+class _DataPlace:
+    """The file that holds the array, and where in it the array or its compressed bytes begin."""
+
+    path: str
+    start: int
+
+
+def _data_place(
+    path: str, header: Header, header_stop: int, nbytes: int, packing: str | None
+) -> _DataPlace:
+    """Find the array: after the header, or in a data file beside it, maybe after skipped bytes."""
+    skip = int(_either(header, "byte skip", "byteskip") or 0)
+    skips_lines = bool(int(_either(header, "line skip", "lineskip") or 0))
+    if skips_lines or (skip and packing):
+        raise VolumeError(f"{path} skips lines, or bytes of compressed data: save it without")
+    name = _either(header, "data file", "datafile")
+    start = header_stop
+    if name is not None:
+        data_file = Path(path).parent / str(name)
+        if not data_file.is_file():
+            raise VolumeError(f"{path} names the data file {name}, which is not one file beside it")
+        path = str(data_file)
+        start = 0
+    if skip == -1:  # the array is at the end of the file
+        return _DataPlace(path, Path(path).stat().st_size - nbytes)
+    return _DataPlace(path, start + skip)
+
+
+def _axes(path: str, header: Header, sizes: list[int]) -> str:
     """The letters of the axes, slowest first."""
     kinds = header.get("kinds") or ["domain"] * len(sizes)
     other = [axis for axis, kind in enumerate(kinds) if str(kind).lower() not in _POSITIONS]
@@ -105,46 +123,59 @@ def _axes(path: str, header: dict[str, Any], sizes: list[int]) -> str:
     return "".join(letters[: len(sizes)][::-1])
 
 
-def _geometry(
-    header: dict[str, Any], positions: list[int]
-) -> tuple[VoxelSizeNm | None, Zyx, tuple[str, ...]]:
-    """Voxel size, offset, and what is not kept."""
-    rows, units = _steps(header, positions)
-    spacings = np.linalg.norm(rows, axis=1)
+def _placement(header: Header, axes: str) -> Placement:
+    steps = _steps(header, [axis for axis, letter in enumerate(axes[::-1]) if letter != "C"])
+    if steps is None:
+        return Placement(None)
+    spacings = np.linalg.norm(steps.vectors, axis=1)
     if not (np.isfinite(spacings).all() and (spacings > 0).all()):
-        return None, (0, 0, 0), ()
-    factors = [length_nm(str(unit)) for unit in units]
-    if None in factors:
-        told = " × ".join(f"{each:g}" for each in spacings[::-1])
-        return (
-            None,
-            (0, 0, 0),
-            (f"its header says {told} (z, y, x), in no unit of length that is known here",),
-        )
-    x, y, z = (
-        float(f"{a * b:.12g}") for a, b in zip(spacings, factors, strict=True) if b is not None
-    )
-    return (z, y, x), *placed(rows, spacings, header.get("space origin"))
+        return Placement(None)
+    sizes = []
+    for spacing, unit in zip(spacings, steps.units, strict=True):
+        unit_nm = length_nm(unit)
+        if unit_nm is None:
+            stated = " × ".join(f"{n:g}" for n in spacings[::-1])
+            note = f"its header says {stated} (z, y, x), in no unit of length that is known here"
+            return Placement(None, notes=(note,))
+        sizes.append(float(f"{spacing * unit_nm:.12g}"))
+    x, y, z = sizes
+    return placement_in_space((z, y, x), steps.vectors, spacings, header.get("space origin"))
 
 
-def _steps(header: dict[str, Any], positions: list[int]) -> tuple[NDArray[Any], list[Any]]:
-    """Steps along x, y, z in space, and the units of its axes; zeros where they are not known."""
-    if len(positions) == 3 and header.get("space directions") is not None:
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """Steps from voxel to voxel along x, y, z: vectors in space, (3, 3), and units of its axes."""
+
+    vectors: NDArray[Any]
+    units: list[str]
+
+
+def _steps(header: Header, positions: list[int]) -> _Steps | None:
+    """The steps along the axes ``positions``, counted fastest first; None if not stated."""
+    if len(positions) != 3:
+        return None
+    if header.get("space directions") is not None:
         directions = [header["space directions"][axis] for axis in positions]
-        if all(direction is not None and len(direction) == 3 for direction in directions):
-            return np.array(directions, float), list(header.get("space units") or [""] * 3)
-    elif len(positions) == 3 and "spacings" in header:
+        if any(direction is None or len(direction) != 3 for direction in directions):
+            return None
+        space_units = header.get("space units") or [""] * 3
+        return _Steps(np.array(directions, float), [str(unit) for unit in space_units])
+    if "spacings" in header:
+        spacings = [float(header["spacings"][axis]) for axis in positions]
         units = header.get("units") or [""] * len(header["sizes"])
-        return np.diag([float(header["spacings"][axis]) for axis in positions]), [
-            units[axis] for axis in positions
-        ]
-    return np.zeros((3, 3)), []
+        return _Steps(np.diag(spacings), [str(units[axis]) for axis in positions])
+    return None
 
 
 def create_nrrd(path: str, spec: FileSpec) -> RawLayout:
-    """A new file's header, as http://teem.sourceforge.net/nrrd/format.html has it; the array follows."""
-    sizes = [*spec.bounds.shape[::-1], *([spec.channels] if spec.channels > 1 else [])]
-    many = spec.channels > 1
+    """Write a new file's header; the array is to follow at the offset of the layout returned.
+
+    The header is that of http://teem.sourceforge.net/nrrd/format.html.
+    """
+    has_channels = spec.channels > 1
+    sizes = list(spec.bounds.shape[::-1])
+    if has_channels:
+        sizes.append(spec.channels)
     lines = [
         "NRRD0005",
         f"type: {_TYPES.get(spec.dtype, spec.dtype)}",
@@ -152,21 +183,24 @@ def create_nrrd(path: str, spec: FileSpec) -> RawLayout:
         f"sizes: {' '.join(map(str, sizes))}",
         "endian: little",
         "encoding: raw",
-        f"kinds: domain domain domain{' list' if many else ''}",
+        f"kinds: domain domain domain{' list' if has_channels else ''}",
     ]
     if spec.voxel_size_nm is not None:
-        size = xyz(spec.voxel_size_nm)
-        rows = [
-            f"({','.join(f'{s:.17g}' if a == b else '0' for b in range(3))})"
-            for a, s in enumerate(size)
-        ]
+        voxel_size = xyz(spec.voxel_size_nm)
+        directions = []
+        for axis, size in enumerate(voxel_size):
+            step = ["0", "0", "0"]
+            step[axis] = f"{size:.17g}"
+            directions.append(f"({','.join(step)})")
+        if has_channels:
+            directions.append("none")
         origin = ",".join(
-            f"{a * s:.17g}" for a, s in zip(xyz(spec.bounds.start), size, strict=True)
+            f"{n * size:.17g}" for n, size in zip(xyz(spec.bounds.start), voxel_size, strict=True)
         )
         lines += [
             "space dimension: 3",
             'space units: "nm" "nm" "nm"',
-            f"space directions: {' '.join(rows)}{' none' if many else ''}",
+            f"space directions: {' '.join(directions)}",
             f"space origin: ({origin})",
         ]
     header = re.sub(r"\.0\b", "", "\n".join(lines)) + "\n\n"

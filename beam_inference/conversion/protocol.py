@@ -1,4 +1,4 @@
-"""What a source is: known completely before the first chunk, opened where it is read."""
+"""The protocol of sources: everything about one is known before the first chunk is read."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
-Read = Callable[[BoundingBox], NDArray[Any]]
-"""The voxels of a box inside the source's bounds: shape (channels, *box.shape), in the source's dtype.
+Voxels: TypeAlias = NDArray[Any]
+"""Voxels of any dtype of numbers, with the axes (channel, z, y, x) unless said otherwise."""
+
+Read = Callable[[BoundingBox], Voxels]
+"""Reads the voxels of a box inside the source's bounds: (channels, *box.shape), in its dtype.
 
 May be called from several threads. Raises PermanentReadError, or what
 :meth:`beam_inference.volumes.volume.Volume.read` does.
@@ -25,17 +29,17 @@ May be called from several threads. Raises PermanentReadError, or what
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What is known of a source before a voxel is read.
+    """Everything about a source that is known before a voxel is read.
 
     Attributes:
         bounds: its extent in voxels, ZYX; starts at its offset.
         channels: number of channels.
         dtype: name of the dtype of its values.
-        voxel_size_nm: ZYX, or None where it does not say.
-        grain: the voxels that are read and decoded together, whatever part of them is asked for,
-            ZYX: a whole slice of a PNG stack, a block of a zarr; (1, 1, 1) where any window is as
-            good as another.
-        notes: what a person should know before it is converted.
+        voxel_size_nm: ZYX, or None where the source does not say.
+        grain: shape, ZYX, of the voxels that are read and decoded together, however few of them
+            are needed: a whole slice of a PNG stack, a block of a zarr; (1, 1, 1) where any window
+            is as good as another.
+        notes: what a person should know before the source is converted.
     """
 
     bounds: BoundingBox
@@ -47,16 +51,21 @@ class SourceInfo:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a voxel, all channels of it."""
+        """Bytes of a voxel, with all its channels."""
         return self.channels * np.dtype(self.dtype).itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all voxels."""
+        return self.bounds.size * self.itemsize
 
 
 class Source(Protocol):
-    """A volume to be read: a small picklable value."""
+    """A volume to read: a small picklable value."""
 
     @property
     def info(self) -> SourceInfo:
-        """What is known of it."""
+        """Its extent, dtype, and so on."""
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -67,14 +76,51 @@ class Source(Protocol):
 
 
 FREE: Zyx = (1, 1, 1)
-"""The grain of what is read in any windows."""
+"""The grain of a source that can be read in any windows."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHeader:
+    """What a file of one slice says before its voxels are read.
+
+    Attributes:
+        channels: number of channels.
+        height, width: extent along y and x, in voxels.
+        dtype: name of the dtype.
+        grain: as in :class:`SourceInfo`.
+    """
+
+    channels: int
+    height: int
+    width: int
+    dtype: str
+    grain: Zyx
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a volume lies in space, as far as voxel sizes and offsets can say.
+
+    Attributes:
+        voxel_size_nm: ZYX, or None where it is not stated.
+        offset: the first voxel's coordinates in voxels, ZYX.
+        notes: what of the stated position is lost.
+    """
+
+    voxel_size_nm: VoxelSizeNm | None
+    offset: Zyx = (0, 0, 0)
+    notes: tuple[str, ...] = ()
+
+    def bounds(self, shape: Zyx) -> BoundingBox:
+        """The box of a volume with this shape, ZYX."""
+        return BoundingBox(self.offset, zyx.add(self.offset, shape))
 
 
 def number_dtype(dtype: np.dtype[Any], name: str) -> str:
-    """The name of a dtype of whole or floating-point numbers.
+    """The name of a dtype of integers or floating-point numbers.
 
     Raises:
-        VolumeError: it is something else.
+        VolumeError: it is another kind of dtype; ``name`` says whose.
     """
     if dtype.kind not in "iuf" or dtype.itemsize > 8:
         raise VolumeError(
@@ -84,8 +130,8 @@ def number_dtype(dtype: np.dtype[Any], name: str) -> str:
     return dtype.newbyteorder("=").name
 
 
-def as_czyx(array: NDArray[Any], axes: str) -> NDArray[Any]:
-    """An array with the axes CZYX, whatever some of its own are, as a view: "ZYX", "ZYXC", "XYZ" …."""
+def as_czyx(array: Voxels, axes: str) -> Voxels:
+    """A view of an array with the axes CZYX; ``axes`` names its own, as "ZYX", "ZYXC" or "XYZ"."""
     for axis in "CZYX":
         if axis not in axes:
             array = array[np.newaxis]
@@ -93,54 +139,54 @@ def as_czyx(array: NDArray[Any], axes: str) -> NDArray[Any]:
     return array.transpose([axes.index(axis) for axis in "CZYX"])
 
 
-def library(module: str, what: str) -> ModuleType:
-    """An optional library.
+def import_library(module: str, purpose: str) -> ModuleType:
+    """Import an optional library.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: it is not installed; ``purpose`` says what needs it.
     """
     try:
         return importlib.import_module(module)
     except ImportError:
         raise ConfigError(
-            f"{what} needs {module.partition('.')[0]}, which is not installed: pip install "
+            f"{purpose} needs {module.partition('.')[0]}, which is not installed: pip install "
             "'beam-inference[formats]'"
         ) from None
 
 
-def placed(
-    matrix: NDArray[Any], spacings: NDArray[Any], origin: NDArray[Any] | None
-) -> tuple[Zyx, tuple[str, ...]]:
-    """The offset that a position in space comes to, and what of it is not kept.
+def placement_in_space(
+    voxel_size_nm: VoxelSizeNm,
+    steps: NDArray[Any],
+    spacings: NDArray[Any],
+    origin: NDArray[Any] | None,
+) -> Placement:
+    """The placement of a volume whose file states a position and directions in space.
 
     Args:
-        matrix: steps along the axes x, y, z in space.
-        spacings: lengths of these steps.
-        origin: where the first voxel is, in the same space; None: at its origin.
+        voxel_size_nm: ZYX.
+        steps: (3, 3), one step along each of the axes x, y, z, as vectors in space.
+        spacings: lengths of these steps, XYZ.
+        origin: where the first voxel is in the same space, XYZ; None: at its origin.
     """
-    if not np.allclose(matrix, np.diag(spacings), rtol=0, atol=1e-4 * spacings.max()):
-        return (0, 0, 0), (
-            (
-                "its axes are turned or flipped in space: voxels keep their stored order, from "
-                "offset 0"
-            ),
+    if not np.allclose(steps, np.diag(spacings), rtol=0, atol=1e-4 * spacings.max()):
+        note = (
+            "its axes are turned or flipped in space: voxels keep their stored order, from offset 0"
         )
-    offset = (
-        (0, 0, 0) if origin is None else voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))
-    )
-    return (
-        ((0, 0, 0), ("its origin lies between voxels: the offset is 0",))
-        if offset is None
-        else (offset, ())
-    )
+        return Placement(voxel_size_nm, notes=(note,))
+    if origin is None:
+        return Placement(voxel_size_nm)
+    offset = voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))
+    if offset is None:
+        return Placement(voxel_size_nm, notes=("its origin lies between voxels: the offset is 0",))
+    return Placement(voxel_size_nm, offset)
 
 
 def voxel_offset(origin: tuple[float, ...], voxel_size: tuple[float, ...]) -> Zyx | None:
-    """A position, in the unit of the voxel size, as whole voxels; None where it lies between voxels.
+    """A position, in the unit of the voxel size, as whole voxels; None where it lies between them.
 
     Files keep positions in single precision, which is a twentieth of a voxel at a distance of some
     400,000.
     """
     offset = [a / b for a, b in zip(origin, voxel_size, strict=True)]
-    z, y, x = (round(each) for each in offset)
-    return (z, y, x) if np.allclose(offset, (z, y, x), rtol=0, atol=0.05) else None
+    rounded = zyx.triple(round(coordinate) for coordinate in offset)
+    return rounded if np.allclose(offset, rounded, rtol=0, atol=0.05) else None

@@ -1,7 +1,7 @@
-"""Arrays that lie in a file as they are in memory: read and written in any window, through memory maps.
+"""Arrays that lie in a file as they do in memory: any window is read and written by a memory map.
 
-Each access maps the file anew, so that what was touched is not held: the process stays small, the
-    system keeps pages as it sees fit.
+Each access maps the file anew, so that pages once touched are not held: the process stays small,
+and the system keeps pages as it sees fit.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from beam_inference.conversion.protocol import Read, SourceInfo, as_czyx
+from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, as_czyx
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 
 _COPY_BYTES = 2**20
@@ -35,10 +35,10 @@ class RawLayout:
     """How an array lies in a file.
 
     Attributes:
-        dtype: with its byte order, as ">u2".
-        shape: of the array, slowest axis first.
+        dtype: dtype with its byte order, as ">u2".
+        shape: shape of the array, slowest axis first.
         axes: a letter for each axis of the shape, of C, Z, Y and X, such as "ZYX".
-        offset: where in the file its first byte is.
+        offset: position in the file of the array's first byte.
     """
 
     dtype: str
@@ -51,20 +51,24 @@ class RawLayout:
         """One past the array's last byte in the file."""
         return self.offset + math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
-    def _mapped(self, file: str | IO[bytes], mode: str) -> NDArray[Any]:
-        view: NDArray[Any] = np.memmap(
+    def _map(self, file: str | IO[bytes], mode: str) -> Voxels:
+        view: Voxels = np.memmap(
             file, dtype=self.dtype, mode=mode, offset=self.offset, shape=self.shape
         )  # type: ignore[call-overload]
         return as_czyx(view, self.axes)
 
-    def read(self, file: str | IO[bytes], box: BoundingBox) -> NDArray[Any]:
-        """The voxels of a box, counted from the array's first: (channels, *box.shape), in native byte order."""
-        window = self._mapped(file, "r")[(slice(None), *_slices(box))]
+    def read(self, file: str | IO[bytes], box: BoundingBox) -> Voxels:
+        """Read the voxels of a box, counted from the array's first voxel.
+
+        Returns:
+            (channels, *box.shape), in native byte order.
+        """
+        window = self._map(file, "r")[(slice(None), *_slices(box))]
         return np.array(window, dtype=window.dtype.newbyteorder("="), order="C", subok=False)
 
-    def write(self, file: str | IO[bytes], box: BoundingBox, array: NDArray[Any]) -> None:
-        """Write (channels, *box.shape) voxels to a box, counted from the array's first."""
-        self._mapped(file, "r+")[(slice(None), *_slices(box))] = array
+    def write(self, file: str | IO[bytes], box: BoundingBox, array: Voxels) -> None:
+        """Write (channels, *box.shape) voxels to a box, counted from the array's first voxel."""
+        self._map(file, "r+")[(slice(None), *_slices(box))] = array
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +76,13 @@ class RawSource:
     """A file that holds a raw array, perhaps compressed as a whole.
 
     Attributes:
-        path: of the file.
-        layout: of the array, in the file or in what it unpacks to.
-        info: what is known of it.
+        path: path of the file.
+        layout: how the array lies in the file, once that is unpacked.
+        info: its extent, dtype, and so on.
         packing: None, "gzip", "bzip2", or the name of a member of a zip archive.
-        packed_from: where in the file the compressed bytes begin.
-        scaling: a slope and an intercept that make float32 values of what is stored, or None where
-            that is the same.
+        packed_from: position in the file of the first compressed byte.
+        scaling: the slope and the intercept that make float32 values of the stored ones, or None
+            where the values are those stored.
     """
 
     path: str
@@ -90,36 +94,32 @@ class RawSource:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The file as it is."""
+        """Path, size and time of the file, and how the array lies in it."""
         return file_identity(self.path) | {
             "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
         }
 
     def open(self) -> Read:
-        """A file that is compressed is unpacked once, to a temporary one that goes with the process."""
+        """Open the file; a compressed one is unpacked, to a file that ends with the process."""
         file: str | IO[bytes] = self.path
         if self.packing is not None:
             file = unpack(self.path, self.packing, self.packed_from, self.layout.stop)
         layout = self.layout
         info = self.info
         scaling = self.scaling
+        to_file = zyx.negative(info.bounds.start)
 
-        def read(box: BoundingBox) -> NDArray[Any]:
-            start, stop = (
-                tuple(a - o for a, o in zip(p, info.bounds.start, strict=True))
-                for p in (box.start, box.stop)
-            )
+        def read(box: BoundingBox) -> Voxels:
             try:
-                array = layout.read(file, BoundingBox(start, stop))  # type: ignore[arg-type]
+                array = layout.read(file, box.translate(to_file))
             except (OSError, ValueError) as error:
                 raise PermanentReadError(f"cannot read {box} of {self.path}: {error}") from error
             if scaling is None:
                 return array
             slope, intercept = scaling
-            values: NDArray[Any] = array.astype(np.float32) * np.float32(slope) + np.float32(
-                intercept
-            )
-            return values
+            scaled: Voxels = array.astype(np.float32) * np.float32(slope)
+            scaled += np.float32(intercept)
+            return scaled
 
         if not isinstance(file, str):
             weakref.finalize(read, file.close)
@@ -127,7 +127,7 @@ class RawSource:
 
 
 def file_identity(path: str) -> dict[str, Any]:
-    """What changes when a file does, as JSON values."""
+    """The path, size and time of a file, as JSON values: they change when the file does."""
     status = Path(path).stat()
     return {
         "path": str(Path(path).absolute()),
@@ -137,7 +137,11 @@ def file_identity(path: str) -> dict[str, Any]:
 
 
 def check_length(path: str, layout: RawLayout) -> None:
-    """Refuse a file that ends before its array does. Raises VolumeError."""
+    """Refuse a file that ends before its array does.
+
+    Raises:
+        VolumeError: it does.
+    """
     size = Path(path).stat().st_size
     if size < layout.stop:
         raise VolumeError(
@@ -147,7 +151,7 @@ def check_length(path: str, layout: RawLayout) -> None:
 
 
 def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
-    """The decompressed bytes of a file, in a file without a name.
+    """Decompress a file into a file without a name.
 
     Raises:
         WorkerFault: the temporary folder is full.
@@ -177,7 +181,7 @@ def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
 
 @contextmanager
 def open_packed(path: str, packing: str, start: int = 0) -> Iterator[IO[bytes]]:
-    """The decompressed bytes of a file, as a stream."""
+    """Open a stream of the decompressed bytes of a file, which begin at ``start``."""
     if packing not in ("gzip", "bzip2"):
         with zipfile.ZipFile(path) as archive, archive.open(packing) as member:
             yield member

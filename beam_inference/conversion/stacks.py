@@ -1,45 +1,57 @@
-"""Stacks of slices: a folder or a glob of picture files, one z each, in the natural order of their names."""
+"""Stacks of slices: a folder or a glob of picture files, one z each, in natural order of names."""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference.conversion.png import read_picture, read_picture_header
-from beam_inference.conversion.protocol import Read, SourceInfo
-from beam_inference.conversion.tiff import read_slice, read_slice_header
+from beam_inference.conversion.protocol import FREE, Read, SliceHeader, SourceInfo, Voxels
+from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
 from beam_inference.errors import VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
 
-_Header = tuple[int, int, int, str, Zyx]
-_READERS: dict[str, tuple[Callable[[str], _Header], Callable[[str, BoundingBox], NDArray[Any]]]] = {
-    **dict.fromkeys((".tif", ".tiff"), (read_slice_header, read_slice)),
-    **dict.fromkeys((".png", ".jpg", ".jpeg"), (read_picture_header, read_picture)),
+
+@dataclass(frozen=True, slots=True)
+class _SliceFormat:
+    """How the files of one kind of slices are read."""
+
+    read_header: Callable[[str], SliceHeader]
+    read: Callable[[str, BoundingBox], Voxels]
+
+
+_TIFF = _SliceFormat(read_tiff_slice_header, read_tiff_slice)
+_PICTURE = _SliceFormat(read_picture_header, read_picture)
+_FORMATS = {
+    ".tif": _TIFF,
+    ".tiff": _TIFF,
+    ".png": _PICTURE,
+    ".jpg": _PICTURE,
+    ".jpeg": _PICTURE,
 }
 _HEADERS_AT_A_TIME = 8
-_NAMED = 8
+_MOST_IN_MESSAGE = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SliceStack:
-    """A stack of files; their names are listed anew where it is opened, and must be the same.
+    """A stack of files; their names are listed anew when it is opened, and must be the same.
 
     Attributes:
-        pattern: a glob that gives the files, and perhaps others that are no slices.
-        names_hash: of the names, in order.
-        files_hash: of their names, sizes and times.
-        info: what is known of it.
+        pattern: a glob of the files, and perhaps of others that are no slices.
+        names_hash: hash of the files' names, in order.
+        files_hash: hash of the files' names, sizes and times.
+        info: its extent, dtype, and so on.
     """
 
     pattern: str
@@ -49,7 +61,7 @@ class SliceStack:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The files as they are."""
+        """The glob, and a hash of names, sizes and times of the files."""
         return {"slices": self.pattern, "files": self.files_hash}
 
     def open(self) -> Read:
@@ -59,20 +71,20 @@ class SliceStack:
             raise WorkerFault(
                 f"the slices {self.pattern} are not those that were there at the launch"
             )
-        _, read_one = _READERS[Path(paths[0]).suffix.lower()]
+        read_slice = _format_of(paths[0]).read
 
-        def read(box: BoundingBox) -> NDArray[Any]:
+        def read(box: BoundingBox) -> Voxels:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
             out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             for z in range(box.start[0], box.stop[0]):
-                out[:, z - box.start[0]] = read_one(paths[z], window)[:, 0]
+                out[:, z - box.start[0]] = read_slice(paths[z], window)[:, 0]
             return out
 
         return read
 
 
 def slice_stack(pattern: str) -> SliceStack:
-    """The slices that a folder or a glob gives, all of them looked at.
+    """The slices of a folder or a glob; the headers of all of them are read.
 
     Raises:
         VolumeError: there are none, they are of several kinds, or differ in shape or dtype.
@@ -84,94 +96,94 @@ def slice_stack(pattern: str) -> SliceStack:
     paths = _paths(pattern)
     if not paths:
         raise VolumeError(
-            f"{pattern} gives no slices: expected files named {', '.join(sorted(_READERS))}"
+            f"{pattern} gives no slices: expected files named {', '.join(sorted(_FORMATS))}"
         )
-    kinds = {path.suffix.lower() for path in map(Path, paths)}
-    if len({_READERS[kind] for kind in kinds}) > 1:
+    suffixes = {Path(path).suffix.lower() for path in paths}
+    if len({_FORMATS[suffix] for suffix in suffixes}) > 1:
         raise VolumeError(
-            f"{pattern} gives slices of several kinds: {', '.join(sorted(kinds))}. Give a glob: "
-            f"'*{min(kinds)}'"
+            f"{pattern} gives slices of several kinds: {', '.join(sorted(suffixes))}. Give a glob: "
+            f"'*{min(suffixes)}'"
         )
-    channels, y, x, dtype, grain = _common_header(paths)
-    bounds = BoundingBox((0, 0, 0), (len(paths), y, x))
-    statuses = [Path(path).stat() for path in paths]
-    files = _hash(
-        [f"{p} {s.st_size} {s.st_mtime_ns}" for p, s in zip(paths, statuses, strict=True)]
-    )
+    header = _common_header(paths)
+    lines = []
+    for path in paths:
+        status = Path(path).stat()
+        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
     info = SourceInfo(
-        bounds, channels, dtype, None, grain, numbering_notes([Path(path).name for path in paths])
+        BoundingBox((0, 0, 0), (len(paths), header.height, header.width)),
+        header.channels,
+        header.dtype,
+        None,
+        header.grain,
+        numbering_notes([Path(path).name for path in paths]),
     )
-    return SliceStack(pattern, _hash(paths), files, info)
+    return SliceStack(pattern, _hash(paths), _hash(lines), info)
+
+
+def _format_of(path: str) -> _SliceFormat:
+    return _FORMATS[Path(path).suffix.lower()]
 
 
 def _paths(pattern: str) -> list[str]:
-    found = [
+    """The slices that a glob gives, in natural order."""
+    paths = [
         path
         for path in glob.iglob(pattern)
-        if Path(path).suffix.lower() in _READERS and Path(path).is_file()
+        if Path(path).suffix.lower() in _FORMATS and Path(path).is_file()
     ]
-    return sorted(found, key=natural_key)
+    return sorted(paths, key=natural_key)
 
 
 def natural_key(path: str) -> tuple[tuple[str | int, ...], str]:
-    """What sorts names as people do: numbers in them by value.
+    """A sort key by which numbers in names are ordered by value.
 
     >>> sorted(["s10.png", "s9.png", "s1.png"], key=natural_key)
     ['s1.png', 's9.png', 's10.png']
     """
-    return (
-        tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", path)),
-        path,
-    )
+    parts = re.split(r"(\d+)", path)
+    return tuple(int(part) if part.isdecimal() else part for part in parts), path
 
 
-def _common_header(paths: Sequence[str]) -> _Header:
-    """The header that all slices have."""
-    read_header, _ = _READERS[Path(paths[0]).suffix.lower()]
-    first: dict[_Header, str] = {}
-    count: dict[_Header, int] = {}
+def _common_header(paths: Sequence[str]) -> SliceHeader:
+    """The header that all slices share, with the largest grain among them.
+
+    Raises:
+        VolumeError: they differ.
+    """
+    read_header = _format_of(paths[0]).read_header
     with ThreadPoolExecutor(_HEADERS_AT_A_TIME) as executor:
-        for path, header in zip(paths, executor.map(read_header, paths), strict=True):
-            first.setdefault(header, path)
-            count[header] = count.get(header, 0) + 1
-    alike = {header[:4] for header in first}
-    if len(alike) > 1:
-        told = [
-            f"{count[header]} such as {Path(path).name}: {y} × {x} (y, x), channels: {channels}, "
-            f"{dtype}"
-            for header, path in sorted(first.items(), key=lambda item: -count[item[0]])
-            for channels, y, x, dtype, _ in [header]
+        headers = list(executor.map(read_header, paths))
+    first: dict[SliceHeader, str] = {}  # a path by its header but for the grain
+    for path, header in zip(paths, headers, strict=True):
+        first.setdefault(replace(header, grain=FREE), path)
+    if len(first) > 1:
+        counts = Counter(replace(header, grain=FREE) for header in headers)
+        kinds = [
+            f"{count} such as {Path(first[header]).name}: {header.height} × {header.width} (y, x), "
+            f"channels: {header.channels}, {header.dtype}"
+            for header, count in counts.most_common(_MOST_IN_MESSAGE)
         ]
         raise VolumeError(
-            f"the slices differ: {'; '.join(told[:_NAMED])}. A volume needs one shape and dtype: "
+            f"the slices differ: {'; '.join(kinds)}. A volume needs one shape and dtype: "
             "mend or leave out the odd ones, or give a glob that does."
         )
-    ((channels, y, x, dtype),) = alike
-    grains = [header[4] for header in first]
-    return channels, y, x, dtype, (1, max(g[1] for g in grains), max(g[2] for g in grains))
+    grain_height = max(header.grain[1] for header in headers)
+    grain_width = max(header.grain[2] for header in headers)
+    return replace(headers[0], grain=(1, grain_height, grain_width))
 
 
 def numbering_notes(names: Sequence[str]) -> tuple[str, ...]:
-    """What the numbers in the names of slices, in order, say of slices that are missing.
+    """Notes on slices that are missing, by the numbers in the names of slices, in order.
 
     Raises:
-        VolumeError: two slices have one number.
+        VolumeError: two slices have the same number.
     """
-    order = f"the order of the slices is {names[0]} … {names[-1]}"
-    groups = [re.split(r"(\d+)", Path(name).stem) for name in names]
-    texts = {tuple(group[::2]) for group in groups}
-    varying = (
-        []
-        if len(texts) > 1
-        else [k for k in range(1, len(groups[0]), 2) if len({int(g[k]) for g in groups}) > 1]
-    )
     if len(names) == 1:
         return ()
-    if len(varying) != 1:
-        if len(set(names)) == len(names) and len(texts) == 1 and not varying:
-            raise VolumeError(f"two slices have one number: {names[0]} and {names[1]}")
+    order = f"the order of the slices is {names[0]} … {names[-1]}"
+    numbers = _slice_numbers(names)
+    if numbers is None:
         return (f"their names have no single numbering, so that gaps cannot be seen; {order}",)
-    numbers = [int(group[varying[0]]) for group in groups]
     steps = [b - a for a, b in pairwise(numbers)]
     if 0 in steps:
         twice = steps.index(0)
@@ -180,9 +192,31 @@ def numbering_notes(names: Sequence[str]) -> tuple[str, ...]:
     gaps = [(a + step, b - step) for a, b in pairwise(numbers) if b - a != step]
     if not gaps:
         return ()
-    told = ", ".join(str(a) if a >= b else f"{a} … {b}" for a, b in gaps[:_NAMED])
-    more = f" and {len(gaps) - _NAMED} more" if len(gaps) > _NAMED else ""
-    return (f"slices are missing, and those behind them move up: {told}{more}; {order}",)
+    missing = ", ".join(
+        str(first) if first >= last else f"{first} … {last}"
+        for first, last in gaps[:_MOST_IN_MESSAGE]
+    )
+    if len(gaps) > _MOST_IN_MESSAGE:
+        missing += f" and {len(gaps) - _MOST_IN_MESSAGE} more"
+    return (f"slices are missing, and those behind them move up: {missing}; {order}",)
+
+
+def _slice_numbers(names: Sequence[str]) -> list[int] | None:
+    """The number of each slice; None if not exactly one number in the names varies.
+
+    Names are split into texts at even places and numbers at odd ones. Names that differ only in
+    how they write the same numbers, as "s01" and "s1", give the same number twice.
+    """
+    groups = [re.split(r"(\d+)", Path(name).stem) for name in names]
+    if len({tuple(group[::2]) for group in groups}) > 1:
+        return None
+    places = range(1, len(groups[0]), 2)
+    varying = [k for k in places if len({int(group[k]) for group in groups}) > 1]
+    if not varying and len(set(names)) == len(names):
+        return [0] * len(names)
+    if len(varying) != 1:
+        return None
+    return [int(group[varying[0]]) for group in groups]
 
 
 def _hash(lines: Sequence[str]) -> str:

@@ -1,38 +1,35 @@
-"""Single files, and stacks of PNG slices, as targets: what each can hold, and how it is filled.
+"""Single files and stacks of PNG slices as targets: what each can hold, and how it is written.
 
-All but HDF5 are a header and a raw array, which is written in windows. A file has its name only
+All but HDF5 are a header and a raw array, which is written in windows. A file gets its name only
 once it is complete.
 """
 
 from __future__ import annotations
 
 import gzip
-import math
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-import numpy as np
-from numpy.typing import NDArray
-
-from beam_inference.conversion.copying import WINDOW_BYTES, Put, moved
+from beam_inference.conversion.copying import WINDOW_BYTES, Put
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.hdf5 import Hdf5Target
+from beam_inference.conversion.hdf5 import HDF5_GRAIN, Hdf5Target
 from beam_inference.conversion.mrc import create_mrc
 from beam_inference.conversion.nifti import create_nifti
 from beam_inference.conversion.npy import create_npy
 from beam_inference.conversion.nrrd import create_nrrd
 from beam_inference.conversion.png import PNG_CHANNELS, write_png
-from beam_inference.conversion.protocol import library
+from beam_inference.conversion.protocol import FREE, Voxels, import_library
 from beam_inference.conversion.raw_array import RawLayout
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx, ceil_div
+from beam_inference.geometry.zyx import Zyx
 
 _INTEGERS = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _FLOATS = frozenset({"float32", "float64"})
@@ -41,70 +38,112 @@ _MANY = range(1, 2**15)
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """What a kind of file can hold.
+    """A kind of file, and what it can hold.
 
     Attributes:
-        suffixes: of its names, the usual one first; none for a folder of slices.
-        dtypes: names of dtypes.
-        channels: numbers of channels.
-        voxel_size: whether it says the voxel size. offset: whether it says the offset.
+        suffixes: suffixes of file names, the usual one first; none for a folder of slices.
+        dtypes: names of the dtypes it can hold.
+        channels: numbers of channels it can hold.
+        has_voxel_size: whether it states the voxel size.
+        has_offset: whether it states the offset.
         create: writes a header; None for HDF5 and PNG, which have no raw array.
-        libraries: modules that it needs.
+        libraries: names of the modules that it needs.
+        grain: shape, ZYX, that is best written at a time.
     """
 
     suffixes: tuple[str, ...]
     dtypes: frozenset[str]
     channels: Sequence[int]
-    voxel_size: bool
-    offset: bool
+    has_voxel_size: bool
+    has_offset: bool
     create: Callable[[str, FileSpec], RawLayout] | None
     libraries: tuple[str, ...] = ()
+    grain: Zyx = FREE
 
 
 FILE_FORMATS = {
     "tiff": FileFormat(
-        (".tif", ".tiff"), OME_DTYPES, _MANY, True, False, create_tiff, ("tifffile",)
+        suffixes=(".tif", ".tiff"),
+        dtypes=OME_DTYPES,
+        channels=_MANY,
+        has_voxel_size=True,
+        has_offset=False,
+        create=create_tiff,
+        libraries=("tifffile",),
     ),
     "hdf5": FileFormat(
-        (".h5", ".hdf5"), _INTEGERS | _FLOATS | {"float16"}, _MANY, True, True, None, ("h5py",)
+        suffixes=(".h5", ".hdf5"),
+        dtypes=_INTEGERS | _FLOATS | {"float16"},
+        channels=_MANY,
+        has_voxel_size=True,
+        has_offset=True,
+        create=None,
+        libraries=("h5py",),
+        grain=HDF5_GRAIN,
     ),
     "nifti": FileFormat(
-        (".nii", ".nii.gz"), _INTEGERS | _FLOATS, _MANY, True, True, create_nifti, ("nibabel",)
+        suffixes=(".nii", ".nii.gz"),
+        dtypes=_INTEGERS | _FLOATS,
+        channels=_MANY,
+        has_voxel_size=True,
+        has_offset=True,
+        create=create_nifti,
+        libraries=("nibabel",),
     ),
-    "nrrd": FileFormat((".nrrd",), _INTEGERS | _FLOATS, _MANY, True, True, create_nrrd),
+    "nrrd": FileFormat(
+        suffixes=(".nrrd",),
+        dtypes=_INTEGERS | _FLOATS,
+        channels=_MANY,
+        has_voxel_size=True,
+        has_offset=True,
+        create=create_nrrd,
+    ),
     "mrc": FileFormat(
-        (".mrc", ".rec"),
-        frozenset({"int8", "int16", "uint16", "float16", "float32"}),
-        (1,),
-        True,
-        True,
-        create_mrc,
-        ("mrcfile",),
+        suffixes=(".mrc", ".rec"),
+        dtypes=frozenset({"int8", "int16", "uint16", "float16", "float32"}),
+        channels=(1,),
+        has_voxel_size=True,
+        has_offset=True,
+        create=create_mrc,
+        libraries=("mrcfile",),
     ),
     "npy": FileFormat(
-        (".npy",), _INTEGERS | _FLOATS | {"float16"}, _MANY, False, False, create_npy
+        suffixes=(".npy",),
+        dtypes=_INTEGERS | _FLOATS | {"float16"},
+        channels=_MANY,
+        has_voxel_size=False,
+        has_offset=False,
+        create=create_npy,
     ),
     "png": FileFormat(
-        (), frozenset(PNG_CHANNELS), (1, 2, 3, 4), False, False, None, ("PIL.Image",)
+        suffixes=(),
+        dtypes=frozenset(PNG_CHANNELS),
+        channels=(1, 2, 3, 4),
+        has_voxel_size=False,
+        has_offset=False,
+        create=None,
+        libraries=("PIL.Image",),
     ),
 }
 
 
 def format_of(path: str) -> str | None:
-    """The file format that a path's name says, or None."""
+    """The file format that a path's suffix stands for, or None."""
     name = path.lower()
-    return next(
-        (
-            key
-            for key, each in FILE_FORMATS.items()
-            if name.endswith(each.suffixes) and each.suffixes
-        ),
-        None,
-    )
+    for format, kind in FILE_FORMATS.items():
+        if kind.suffixes and name.endswith(kind.suffixes):
+            return format
+    return None
 
 
 def check_file_can_hold(path: str, format: str, spec: FileSpec, drop: Sequence[str]) -> None:
-    """Refuse what a file would not hold, but for what is in ``drop``: "offset" or "voxel-size".
+    """Refuse a volume that a file would not hold whole.
+
+    Args:
+        path: path of the file.
+        format: a key of :data:`FILE_FORMATS`.
+        spec: the volume.
+        drop: what may be lost: "offset", "voxel-size".
 
     Raises:
         VolumeError: something would be lost.
@@ -112,84 +151,100 @@ def check_file_can_hold(path: str, format: str, spec: FileSpec, drop: Sequence[s
     """
     kind = FILE_FORMATS[format]
     for module in kind.libraries:
-        library(module, f"--format {format}")
+        import_library(module, f"--format {format}")
     if kind.suffixes and not path.lower().endswith(kind.suffixes):
         raise ConfigError(
             f"{path}: a name of format {format} ends with {' or '.join(kind.suffixes)}"
         )
-    channels = PNG_CHANNELS.get(spec.dtype, ()) if format == "png" else kind.channels
-    if spec.dtype not in kind.dtypes or spec.channels not in channels:
-        able = [
-            name
-            for name, each in FILE_FORMATS.items()
-            if spec.dtype in each.dtypes and spec.channels in each.channels and name != format
-        ]
-        raise VolumeError(
-            f"{path}: {format} holds no volume of {spec.channels} "
-            f"{'channel' if spec.channels == 1 else 'channels'} of {spec.dtype}, and values are "
-            f"never converted here. Formats that do: {', '.join(able)}, and volumes of blocks."
-        )
-    lost = []
-    if not kind.offset and any(spec.bounds.start):
-        lost.append(("offset", f"the offset {_commas(spec.bounds.start)} (z, y, x)"))
-    if not kind.voxel_size and spec.voxel_size_nm is not None:
-        lost.append(("voxel-size", f"the voxel size {_commas(spec.voxel_size_nm)} nm (z, y, x)"))
-    if kind.offset and any(spec.bounds.start) and spec.voxel_size_nm is None and format != "mrc":
+    _check_values(path, format, spec)
+    has_offset = any(spec.bounds.start)
+    if kind.has_offset and has_offset and spec.voxel_size_nm is None and format != "mrc":
         raise ConfigError(
             f"{path}: {format} states an offset as a length, which needs --voxel-size"
         )
-    refused = [each for each in lost if each[0] not in drop]
+    lost = {}
+    if has_offset and not kind.has_offset:
+        lost["offset"] = f"the offset {_commas(spec.bounds.start)} (z, y, x)"
+    if spec.voxel_size_nm is not None and not kind.has_voxel_size:
+        lost["voxel-size"] = f"the voxel size {_commas(spec.voxel_size_nm)} nm (z, y, x)"
+    refused = {name: text for name, text in lost.items() if name not in drop}
     if refused:
         raise VolumeError(
-            f"{path}: {format} has no place for {' and '.join(text for _, text in refused)}, which "
-            "would be lost. To accept that: --drop "
-            f"{','.join([*drop, *(name for name, _ in refused)])}"
+            f"{path}: {format} has no place for {' and '.join(refused.values())}, which "
+            f"would be lost. To accept that: --drop {','.join([*drop, *refused])}"
         )
 
 
-def grain_of(format: str) -> Zyx:
-    """What is best written at a time: HDF5's chunks; of raw arrays any window."""
-    return (64, 64, 64) if format == "hdf5" else (1, 1, 1)
+def _check_values(path: str, format: str, spec: FileSpec) -> None:
+    """Refuse dtypes and numbers of channels that a format cannot hold. Raises VolumeError."""
+    kind = FILE_FORMATS[format]
+    channels = PNG_CHANNELS.get(spec.dtype, ()) if format == "png" else kind.channels
+    if spec.dtype in kind.dtypes and spec.channels in channels:
+        return
+    able = [
+        name
+        for name, other in FILE_FORMATS.items()
+        if spec.dtype in other.dtypes and spec.channels in other.channels and name != format
+    ]
+    raise VolumeError(
+        f"{path}: {format} holds no volume of {spec.channels} "
+        f"{'channel' if spec.channels == 1 else 'channels'} of {spec.dtype}, and values are "
+        f"never converted here. Formats that do: {', '.join(able)}, and volumes of blocks."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class FileTarget:
-    """A target while it is filled.
+    """A file while it is being written.
 
     Attributes:
-        put: takes the voxels of a box of the volume.
-        finish: makes the file what it is to be, once all are there, step by step.
-        steps: how many steps that has.
+        put: writes the voxels of a box of the volume.
+        finish: makes the final file, step by step, once all voxels are there.
+        steps: number of steps of ``finish``.
     """
 
     put: Put
-    finish: Callable[[], Iterator[None]]
-    steps: int
+    finish: Callable[[], Iterator[None]] = lambda: iter(())
+    steps: int = 0
 
 
 @contextmanager
-def fill_file(path: str, format: str, spec: FileSpec, dataset: str | None) -> Iterator[FileTarget]:
-    """Fill a file: it gets its name at the end; when something fails, nothing is left.
+def fill_file(
+    path: str, format: str, spec: FileSpec, dataset: str | None = None
+) -> Iterator[FileTarget]:
+    """Write a file: it gets its name at the end; when something fails, nothing is left.
+
+    Args:
+        path: path of the file, or of a folder of slices; it is replaced.
+        format: a key of :data:`FILE_FORMATS`.
+        spec: the volume.
+        dataset: name of the dataset in an HDF5 file.
 
     Raises:
         VolumeError: there is no space for it, or no permission.
     """
     target = Path(path)
-    partial, scratch = (target.with_name(f".{target.name}.{what}") for what in ("partial", "array"))
-    size = math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+    partial = target.with_name(f".{target.name}.partial")
+    scratch = target.with_name(f".{target.name}.array")
     try:
         free = shutil.disk_usage(target.parent).free
-        if format != "hdf5" and size > free:
+        if format != "hdf5" and spec.nbytes > free:
             raise VolumeError(
-                f"{path} needs {size / 2**30:.1f} GiB, and {target.parent} has {free / 2**30:.1f} "
-                "GiB left"
+                f"{path} needs {spec.nbytes / 2**30:.1f} GiB, and {target.parent} has "
+                f"{free / 2**30:.1f} GiB left"
             )
-        _remove(partial)  # of a process that was killed
+        _remove(partial)  # left by a process that was killed
         try:
-            with _begun(
-                partial, scratch, format, spec, dataset, packed=target.suffix.lower() == ".gz"
-            ) as begun:
-                yield begun
+            if format == "hdf5":
+                opened = _fill_hdf5(partial, spec, dataset)
+            elif format == "png":
+                opened = _fill_slices(partial, scratch, spec)
+            elif target.suffix.lower() == ".gz":
+                opened = _fill_gzip(partial, scratch, format, spec)
+            else:
+                opened = _fill_raw(partial, format, spec)
+            with opened as file:
+                yield file
             _remove(target)
             partial.replace(target)
         finally:
@@ -200,36 +255,58 @@ def fill_file(path: str, format: str, spec: FileSpec, dataset: str | None) -> It
 
 
 @contextmanager
-def _begun(
-    path: Path, scratch: Path, format: str, spec: FileSpec, dataset: str | None, *, packed: bool
-) -> Iterator[FileTarget]:
-    z, y, x = spec.bounds.start
-    origin = (-z, -y, -x)
-    if format == "hdf5":
-        file = Hdf5Target(str(path), dataset, spec)
-        try:
-            yield FileTarget(
-                lambda box, array: file.write(moved(box, origin), array), lambda: iter(()), 0
-            )
-        finally:
-            file.close()
-        return
-    create = FILE_FORMATS[format].create
-    raw = scratch if packed or create is None else path
+def _fill_hdf5(path: Path, spec: FileSpec, dataset: str | None) -> Iterator[FileTarget]:
+    file = Hdf5Target(str(path), dataset, spec)
+    to_file = zyx.negative(spec.bounds.start)
+    try:
+        yield FileTarget(lambda box, array: file.write(box.translate(to_file), array))
+    finally:
+        file.close()
+
+
+@contextmanager
+def _fill_raw(path: Path, format: str, spec: FileSpec) -> Iterator[FileTarget]:
+    layout = _create_raw(path, format, spec)
+    yield FileTarget(_put_into(path, layout, spec))
+
+
+@contextmanager
+def _fill_gzip(path: Path, raw: Path, format: str, spec: FileSpec) -> Iterator[FileTarget]:
+    layout = _create_raw(raw, format, spec)
+    steps = zyx.ceil_div(layout.stop, WINDOW_BYTES)
+    yield FileTarget(_put_into(raw, layout, spec), lambda: _to_gzip(raw, path), steps)
+
+
+@contextmanager
+def _fill_slices(folder: Path, raw: Path, spec: FileSpec) -> Iterator[FileTarget]:
+    layout = spec.layout(0)
     raw.write_bytes(b"")
-    layout = spec.layout(0) if create is None else create(str(raw), spec)
-    os.truncate(raw, max(layout.stop, raw.stat().st_size))
+    os.truncate(raw, layout.stop)
+    folder.mkdir()
+    yield FileTarget(
+        _put_into(raw, layout, spec),
+        lambda: _to_slices(raw, layout, spec, folder),
+        steps=spec.bounds.shape[0],
+    )
 
-    def put(box: BoundingBox, array: NDArray[Any]) -> None:
-        layout.write(str(raw), moved(box, origin), array)
 
-    if create is None:
-        path.mkdir()
-        yield FileTarget(put, lambda: _to_slices(raw, layout, spec, path), spec.bounds.shape[0])
-    elif packed:
-        yield FileTarget(put, lambda: _to_gzip(raw, path), ceil_div(layout.stop, WINDOW_BYTES))
-    else:
-        yield FileTarget(put, lambda: iter(()), 0)
+def _create_raw(path: Path, format: str, spec: FileSpec) -> RawLayout:
+    """Create a file with a header and an array of zeros, which takes no space yet."""
+    create = FILE_FORMATS[format].create
+    assert create is not None, f"{format} has no raw array"
+    path.write_bytes(b"")
+    layout = create(str(path), spec)
+    os.truncate(path, max(layout.stop, path.stat().st_size))
+    return layout
+
+
+def _put_into(path: Path, layout: RawLayout, spec: FileSpec) -> Put:
+    to_file = zyx.negative(spec.bounds.start)
+
+    def put(box: BoundingBox, array: Voxels) -> None:
+        layout.write(str(path), box.translate(to_file), array)
+
+    return put
 
 
 def _to_slices(raw: Path, layout: RawLayout, spec: FileSpec, folder: Path) -> Iterator[None]:
@@ -243,11 +320,11 @@ def _to_slices(raw: Path, layout: RawLayout, spec: FileSpec, folder: Path) -> It
 
 def _to_gzip(raw: Path, path: Path) -> Iterator[None]:
     with raw.open("rb") as source, gzip.open(path, "wb", compresslevel=1) as packed:
-        while _piece(source, packed):
+        while _copy_piece(source, packed):
             yield
 
 
-def _piece(source: IO[bytes], packed: gzip.GzipFile) -> bool:
+def _copy_piece(source: IO[bytes], packed: gzip.GzipFile) -> bool:
     data = source.read(WINDOW_BYTES)
     packed.write(data)
     return bool(data)
@@ -261,4 +338,4 @@ def _remove(path: Path) -> None:
 
 
 def _commas(values: Sequence[float]) -> str:
-    return ",".join(f"{each:g}" for each in values)
+    return ",".join(f"{value:g}" for value in values)

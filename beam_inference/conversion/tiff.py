@@ -1,4 +1,4 @@
-"""TIFF: files of many pages, slices of one, and what ImageJ and OME say of voxel sizes.
+"""TIFF files of many pages or of one slice, with voxel sizes as ImageJ and OME state them.
 
 Pages that are not compressed are read through memory maps; of others, only the strips or tiles that
 a box touches are decoded.
@@ -16,10 +16,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.protocol import FREE, Read, SourceInfo, library, number_dtype
+from beam_inference.conversion.protocol import (
+    FREE,
+    Read,
+    SliceHeader,
+    SourceInfo,
+    Voxels,
+    import_library,
+    number_dtype,
+)
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -29,11 +36,13 @@ from beam_inference.volumes.opening import length_nm
 _PALETTE = 3
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
+_JPEG = frozenset({6, 7, 34892, 33007})
+"""Compressions whose decoder takes tables, as in tifffile itself."""
 
 OME_DTYPES = frozenset(
     {"uint8", "uint16", "uint32", "int8", "int16", "int32", "float32", "float64"}
 )
-"""What an OME-TIFF may hold."""
+"""Names of the dtypes that an OME-TIFF may hold."""
 
 
 def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
@@ -43,7 +52,7 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
         VolumeError: it cannot be read as one volume of numbers.
         ConfigError: tifffile is not installed.
     """
-    tifffile = library("tifffile", "TIFF")
+    tifffile = import_library("tifffile", "TIFF")
     try:
         with tifffile.TiffFile(path) as tiff:
             number = _series_number(path, tiff, series)
@@ -53,7 +62,7 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
 
 
 def _series_number(path: str, tiff: Any, series: str | None) -> int:
-    shapes = [each.shape for each in tiff.series]
+    shapes = [image.shape for image in tiff.series]
     if series is None and len(shapes) == 1:
         return 0
     if series is not None and series.isdecimal() and int(series) < len(shapes):
@@ -67,61 +76,73 @@ def _series_number(path: str, tiff: Any, series: str | None) -> int:
 def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
     series = tiff.series[number]
     page = series.keyframe
-    ends = (series.pages[0], series.pages[-1]) if series.dataoffset is None else ()
-    if any(each is None or each.parent is not tiff for each in ends):
-        raise VolumeError(
-            f"{path} is one of several files of an OME data set: convert the files as a stack of "
-            "slices"
-        )
-    leading, axes = _axes(path, series, page)
-    dtype = number_dtype(page.dtype, path)
-    extent = dict(zip(axes, [n for n, _ in leading] + list(_page_shape(page)), strict=True))
-    notes = (
-        ("its table of colours is not kept, its values are",)
-        if page.photometric == _PALETTE
-        else ()
+    is_contiguous = series.dataoffset is not None
+    if not is_contiguous:
+        _check_one_file(path, tiff, series)
+    leading = _leading_axes(path, series, page)
+    letters = "".join(axis.letter for axis in leading)
+    axes = letters + _page_axes(page)
+    shape = (*(axis.length for axis in leading), *_page_shape(page))
+    extent = dict(zip(axes, shape, strict=True))
+    is_palette = page.photometric == _PALETTE
+    info = SourceInfo(
+        BoundingBox((0, 0, 0), (extent.get("Z", 1), extent["Y"], extent["X"])),
+        extent.get("C", 1),
+        number_dtype(page.dtype, path),
+        _voxel_size(tiff),
+        FREE if is_contiguous else page_grain(page),
+        ("its table of colours is not kept, its values are",) if is_palette else (),
     )
-    shape: Zyx = (extent.get("Z", 1), extent["Y"], extent["X"])
-    bounds = BoundingBox((0, 0, 0), shape)
-    size = _voxel_size(tiff)
-    if series.dataoffset is not None:
-        layout = RawLayout(
-            page.dtype.newbyteorder(tiff.byteorder).str,
-            tuple(extent.values()),
-            axes,
-            int(series.dataoffset),
-        )
+    if is_contiguous:
+        dtype = page.dtype.newbyteorder(tiff.byteorder).str
+        layout = RawLayout(dtype, shape, axes, int(series.dataoffset))
         check_length(path, layout)
-        return RawSource(
-            path, layout, SourceInfo(bounds, extent.get("C", 1), dtype, size, FREE, notes)
-        )
-    names = "".join(axis for _, axis in leading)
-    info = SourceInfo(bounds, extent.get("C", 1), dtype, size, page_grain(page), notes)
-    source = TiffPages(path, number, names, info)
+        return RawSource(path, layout, info)
+    source = TiffPages(path, number, letters, info)
     try:
-        source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))
+        source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))  # is there a codec?
     except PermanentReadError as error:
         raise VolumeError(str(error)) from None
     return source
 
 
-def _axes(path: str, series: Any, page: Any) -> tuple[list[tuple[int, str]], str]:
-    """Length and letter of the axes over pages, and the letters of all axes, slowest first."""
-    page_axes = _page_axes(page)
-    over_pages = math.prod(series.shape) // math.prod(_page_shape(page))
-    leading: list[tuple[int, str]] = []
-    rest = over_pages
+def _check_one_file(path: str, tiff: Any, series: Any) -> None:
+    """Refuse an image whose pages are in several files. Raises VolumeError."""
+    ends = (series.pages[0], series.pages[-1])
+    if any(page is None or page.parent is not tiff for page in ends):
+        raise VolumeError(
+            f"{path} is one of several files of an OME data set: convert the files as a stack of "
+            "slices"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _LeadingAxis:
+    """An axis along which pages follow one another: "Z", or "C" for channels."""
+
+    letter: str
+    length: int
+
+
+def _leading_axes(path: str, series: Any, page: Any) -> list[_LeadingAxis]:
+    """The axes over pages, slowest first.
+
+    Raises:
+        VolumeError: they are not z, channels, or both.
+    """
+    leading: list[_LeadingAxis] = []
+    rest = math.prod(series.shape) // math.prod(_page_shape(page))  # pages not yet accounted for
     for length, axis in zip(series.shape, series.axes, strict=True):
         if length > 1 and rest % length == 0 and rest > 1 and axis not in "YX":
-            leading.append((length, "C" if axis in _CHANNEL_AXES else "Z"))
+            leading.append(_LeadingAxis("C" if axis in _CHANNEL_AXES else "Z", length))
             rest //= length
-    axes = "".join(axis for _, axis in leading) + page_axes
+    axes = "".join(axis.letter for axis in leading) + _page_axes(page)
     if rest != 1 or len(set(axes)) != len(axes) or "Y" not in axes:
         raise VolumeError(
             f"{path} has the axes {series.axes} of {series.shape}; expected pages along z, and at "
             "most one axis of channels"
         )
-    return leading, axes
+    return leading
 
 
 def _page_axes(page: Any) -> str:
@@ -136,7 +157,7 @@ def _page_shape(page: Any) -> tuple[int, ...]:
 
 
 def page_grain(page: Any) -> Zyx:
-    """What is decoded at a time of a page, ZYX."""
+    """The shape, ZYX, of what is decoded together of a page: a strip, a tile, or any voxel."""
     return FREE if page.is_final else (1, *_segment_shape(page))
 
 
@@ -151,10 +172,10 @@ class TiffPages:
     """Pages that are compressed, or scattered in their file.
 
     Attributes:
-        path: of the file.
+        path: path of the file.
         series: number of the image in it.
         leading: letters of the axes over pages, slowest first: "Z", "CZ", "ZC", "C" or none.
-        info: what is known of it.
+        info: its extent, dtype, and so on.
     """
 
     path: str
@@ -164,43 +185,57 @@ class TiffPages:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The file as it is."""
+        """Path, size and time of the file, and the image's number."""
         return file_identity(self.path) | {"series": self.series}
 
     def open(self) -> Read:
-        """The list of pages is read once."""
-        tiff = library("tifffile", "TIFF").TiffFile(self.path)
+        """Open the file; its list of pages is read once."""
+        tiff = import_library("tifffile", "TIFF").TiffFile(self.path)
         pages = tiff.series[self.series].pages
         lock = threading.Lock()  # of the file's position, while a page's header is read
         file = os.open(self.path, os.O_RDONLY)
-        depth = self.info.bounds.shape[0]
-        channels = self.info.channels
 
-        def read(box: BoundingBox) -> NDArray[Any]:
+        def read_slice(z: int, channel: int, window: BoundingBox) -> Voxels:
+            with lock:
+                page = pages[self._page_number(z, channel)]
+            return page_window(self.path, file, page, window)[:, 0]
+
+        def read(box: BoundingBox) -> Voxels:
             window = BoundingBox((0, *box.start[1:]), (1, *box.stop[1:]))
-            out = np.empty((channels, *box.shape), self.info.dtype)
+            out = np.empty((self.info.channels, *box.shape), self.info.dtype)
             for z in range(box.start[0], box.stop[0]):
-                for c in range(channels) if "C" in self.leading else (None,):
-                    number = (
-                        z
-                        if c is None
-                        else c * depth + z
-                        if self.leading[0] == "C"
-                        else z * channels + c
-                    )
-                    with lock:
-                        page = pages[number]
-                    where = slice(None) if c is None else slice(c, c + 1)
-                    out[where, z - box.start[0]] = page_window(self.path, file, page, window)[:, 0]
+                target = out[:, z - box.start[0]]
+                if "C" in self.leading:
+                    for channel in range(self.info.channels):
+                        target[channel : channel + 1] = read_slice(z, channel, window)
+                else:
+                    target[...] = read_slice(z, 0, window)
             return out
 
         weakref.finalize(read, os.close, file)
         weakref.finalize(read, tiff.close)
         return read
 
+    def _page_number(self, z: int, channel: int) -> int:
+        """Number of the page of a slice; ``channel`` is 0 where a page holds all channels."""
+        if "C" not in self.leading:
+            return z
+        if self.leading[0] == "C":
+            return channel * self.info.bounds.shape[0] + z
+        return z * self.info.channels + channel
 
-def page_window(path: str, file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
-    """The voxels of a box, one slice deep, of a page: (channels, 1, y, x), in native byte order.
+
+def page_window(path: str, file: int, page: Any, box: BoundingBox) -> Voxels:
+    """Read the voxels of a box, one slice deep, of a page.
+
+    Args:
+        path: path of the file, for memory maps and messages.
+        file: descriptor of the open file.
+        page: tifffile's page.
+        box: the box; z is 0 to 1.
+
+    Returns:
+        (channels, 1, y, x), in native byte order.
 
     Raises:
         PermanentReadError: they cannot be decoded.
@@ -213,7 +248,7 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> NDArray[An
                 dtype, _page_shape(keyframe), _page_axes(keyframe), int(page.dataoffsets[0])
             )
             return layout.read(path, box)
-        return _decoded(file, page, box)
+        return _decode(file, page, box)
     except Exception as error:  # codecs have errors of their own
         advice = (
             "pip install imagecodecs"
@@ -226,7 +261,8 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> NDArray[An
         ) from error
 
 
-def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
+def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:
+    """Decode the segments of a page, its strips or tiles, that a box touches."""
     keyframe = page.keyframe
     length, width = _segment_shape(keyframe)
     rows = ceil_div(keyframe.imagelength, length)
@@ -234,40 +270,46 @@ def _decoded(file: int, page: Any, box: BoundingBox) -> NDArray[Any]:
     _, y0, x0 = box.start
     _, y1, x1 = box.stop
     out = np.zeros((keyframe.samplesperpixel, *box.shape), keyframe.dtype.newbyteorder("="))
-    tables = {}
-    if keyframe.compression in {6, 7, 34892, 33007}:  # JPEG, as tifffile itself asks
-        tables = {"jpegtables": page.jpegtables, "jpegheader": keyframe.jpegheader}
-    for plane in range(keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1):
-        for j in range(y0 // length, ceil_div(y1, length)):
-            for i in range(x0 // width, ceil_div(x1, width)):
-                index = (plane * rows + j) * columns + i
-                count = int(page.databytecounts[index])
-                if not count:
-                    continue  # a sparse file: zeros
-                data = os.pread(file, count, int(page.dataoffsets[index]))
-                if len(data) < count:
-                    raise ValueError("it was cut off")
-                segment = keyframe.decode(data, index, **tables)[0][0]
-                tile = BoundingBox(
-                    (0, j * length, i * width), (1, j * length + segment.shape[0], (i + 1) * width)
-                )
+    planes = keyframe.samplesperpixel if keyframe.planarconfig == _SEPARATE else 1
+    for plane in range(planes):
+        for row in range(y0 // length, ceil_div(y1, length)):
+            for column in range(x0 // width, ceil_div(x1, width)):
+                segment = _segment(file, page, (plane * rows + row) * columns + column)
+                if segment is None:
+                    continue
+                start = (0, row * length, column * width)
+                tile = BoundingBox(start, (1, start[1] + segment.shape[0], start[2] + width))
                 both = box.intersection(tile)
-                source = both.slices_in(tile)[1:]
-                target = both.slices_in(box)[1:]
-                samples = slice(plane, plane + segment.shape[-1])
-                out[(samples, 0, *target)] = np.moveaxis(segment, -1, 0)[(slice(None), *source)]
+                source = (slice(None), *both.slices_in(tile)[1:])
+                target = (slice(plane, plane + segment.shape[-1]), 0, *both.slices_in(box)[1:])
+                out[target] = np.moveaxis(segment, -1, 0)[source]
     return out
+
+
+def _segment(file: int, page: Any, index: int) -> Voxels | None:
+    """Decode a strip or tile: (y, x, channels); None in a sparse file that leaves it out: zeros."""
+    count = int(page.databytecounts[index])
+    if not count:
+        return None
+    data = os.pread(file, count, int(page.dataoffsets[index]))
+    if len(data) < count:
+        raise ValueError("it was cut off")
+    tables = {}
+    if page.keyframe.compression in _JPEG:
+        tables = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
+    segment: Voxels = page.keyframe.decode(data, index, **tables)[0][0]
+    return segment
 
 
 def _voxel_size(tiff: Any) -> VoxelSizeNm | None:
     if tiff.is_ome:
-        return _of_ome(tiff.ome_metadata)
+        return _ome_voxel_size(tiff.ome_metadata)
     if tiff.is_imagej:
-        return _of_imagej(tiff.imagej_metadata or {}, tiff.pages[0].tags)
+        return _imagej_voxel_size(tiff.imagej_metadata or {}, tiff.pages[0].tags)
     return None
 
 
-def _of_ome(text: str) -> VoxelSizeNm | None:
+def _ome_voxel_size(text: str) -> VoxelSizeNm | None:
     pixels = ElementTree.fromstring(text).find(".//{*}Pixels")
     if pixels is None:
         return None
@@ -281,7 +323,7 @@ def _of_ome(text: str) -> VoxelSizeNm | None:
     return (sizes[0], sizes[1], sizes[2])
 
 
-def _of_imagej(metadata: dict[str, Any], tags: Any) -> VoxelSizeNm | None:
+def _imagej_voxel_size(metadata: dict[str, Any], tags: Any) -> VoxelSizeNm | None:
     unit = length_nm(str(metadata.get("unit", "")).replace("\\u00B5", "µ"))
     spacing = metadata.get("spacing")
     if (
@@ -290,17 +332,22 @@ def _of_imagej(metadata: dict[str, Any], tags: Any) -> VoxelSizeNm | None:
         or not {"XResolution", "YResolution"} <= {tag.name for tag in tags}
     ):
         return None
-    xn, xd = tags["XResolution"].value
-    yn, yd = tags["YResolution"].value
-    if not (xn and yn and float(spacing) > 0):
+    # Resolutions are fractions: pixels per unit.
+    x_pixels, x_units = tags["XResolution"].value
+    y_pixels, y_units = tags["YResolution"].value
+    if not (x_pixels and y_pixels and float(spacing) > 0):
         return None
-    z, y, x = (float(f"{each * unit:.6g}") for each in (float(spacing), yd / yn, xd / xn))
+    sizes = (float(spacing), y_units / y_pixels, x_units / x_pixels)
+    z, y, x = (float(f"{size * unit:.6g}") for size in sizes)
     return (z, y, x)
 
 
 def create_tiff(path: str, spec: FileSpec) -> RawLayout:
-    """A new OME-TIFF with all its pages, one after the other, still empty; BigTIFF where it must be."""
-    tifffile = library("tifffile", "TIFF")
+    """Write a new OME-TIFF with all its pages, empty and one after the other.
+
+    It is a BigTIFF if it must be.
+    """
+    tifffile = import_library("tifffile", "TIFF")
     z, y, x = spec.bounds.shape
     metadata: dict[str, Any] = {"axes": "ZCYX"}
     if spec.voxel_size_nm is not None:
@@ -321,13 +368,13 @@ def create_tiff(path: str, spec: FileSpec) -> RawLayout:
     return RawLayout(np.dtype(spec.dtype).newbyteorder("<").str, shape, "ZCYX", offset)
 
 
-def read_slice_header(path: str) -> tuple[int, int, int, str, Zyx]:
-    """Channels, y, x, dtype and grain of a file of one page.
+def read_tiff_slice_header(path: str) -> SliceHeader:
+    """Read the header of a file of one page.
 
     Raises:
         VolumeError: it has more pages, or holds no numbers.
     """
-    tifffile = library("tifffile", "TIFF")
+    tifffile = import_library("tifffile", "TIFF")
     try:
         with tifffile.TiffFile(path, is_ome=False) as tiff:
             page = tiff.pages[0]
@@ -335,23 +382,22 @@ def read_slice_header(path: str) -> tuple[int, int, int, str, Zyx]:
                 raise VolumeError(f"{path} has {len(tiff.pages)} pages; expected one, of a slice")
             if page.is_final and page.dataoffsets[0] + page.nbytes > Path(path).stat().st_size:
                 raise VolumeError(f"{path} was cut off: copy it again")
-            channels = int(page.samplesperpixel)
-            return (
-                channels,
-                int(page.imagelength),
-                int(page.imagewidth),
-                number_dtype(page.dtype, path),
-                page_grain(page),
+            return SliceHeader(
+                channels=int(page.samplesperpixel),
+                height=int(page.imagelength),
+                width=int(page.imagewidth),
+                dtype=number_dtype(page.dtype, path),
+                grain=page_grain(page),
             )
     except (tifffile.TiffFileError, OSError, ValueError, IndexError) as error:
         raise VolumeError(f"{path} cannot be read as TIFF: {error}") from None
 
 
-def read_slice(path: str, box: BoundingBox) -> NDArray[Any]:
-    """The voxels of a box, one slice deep, of a file of one page."""
+def read_tiff_slice(path: str, box: BoundingBox) -> Voxels:
+    """Read the voxels of a box, one slice deep, of a file of one page: (channels, 1, y, x)."""
     file = os.open(path, os.O_RDONLY)
     try:
-        with library("tifffile", "TIFF").TiffFile(path, is_ome=False) as tiff:
+        with import_library("tifffile", "TIFF").TiffFile(path, is_ome=False) as tiff:
             return page_window(path, file, tiff.pages[0], box)
     finally:
         os.close(file)

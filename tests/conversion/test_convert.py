@@ -6,18 +6,22 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorstore as ts
+from fakes.gcs import GcsStandIn
 from foreign_files import tiff_bytes, write_file
-from helpers import read_volume, truncated, write_volume
+from helpers import DATAFLOW, read_volume, truncated, write_volume
 from source_volumes import assert_holds, random_array, save_slices, source_of
 
 from beam_inference.cli.main import main
-from beam_inference.job.place import Place
+from beam_inference.conversion.convert import convert as convert_volume
+from beam_inference.conversion.convert import plan_conversion
+from beam_inference.conversion.options import ConversionOptions
 from beam_inference.volumes.opening import open_volume
 
 SIZE = ["--voxel-size", "40,4,4"]
@@ -162,49 +166,97 @@ def test_a_big_endian_tiff_on_another_grid(tmp_path):
     check(tmp_path / "z", array, start=(9, 17, 33))
 
 
-def test_a_slice_that_cannot_be_read_is_told_and_done_later(slices, tmp_path, capsys):
+@contextmanager
+def damaged(path):
+    """Within, a file is damaged; its size and times stay, so that it counts as the same file."""
+    status = path.stat()
+    times = (status.st_atime_ns, status.st_mtime_ns)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1000] + bytes(len(whole) - 1000))
+    os.utime(path, ns=times)
+    yield
+    path.write_bytes(whole)
+    os.utime(path, ns=times)
+
+
+def test_a_slice_that_cannot_be_read_is_reported_and_copied_later(slices, tmp_path):
     folder, array = slices
-    words = (folder, tmp_path / "em", *SIZE, "--block_shape=4,32,32", "--direct_num_workers=2")
-    with pytest.MonkeyPatch.context() as patch:
-        # every slab by way of the disk
-        patch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 10_000)
-        times = [(path.stat().st_atime_ns, path.stat().st_mtime_ns) for path in [folder / "s9.png"]]
-        whole = (folder / "s9.png").read_bytes()
-        (folder / "s9.png").write_bytes(whole[:1000] + bytes(len(whole) - 1000))
-        os.utime(folder / "s9.png", ns=times[0])
-        assert convert(*words) == 1
-        told = capsys.readouterr().out
-        assert "4 of 5 chunks done" in told
-        assert "failed: copy, chunk 2: cannot read" in told
-        assert "s9.png" in told
-        assert f"to do what is missing: beam-inference convert {folder}" in told
-        (folder / "s9.png").write_bytes(whole)
-        os.utime(folder / "s9.png", ns=times[0])
-        assert convert(*words) == 0
-    assert "5 of 5 chunks done" in capsys.readouterr().out
+    options = ConversionOptions(
+        voxel_size_nm=(40.0, 4.0, 4.0),
+        block_shape=(4, 32, 32),
+        flags=("--direct_num_workers=2",),
+        window_bytes=10_000,  # every slab by way of the disk
+    )
+    plan = plan_conversion(str(folder), str(tmp_path / "em"), options)
+    with damaged(folder / "s9.png"):
+        result = plan.run()
+        assert result.exit_code == result.outcome.exit_code == 1
+        assert (result.outcome.done, result.outcome.chunks) == (4, 5)
+        (failure,) = result.outcome.failures
+        assert failure.startswith("copy, chunk 2: cannot read")
+        assert "s9.png" in failure
+    result = plan_conversion(str(folder), str(tmp_path / "em"), options).run()
+    assert result.exit_code == 0
+    assert (result.outcome.done, result.outcome.chunks) == (5, 5)
     check(tmp_path / "em", array)
 
 
-@pytest.mark.slow
-def test_a_killed_conversion_goes_on(slices, tmp_path, monkeypatch):
+def test_the_command_that_continues_is_named(slices, tmp_path, capsys):
     folder, array = slices
-    words = ["convert", str(folder), str(tmp_path / "em"), *SIZE, "--block_shape=1,16,16"]
-    script = [
-        (
-            "import time, beam_inference.conversion.copying as copying, "
-            "beam_inference.conversion.stacks as stacks"
-        ),
-        "from beam_inference.cli.main import main",
-        "copying.WINDOW_BYTES, (header, read) = 1, stacks._READERS['.png']",
-        (
-            "stacks._READERS['.png'] = header, lambda *arguments: (time.sleep(0.2), "
-            "read(*arguments))[1]"
-        ),
-        f"main({words})",
-    ]
-    slow = "\n".join(script)
+    with damaged(folder / "s9.png"):
+        assert convert(folder, tmp_path / "em", *SIZE) == 1
+        told = capsys.readouterr().out
+        assert "0 of 1 chunks done" in told
+        assert "failed: copy, chunk 0: cannot read" in told
+        assert "s9.png" in told
+        assert f"to do what is missing: beam-inference convert {folder}" in told
+    assert convert(folder, tmp_path / "em", *SIZE) == 0
+    assert "1 of 1 chunks done" in capsys.readouterr().out
+    check(tmp_path / "em", array)
+
+
+def test_a_conversion_returns_a_result_and_prints_nothing(slices, tmp_path, capsys):
+    folder, array = slices
+    size = (40.0, 4.0, 4.0)
+    blocks = convert_volume(str(folder), str(tmp_path / "em"), voxel_size_nm=size)
+    assert (blocks.exit_code, blocks.format) == (0, "precomputed")
+    assert blocks.bounds.shape == array.shape
+    file = convert_volume(str(tmp_path / "em"), str(tmp_path / "a.npy"), drop=["voxel-size"])
+    assert (file.exit_code, file.format, file.outcome) == (0, "npy", None)
+    assert_holds(source_of(file.target), array)
+    assert capsys.readouterr().out == ""
+
+
+SLOW_CONVERSION = """
+import time
+import PIL.Image
+from beam_inference.conversion.convert import convert
+
+open_image = PIL.Image.open
+
+
+def open_slowly(*arguments):
+    time.sleep(0.2)
+    return open_image(*arguments)
+
+
+PIL.Image.open = open_slowly
+convert({folder!r}, {target!r}, **{options!r})
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_goes_on(slices, tmp_path):
+    folder, array = slices
+    target = str(tmp_path / "em")
+    options = {  # a chunk a slice
+        "voxel_size_nm": (40.0, 4.0, 4.0),
+        "block_shape": (1, 16, 16),
+        "window_bytes": 1,
+    }
+    script = SLOW_CONVERSION.format(folder=str(folder), target=target, options=options)
     process = subprocess.Popen(
-        [sys.executable, "-c", slow], stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", script], stdout=subprocess.DEVNULL, cwd=Path(__file__).parents[2]
     )
     records = tmp_path / "em" / "_beam_inference"
     deadline = time.monotonic() + 90
@@ -216,9 +268,7 @@ def test_a_killed_conversion_goes_on(slices, tmp_path, monkeypatch):
     process.wait()
     assert 0 < len(done) < 20
     seen = {path: path.stat().st_mtime_ns for path in done}
-    # as it was: a chunk a slice
-    monkeypatch.setattr("beam_inference.conversion.copying.WINDOW_BYTES", 1)
-    assert main(words) == 0
+    assert convert_volume(str(folder), target, **options).exit_code == 0
     assert {path: path.stat().st_mtime_ns for path in done} == seen, (
         "what was done is not done again"
     )
@@ -299,10 +349,9 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
 
 def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, capsys):
     folder, _ = slices
-    monkeypatch.setattr(
-        "beam_inference.beam.stage_runner.place_of", lambda _: Place(shares_files=False)
-    )
-    assert convert(folder, "memory://em", *SIZE) == 2
+    with GcsStandIn("bucket") as gcs:  # Beam looks for the buckets of the flags
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        assert convert(folder, "memory://em", *SIZE, *DATAFLOW) == 2
     assert "lies on this machine, which remote workers do not see" in capsys.readouterr().err
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from beam_inference.conversion import copying
 from beam_inference.conversion.blocks import default_block_shape
 from beam_inference.conversion.copying import WINDOW_BYTES, ChunkShapes, choose_chunk_shapes, copy
 from beam_inference.conversion.protocol import SourceInfo
@@ -81,12 +80,10 @@ def test_every_voxel_is_copied_once_and_every_slice_read_once(shape, block, wind
         out[(slice(None), *where)] = values
         put[where] += 1
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copying, "WINDOW_BYTES", window_bytes)
-        shapes = choose_chunk_shapes(source, block)
-        chunks = ChunkGrid(source.bounds, shapes.chunk)
-        for index in range(chunks.count):
-            copy(read, write, chunks.core_box(index), shapes, source)
+    shapes = choose_chunk_shapes(source, block, window_bytes)
+    chunks = ChunkGrid(source.bounds, shapes.chunk)
+    for index in range(chunks.count):
+        copy(read, write, chunks.core_box(index), shapes, source, window_bytes)
     np.testing.assert_array_equal(out, array)
     assert (put == 1).all()
     assert not sliced or (slices == 1).all()

@@ -1,4 +1,4 @@
-"""TIFF files and stacks of slices: order, gaps, what differs, and that windows are what the whole is."""
+"""TIFF files and stacks of slices: order, gaps, differences, and windows against the whole."""
 
 import numpy as np
 import pytest

@@ -35,9 +35,9 @@ VOLUMES = [
 def spec_for(format, array, start=START, size=SIZE):
     """What a file of a format can hold of an array (channels, z, y, x) at a place."""
     kind = FILE_FORMATS[format]
-    start = start if kind.offset else (0, 0, 0)
+    start = start if kind.has_offset else (0, 0, 0)
     box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape[1:], strict=True)))
-    return FileSpec(box, array.shape[0], array.dtype.name, size if kind.voxel_size else None)
+    return FileSpec(box, array.shape[0], array.dtype.name, size if kind.has_voxel_size else None)
 
 
 def write(path, format, spec, array, chunk=(4, 8, 32)):

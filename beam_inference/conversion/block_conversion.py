@@ -1,0 +1,211 @@
+"""Conversion into a volume of blocks: a Beam job of one stage, continued where it was killed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+import uuid
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from beam_inference.beam.flags import beam_options, place_of
+from beam_inference.beam.stage_runner import StageRecords, check_place, run_stages, stage_job
+from beam_inference.config.formats import (
+    OutputSpec,
+    get_format,
+    installed_formats,
+    names_of,
+    sharded_formats,
+)
+from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
+from beam_inference.conversion.find_source import StoredVolume
+from beam_inference.conversion.options import (
+    NO_VOXEL_SIZE,
+    ConversionOptions,
+    ConversionResult,
+)
+from beam_inference.conversion.protocol import Source
+from beam_inference.errors import ConfigError, StateError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.volumes.kvstores import place_of_url, url_of
+from beam_inference.volumes.outputs import (
+    check_output,
+    create_output,
+    default_bounds,
+    open_output,
+)
+
+
+@dataclass(frozen=True)
+class BlockConversion:
+    """A conversion into a volume of blocks, checked and ready to run.
+
+    Attributes:
+        target: path or URL of the target as the user gave it.
+        task: the stage that copies chunks.
+        overwrite: whether to replace an existing target.
+        flags: Beam's flags.
+    """
+
+    target: str
+    task: CopyBlocks
+    overwrite: bool
+    flags: tuple[str, ...]
+
+    @property
+    def source(self) -> Source:
+        """The volume to read."""
+        return self.task.source
+
+    @property
+    def spec(self) -> OutputSpec:
+        """The volume to write."""
+        return self.task.target
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the bytes that are written, as JSON values."""
+        target = asdict(self.spec)
+        del target["storage"], target["url"]  # how it is reached does not matter
+        return {
+            "source": self.source.identity,
+            "target": target,
+            "start": self.task.box.start,
+            "chunk": self.task.shapes.chunk,
+        }
+
+    def run(self) -> ConversionResult:
+        """Copy the chunks that are missing.
+
+        Raises:
+            StateError: the target holds something else, which may not be overwritten.
+        """
+        spec = self.spec
+        exists = open_output(spec) is not None
+        job = stage_job("convert", self.description, spec.url, spec.storage, [self.task])
+        records = StageRecords(job)
+        if exists and not self.overwrite and not records.has_begun():
+            raise StateError(
+                f"{self.target} holds a volume that this conversion did not begin: choose another "
+                "place, or pass --overwrite to write over it"
+            )
+        records.begin(overwrite=self.overwrite)
+        if not exists:
+            create_output(spec)
+        outcome = run_stages(job, self.flags, self.task.box.size / self.task.count)
+        return ConversionResult(self.target, spec.format, self.task.box, outcome)
+
+
+def plan_block_conversion(
+    source: Source,
+    source_path: str,
+    target: str,
+    box: BoundingBox,
+    format: str,
+    options: ConversionOptions,
+) -> BlockConversion:
+    """Check a conversion into a volume of blocks; nothing is written.
+
+    Args:
+        source: the volume to read.
+        source_path: its path or URL as the user gave it.
+        target: path or URL of the volume to write.
+        box: the voxels' box in the target, ZYX.
+        format: format of the target.
+        options: what else the user chose.
+
+    Raises:
+        UserError: it cannot be done.
+    """
+    if options.drop:
+        raise ConfigError(f"--drop {','.join(options.drop)}: format {format} holds all there is")
+    voxel_size_nm = options.voxel_size_nm or source.info.voxel_size_nm
+    if voxel_size_nm is None:
+        raise ConfigError(NO_VOXEL_SIZE)
+    if re.match("https?://", target):
+        raise ConfigError(
+            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
+        )
+    url = url_of(target)
+    source_url = source.url if isinstance(source, StoredVolume) else url_of(source_path)
+    check_place(options.flags, [source_url, url])
+    if isinstance(source, StoredVolume) and source.place == place_of_url(url, options.storage):
+        raise ConfigError(
+            f"{target} is the source: choose another place, so as not to overwrite it"
+        )
+    spec = OutputSpec(
+        url=url,
+        format=format,
+        dtype=source.info.dtype,
+        channels=source.info.channels,
+        bounds=_bounds(format, box),
+        block_shape=options.block_shape or default_block_shape(box.shape, voxel_size_nm),
+        voxel_size_nm=voxel_size_nm,
+        storage=options.storage,
+        encoding=options.encoding or "raw",
+        shard_shape=options.shard_shape,
+        labels=options.labels,
+    )
+    _check_spec(spec, source_path, options)
+    task = CopyBlocks(source, spec, box, options.window_bytes)
+    _check_scratch_space(task, options.flags)
+    return BlockConversion(target, task, options.overwrite, options.flags)
+
+
+def _bounds(format: str, box: BoundingBox) -> BoundingBox:
+    try:
+        return default_bounds(format, box)
+    except ConfigError:
+        raise ConfigError(
+            f"{format} volumes start at 0, and these voxels at {box.start} (z, y, x). Move them "
+            "with --offset 0,0,0, or write --format precomputed, which has an offset."
+        ) from None
+
+
+def _check_spec(spec: OutputSpec, source_path: str, options: ConversionOptions) -> None:
+    """Refuse a volume that its format cannot hold, or that differs from an existing one."""
+    format = get_format(spec.format)
+    if options.encoding is not None and not format.encodings:
+        takers = names_of(other for other in installed_formats() if other.encodings)
+        raise ConfigError(f"--encoding {options.encoding} is for --format {takers}")
+    if spec.encoding != "raw" and spec.channels > 1:
+        raise ConfigError(
+            f"--encoding {spec.encoding} is for one channel (readers disagree about the order of "
+            f"more), and {source_path} has {spec.channels}"
+        )
+    if spec.labels and np.dtype(spec.dtype).kind == "f":
+        raise ConfigError(
+            f"--labels: {source_path} holds {spec.dtype}, and names of objects are integers"
+        )
+    if spec.shard_shape is not None and not format.has_shards:
+        raise ConfigError(f"--shard_shape: {spec.format} has no shards; {sharded_formats()} have")
+    if any(s % b for s, b in zip(spec.write_shape, spec.block_shape, strict=True)):
+        raise ConfigError(
+            f"--shard_shape {_text(spec.write_shape)} must be a multiple of --block_shape "
+            f"{_text(spec.block_shape)}"
+        )
+    check_output(spec)
+    # TensorStore refuses some volumes only when they are created: create one in memory.
+    create_output(replace(spec, url=f"memory://{uuid.uuid4().hex}/"))
+
+
+def _check_scratch_space(task: CopyBlocks, flags: tuple[str, ...]) -> None:
+    """Refuse slabs that do not fit on the disk, if it is this machine that copies."""
+    if not place_of(beam_options(flags)).is_this_machine:
+        return
+    scratch = task.shapes.scratch_bytes(task.source.info)
+    folder = tempfile.gettempdir()
+    if scratch > shutil.disk_usage(folder).free:
+        raise ConfigError(
+            f"a slab of {task.target.block_shape[0]} slices takes {scratch / 2**30:.1f} GiB, more "
+            f"than {folder} has left. Set TMPDIR to a folder with more space, or choose a "
+            "--block_shape that is flatter."
+        )
+
+
+def _text(shape: Zyx) -> str:
+    return " × ".join(map(str, shape))

@@ -1,0 +1,147 @@
+"""Conversion into a single file, or a folder of PNG slices, by this process alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from beam_inference.beam.progress import Phase, Progress
+from beam_inference.conversion.copying import choose_chunk_shapes, copy
+from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.find_source import split_dataset
+from beam_inference.conversion.options import (
+    NO_VOXEL_SIZE,
+    ConversionOptions,
+    ConversionResult,
+)
+from beam_inference.conversion.protocol import Source, Voxels
+from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
+from beam_inference.errors import ConfigError, StateError
+from beam_inference.geometry import zyx
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.volumes.kvstores import local_folder
+
+
+@dataclass(frozen=True)
+class FileConversion:
+    """A conversion into a single file, checked and ready to run.
+
+    Attributes:
+        source: the volume to read.
+        path: absolute path of the target.
+        format: a key of :data:`~beam_inference.conversion.targets.FILE_FORMATS`.
+        spec: the volume that the file is to hold.
+        dataset: name of the dataset in an HDF5 file; None for its default.
+        window_bytes: bytes of the source that are held at a time.
+    """
+
+    source: Source
+    path: str
+    format: str
+    spec: FileSpec
+    dataset: str | None
+    window_bytes: int
+
+    def run(self) -> ConversionResult:
+        """Write the file; an existing one is replaced once the new one is complete."""
+        info = self.source.info
+        shapes = choose_chunk_shapes(info, FILE_FORMATS[self.format].grain, self.window_bytes)
+        chunks = ChunkGrid(self.spec.bounds, shapes.chunk)
+        to_source = zyx.subtract(info.bounds.start, self.spec.bounds.start)
+        read = self.source.open()
+        done = 0
+
+        def read_for_target(box: BoundingBox) -> Voxels:
+            return read(box.translate(to_source))
+
+        with fill_file(self.path, self.format, self.spec, self.dataset) as target:
+            total = chunks.count + target.steps
+            voxels_per_step = self.spec.bounds.size / total
+            with Progress(Phase("chunks", total, voxels_per_step, lambda: done)) as progress:
+                for index in range(chunks.count):
+                    box = chunks.core_box(index)
+                    copy(read_for_target, target.put, box, shapes, info, self.window_bytes)
+                    done += 1
+                    progress.update()
+                for _ in target.finish():
+                    done += 1
+                    progress.update()
+        return ConversionResult(self.path, self.format, self.spec.bounds, outcome=None)
+
+
+def plan_file_conversion(
+    source: Source,
+    source_path: str,
+    target: str,
+    box: BoundingBox,
+    format: str,
+    options: ConversionOptions,
+) -> FileConversion:
+    """Check a conversion into a single file; nothing is written.
+
+    Args:
+        source: the volume to read.
+        source_path: its path as the user gave it.
+        target: path of the file; a dataset may stand behind it as ``file.h5:name``.
+        box: the voxels' box in the target, ZYX.
+        format: a key of :data:`~beam_inference.conversion.targets.FILE_FORMATS`.
+        options: what else the user chose.
+
+    Raises:
+        UserError: it cannot be done.
+    """
+    if options.flags:
+        raise ConfigError(
+            f"a single file is written by this process alone: {' '.join(options.flags)} would "
+            "change nothing"
+        )
+    path, dataset = split_dataset(target)
+    path = _local_path(path, format)
+    if options.block_shape or options.shard_shape or options.encoding or options.labels:
+        raise ConfigError(
+            f"format {format} has no blocks: --block_shape and the like are for others"
+        )
+    info = source.info
+    voxel_size_nm = options.voxel_size_nm or info.voxel_size_nm
+    needs_voxel_size = FILE_FORMATS[format].has_voxel_size and "voxel-size" not in options.drop
+    if voxel_size_nm is None and needs_voxel_size:
+        raise ConfigError(NO_VOXEL_SIZE + ", or --drop voxel-size to write it without")
+    spec = FileSpec(box, info.channels, info.dtype, voxel_size_nm)
+    check_file_can_hold(path, format, spec, options.drop)
+    _check_replaceable(Path(path), source_path, format, overwrite=options.overwrite)
+    return FileConversion(source, path, format, spec, dataset, options.window_bytes)
+
+
+def _local_path(path: str, format: str) -> str:
+    local = local_folder(path)
+    if local is None and "://" in path:
+        raise ConfigError(
+            f"{path}: format {format} is written to this machine's disks only; copy it from there"
+        )
+    return str(Path(local or path).absolute())
+
+
+def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite: bool) -> None:
+    """Refuse a target that exists and may not be replaced.
+
+    Raises:
+        ConfigError: its folder does not exist, or it is the source.
+        StateError: it may not be replaced.
+    """
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target}: there is no folder {target.parent}")
+    if not target.exists():
+        return
+    source = Path(split_dataset(source_path)[0])
+    if source.exists() and target.samefile(source):
+        raise ConfigError(
+            f"{target} is the source: choose another place, so as not to overwrite it"
+        )
+    if not overwrite:
+        raise StateError(f"{target} exists: choose another name, or pass --overwrite to replace it")
+    if target.is_dir():
+        others = [entry.name for entry in target.iterdir() if entry.suffix != ".png"]
+        if format != "png" or others:
+            content = f" that holds {others[0]}" if others else ""
+            raise StateError(f"{target} is a folder{content}: it is not replaced")
