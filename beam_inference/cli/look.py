@@ -238,7 +238,7 @@ def _add_thumbnail(subparsers: Subparsers) -> None:
 
 def thumbnail(options: ThumbnailOptions) -> int:
     """Draw planes of a coarse scale of a volume."""
-    from beam_inference.pyramid.thumbnail import thumbnail as draw_thumbnail
+    from beam_inference.pyramid.thumbnail import draw_thumbnail
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
     check_picture(options.to)

@@ -115,10 +115,10 @@ def _pyramid_rows(pyramid: Pyramid | None) -> Iterator[Row]:
     if pyramid is None:
         yield "pyramid", "no level: one block holds the output"
         return
-    coarsest = format_shape(pyramid.levels[-1].bounds.shape)
+    coarsest = format_shape(pyramid.scales[-1].bounds.shape)
     yield (
         "pyramid",
-        f"{len(pyramid.levels)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once "
+        f"{len(pyramid.scales)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once "
         "every chunk is done",
     )
     yield (
@@ -441,7 +441,7 @@ def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
                 "bytes": level.bounds.size * voxel_bytes,
             }
             for level, stage, blocks in zip(
-                pyramid.levels, pyramid.stages, pyramid.blocks, strict=True
+                pyramid.scales, pyramid.stages, pyramid.blocks, strict=True
             )
         ],
         "bytes": pyramid.size,
@@ -464,7 +464,7 @@ def _base_values(pyramid: Pyramid) -> dict[str, Any]:
         ),
         "read_at_once_bytes": (
             max(
-                math.prod(stage.part_shape) * math.prod(stage.level.factor)
+                math.prod(stage.part_shape) * math.prod(stage.scale.factor)
                 for stage in pyramid.stages
             )
             * voxel_bytes

@@ -295,7 +295,10 @@ def _add_pyramid(subparsers: Subparsers) -> None:
         help="from each scale to the next (default: such as 1x2x2 until isotropic, then 2x2x2)",
     )
     parser.add_argument(
+        "--num-scales",
+        "--num_scales",
         "--levels",
+        dest="levels",
         type=positive,
         metavar="N",
         help="number of coarser scales (default: until one block holds the volume)",
@@ -325,8 +328,8 @@ def pyramid(options: PyramidOptions) -> int:
     """Make coarser scales of a volume."""
     from beam_inference.beam.stage_runner import check_place
     from beam_inference.cli.plan_text import print_pyramid
-    from beam_inference.pyramid.pyramid import make_pyramid, plan_pyramid
-    from beam_inference.pyramid.scales import multiscale_volume
+    from beam_inference.pyramid.multiscale import multiscale_volume
+    from beam_inference.pyramid.pyramid import plan_pyramid, run_pyramid
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 
     if options.json and not options.dry_run:
@@ -343,6 +346,6 @@ def pyramid(options: PyramidOptions) -> int:
     if options.dry_run:
         return COMPLETE
     sys.stdout.flush()
-    outcome = make_pyramid(plan, options.beam_flags, overwrite=options.overwrite)
-    print(outcome.summary(f"{url}, with {len(plan.levels)} more levels", options.command_text))
+    outcome = run_pyramid(plan, options.beam_flags, overwrite=options.overwrite).outcome
+    print(outcome.summary(f"{url}, with {len(plan.scales)} more scales", options.command_text))
     return outcome.exit_code

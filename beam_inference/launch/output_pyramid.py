@@ -22,8 +22,8 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.launch.cost import Totals
 from beam_inference.launch.planned_job import PlannedJob
-from beam_inference.pyramid.pyramid import NoLevelNeeded, Pyramid, plan_pyramid, remove
-from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.pyramid.multiscale import multiscale_volume
+from beam_inference.pyramid.pyramid import NoScaleNeeded, Pyramid, plan_pyramid, remove_scales
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.opening import open_unread
@@ -89,7 +89,7 @@ def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
         return plan_pyramid(
             multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base
         )
-    except NoLevelNeeded:
+    except NoScaleNeeded:
         return None
 
 
@@ -109,7 +109,7 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
     before = StageRecords(job).earlier_job()
     if before is not None and before.fingerprint == job.fingerprint:
         return
-    if pyramid.volume.listed(pyramid.levels) or (
+    if pyramid.volume.listed_scales(pyramid.scales) or (
         before is not None and StageRecords(before).chunk_counter()()
     ):
         raise ConfigError(
@@ -148,22 +148,22 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     other = before is not None and before.fingerprint != job.fingerprint
     if overwrite or other or (before is not None and state.count_receipts(0, count) < count):
         factors = {
-            pyramid.description["factor"],
-            pyramid.description["factor"] if before is None else _factor(before),
+            pyramid.factor,
+            pyramid.factor if before is None else _factor(before),
         }
         # An earlier launch, or the command, may have made more of them, or others.
         several = [
             plan_pyramid(pyramid.volume, pyramid.method, each, _EVERY, base=pyramid.base)
             for each in factors
         ]
-        if any(each.volume.listed(each.levels) for each in several):
+        if any(each.volume.listed_scales(each.scales) for each in several):
             logger.warning(
                 "%s has coarser levels, made before all chunks of this job are done: they are "
                 "removed, and made anew",
                 config.output.path,
             )
         for each in several:
-            remove(each.job())
+            remove_scales(each.job())
     StageRecords(job).begin()
     return pyramid
 
@@ -177,11 +177,11 @@ def status_of(pyramid: Pyramid) -> PyramidStatus:
     job = pyramid.job()
     done = StageRecords(job).chunk_counter()()
     return PyramidStatus(
-        levels=len(pyramid.levels),
+        levels=len(pyramid.scales),
         method=pyramid.method,
         chunks=pyramid.count,
         done=done,
-        listed=len(pyramid.volume.listed(pyramid.levels)) == len(pyramid.levels),
+        listed=len(pyramid.volume.listed_scales(pyramid.scales)) == len(pyramid.scales),
         failures=[] if done == pyramid.count else StageRecords(job).failures(),
     )
 
@@ -190,7 +190,7 @@ def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
     """What is stored and asked of the object store, with a pyramid's share of it; hours remain those of the chunks."""
     if pyramid is None:
         return whole
-    below = [pyramid.base.bounds, *(level.bounds for level in pyramid.levels[:-1])]
+    below = [pyramid.base.bounds, *(level.bounds for level in pyramid.scales[:-1])]
     return replace(
         whole,
         stored_bytes=whole.stored_bytes + pyramid.size,

@@ -13,7 +13,7 @@ from beam_inference.beam.transforms import InferVolume
 from beam_inference.errors import WorkerFault
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.records import LaunchSummary
-from beam_inference.pyramid.pyramid import list_complete, remove
+from beam_inference.pyramid.pyramid import list_complete_scales, remove_scales
 
 
 def build(
@@ -100,7 +100,7 @@ def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) 
     count = launch.resolved().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)
     if not left and summary.done and StageRecords(pyramid).chunk_counter()():
-        remove(pyramid)
+        remove_scales(pyramid)
         StageRecords(pyramid).begin()
     return left
 
@@ -111,7 +111,7 @@ def _list_levels(_: int, pyramid: StageJob) -> None:
     Raises:
         WorkerFault: some of it cannot be made, so that the runner says failed.
     """
-    list_complete(pyramid)
+    list_complete_scales(pyramid)
     causes = StageRecords(pyramid).failures()
     if causes and not pyramid.state().has_stop_request(pyramid.launch):
         raise WorkerFault(f"the pyramid cannot be made: {causes[0]}")

@@ -1,9 +1,9 @@
-"""From the voxels of a level to those of the level above.
+"""Downsampling: from the voxels of a scale to those of the scale above.
 
-Arrays are (channels, z, y, x), channels are apart, and ``start`` is the array's first voxel, ZYX:
-cells are anchored at coordinate 0 (see :mod:`beam_inference.pyramid.levels`), and those that the
-array holds in part are made of that part. What a cell becomes depends on its voxels alone, to the
-last bit.
+Arrays are (channels, z, y, x); each channel is treated alone. ``start`` is the array's first voxel,
+ZYX: cells are anchored at coordinate 0 (see :mod:`beam_inference.pyramid.scale_geometry`). Cells
+that the array holds in part are made of that part. The value of a cell depends on its voxels alone,
+to the last bit.
 
 TensorStore's own downsampling is not used: its modes prefer small numbers, and its means of cells
 that are cut at both ends are arbitrary (0.1.86).
@@ -23,18 +23,32 @@ from beam_inference.geometry.zyx import Zyx
 Method = Literal["mean", "mode"]
 
 
-def downsampled(array: NDArray[Any], start: Zyx, factor: Zyx, method: Method) -> NDArray[Any]:
-    """The voxels of the level above that have a part in ``array``, in its dtype."""
+def downsample(array: NDArray[Any], start: Zyx, factor: Zyx, method: Method) -> NDArray[Any]:
+    """Compute the voxels of the scale above that have a part in an array.
+
+    Args:
+        array: (channels, z, y, x).
+        start: coordinates of its first voxel, ZYX.
+        factor: voxels of the array along each side of a cell, ZYX.
+        method: "mean" or "mode".
+
+    Returns:
+        array of (channels, z, y, x) and the same dtype.
+    """
     return mean(array, start, factor) if method == "mean" else mode(array, start, factor)
 
 
 def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
-    """The mean of each cell: integers exactly, rounded to the nearest, halves to even; others summed in float64."""
+    """Compute the mean of each cell.
+
+    Means of integers are exact, rounded to the nearest, halves to even; floats are summed in
+    float64.
+    """
     pad = _padding(array.shape[1:], start, factor)
     values = _voxels(array, pad, factor, mode="constant")
     count: Any = np.prod(factor)
     if np.any(pad):
-        count = sum(here.astype(np.uint32) for here in _inside(array.shape[1:], pad, factor))
+        count = sum(mask.astype(np.uint32) for mask in _inside(array.shape[1:], pad, factor))
     whole: NDArray[Any]
     if array.dtype.kind == "f":
         whole = _sum(values, np.float64) / count
@@ -49,9 +63,9 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
         count = np.asarray(count).astype(kind)
         half = kind(32)
         low_bits = kind(2**32 - 1)
-        high, carried = np.divmod(_sum((each >> half for each in values), kind), count)
+        high, carried = np.divmod(_sum((value >> half for value in values), kind), count)
         low, left = np.divmod(
-            (carried << half) + _sum((each & low_bits for each in values), kind), count
+            (carried << half) + _sum((value & low_bits for value in values), kind), count
         )
         whole = (high << half) + low
     doubled = left + left
@@ -61,10 +75,9 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
 
 
 def mode(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
-    """The value that most voxels of each cell have.
+    """Find the most frequent value of each cell.
 
-    Between values equally frequent, the one that is met first wins, where x is fastest and z
-    slowest. Cells of 1 × 2 × 2 are the exception: a value that two of the first three voxels share,
+    Of values equally frequent, the one met first wins, where x is fastest and z slowest. Cells of 1 × 2 × 2 are the exception: a value that two of the first three voxels share,
     else the fourth's (W. Silversmith, "COUNTLESS 2D", 2017). Neither prefers small numbers, such as
     0, the background. Both are what igneous does.
     """
@@ -77,32 +90,35 @@ def mode(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
 
 
 def _padding(shape: tuple[int, ...], start: Zyx, factor: Zyx) -> list[tuple[int, int]]:
-    """Voxels that an array lacks of whole cells, before and after it."""
+    """Numbers of voxels that an array lacks to whole cells, before and after it on each axis."""
     return [(a % f, -(a + n) % f) for a, n, f in zip(start, shape, factor, strict=True)]
 
 
 def _voxels(
     array: NDArray[Any], pad: list[tuple[int, int]], factor: Zyx, mode: Literal["constant", "edge"]
 ) -> list[NDArray[Any]]:
-    """For each voxel of a cell, z slowest, its value in all cells: views, where nothing is padded."""
+    """Values of each voxel of a cell, z slowest, in all cells: views unless the array is padded."""
     whole = np.pad(array, [(0, 0), *pad], mode=mode) if np.any(pad) else array
     fz, fy, fx = factor
     return [whole[:, i::fz, j::fy, k::fx] for i, j, k in product(range(fz), range(fy), range(fx))]
 
 
 def _sum(values: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
-    """One by one, so that the last bits of floats depend on no shape."""
+    """Sum one by one, so that the last bits of floats depend on no shape."""
     first, *others = iter(values)
     total = first.astype(dtype)
-    for each in others:
-        total += each
+    for value in others:
+        total += value
     return total
 
 
 def _inside(
     shape: tuple[int, ...], pad: list[tuple[int, int]], factor: Zyx
 ) -> list[NDArray[np.bool_]]:
-    """For each voxel of a cell, in which cells it is one of the array's: shapes that broadcast to (z, y, x)."""
+    """Masks of the cells in which a voxel is the array's, for each voxel of a cell.
+
+    Their shapes broadcast to (z, y, x).
+    """
     axes = [np.pad(np.ones(n, bool), widths) for n, widths in zip(shape, pad, strict=True)]
     fz, fy, fx = factor
     return [
@@ -113,7 +129,7 @@ def _inside(
 
 def _first_of_most(values: list[NDArray[Any]], inside: list[NDArray[np.bool_]]) -> NDArray[Any]:
     count = np.uint8 if len(values) < 256 else np.uint32
-    votes: list[Any] = [np.broadcast_to(here, values[0].shape).astype(count) for here in inside]
+    votes: list[Any] = [np.broadcast_to(mask, values[0].shape).astype(count) for mask in inside]
     for later in range(1, len(values)):
         for earlier in range(later):
             same = values[earlier] == values[later]
@@ -123,7 +139,7 @@ def _first_of_most(values: list[NDArray[Any]], inside: list[NDArray[np.bool_]]) 
             votes[later] += same
     best = values[0].copy()
     most = votes[0]
-    for value, here in zip(values[1:], votes[1:], strict=True):
-        np.copyto(best, value, where=here > most)
-        np.maximum(most, here, out=most)
+    for value, count_of_value in zip(values[1:], votes[1:], strict=True):
+        np.copyto(best, value, where=count_of_value > most)
+        np.maximum(most, count_of_value, out=most)
     return best

@@ -1,11 +1,13 @@
-"""A multiscale pyramid over a volume: each level is made from the one below, chunk by chunk; listed once complete."""
+"""Multiscale pyramids of volumes: each scale is made from the one below, chunk by chunk.
+
+A scale is listed for readers once it and all below it are complete.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -16,47 +18,57 @@ from beam_inference.beam.stages import DoChunk, StageJob
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.pyramid.downsampling import Method, downsampled
-from beam_inference.pyramid.levels import Level, covered, grown, levels_above, parts
-from beam_inference.pyramid.scales import MultiscaleVolume
-from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.pyramid.downsampling import Method, downsample
+from beam_inference.pyramid.multiscale import MultiscaleVolume, multiscale_volume
+from beam_inference.pyramid.scale_geometry import (
+    PyramidScale,
+    grow_shape,
+    scales_above,
+    tiles,
+)
+from beam_inference.volumes.kvstores import (
+    LOCAL,
+    delete_folder,
+    open_kvstore,
+    storage_of_environment,
+)
 from beam_inference.volumes.volume import Volume
 
 CHUNK_BYTES = 2**26
-"""What a chunk reads, at most, where its blocks allow: 64 MiB."""
+"""Bytes that a chunk reads, at most, where its blocks allow: 64 MiB."""
 PART_BYTES = 2**24
-"""What of that is held at a time, at most, where blocks allow: 16 MiB, and some times that while it is averaged."""
+"""Part of them that is held at a time, where blocks allow: 16 MiB; averaging takes some times that."""
 
 
-class NoLevelNeeded(ConfigError):
+class NoScaleNeeded(ConfigError):
     """One block holds the volume."""
 
 
 @dataclass(frozen=True)
-class MakeLevel:
-    """The stage that makes one level; see :class:`~beam_inference.beam.stages.ChunkStage`.
+class MakeScale:
+    """The stage that makes one scale; see :class:`~beam_inference.beam.stages.ChunkStage`.
 
     Attributes:
-        volume: of which it is a level.
-        below: the level it is made from; None for the base.
-        level: what is made.
-        chunks: whole blocks of it.
-        part_shape: how much of a chunk is made at a time, ZYX: a chunk is one block at least, and
-            that may be large.
-        method: how.
+        volume: the volume that gets the scale.
+        below: the scale it is made from; None for the base.
+        scale: the scale to make.
+        chunks: grid of chunks, each of whole blocks.
+        part_shape: voxels of a chunk that are made at a time, ZYX: a chunk is one block at least,
+            and that may be large.
+        method: "mean" or "mode".
     """
 
     volume: MultiscaleVolume
-    below: Level | None
-    level: Level
+    below: PyramidScale | None
+    scale: PyramidScale
     chunks: ChunkGrid
     part_shape: Zyx
     method: Method
 
     @property
     def name(self) -> str:
-        """The level's."""
-        return self.level.name
+        """Name of the scale."""
+        return self.scale.name
 
     @property
     def count(self) -> int:
@@ -64,48 +76,51 @@ class MakeLevel:
         return self.chunks.count
 
     def make_worker(self) -> DoChunk:
-        """Makes one chunk: reads what its voxels are made of, part by part, and writes whole blocks."""
+        """Return the function that makes a chunk: reads its voxels in parts, writes whole blocks."""
         source = (
-            self.volume.open_base() if self.below is None else self.volume.open_level(self.below)
+            self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
         )
-        target = self.volume.open_level(self.level)
+        target = self.volume.open_scale(self.scale)
+        factor = self.scale.factor
 
-        def do(index: int) -> None:
+        def make_chunk(index: int) -> None:
             box = self.chunks.core_box(index)
-            made = np.empty((target.channels, *box.shape), target.dtype)
-            for part in parts(box, self.part_shape):
-                read = covered(part, self.level.factor, source.bounds)
-                voxels = downsampled(source.read(read), read.start, self.level.factor, self.method)
-                made[(slice(None), *part.slices_in(box))] = voxels
-            target.write(box, made)
+            array = np.empty((target.channels, *box.shape), target.dtype)
+            for part in tiles(box, self.part_shape):
+                below = part.refine(factor).intersection(source.bounds)
+                voxels = downsample(source.read(below), below.start, factor, self.method)
+                array[(slice(None), *part.slices_in(box))] = voxels
+            target.write(box, array)
 
-        return do
+        return make_chunk
 
 
 @dataclass(frozen=True)
 class Pyramid:
-    """What is to be made of a volume.
+    """Plan of the coarser scales of a volume.
 
     Attributes:
         volume: the volume.
-        base: its scale that the first level is made from, open.
+        base: the scale that the first new one is made from, open.
         method: "mean" or "mode".
-        stages: one a level, finest first.
-        blocks: number of stored blocks of each level.
-        description: what determines the bytes of any level, however many there are.
+        factor: from each scale to the next, ZYX; None if voxels become isotropic first.
+        stages: one for each scale, finest first.
+        blocks: number of stored blocks of each scale.
+        chunk_bytes: bytes that a chunk reads, at most, where its blocks allow.
     """
 
     volume: MultiscaleVolume
     base: Volume
     method: Method
-    stages: tuple[MakeLevel, ...]
+    factor: Zyx | None
+    stages: tuple[MakeScale, ...]
     blocks: tuple[int, ...]
-    description: dict[str, Any]
+    chunk_bytes: int
 
     @property
-    def levels(self) -> list[Level]:
-        """Its levels, finest first."""
-        return [stage.level for stage in self.stages]
+    def scales(self) -> list[PyramidScale]:
+        """The scales, finest first."""
+        return [stage.scale for stage in self.stages]
 
     @property
     def count(self) -> int:
@@ -114,49 +129,141 @@ class Pyramid:
 
     @property
     def voxels_per_chunk(self) -> float:
-        """On average."""
-        return sum(stage.level.bounds.size for stage in self.stages) / self.count
+        """Mean number of voxels of a chunk."""
+        return sum(scale.bounds.size for scale in self.scales) / self.count
 
     @property
     def size(self) -> int:
-        """Bytes of all levels, before compression."""
-        voxel = self.base.channels * self.base.dtype.itemsize
-        return voxel * sum(level.bounds.size for level in self.levels)
+        """Bytes of all scales, before compression."""
+        voxel_bytes = self.base.channels * self.base.dtype.itemsize
+        return voxel_bytes * sum(scale.bounds.size for scale in self.scales)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the bytes of any scale, however many there are."""
+        return {
+            **self.volume.description(),
+            "bounds": [self.base.bounds.start, self.base.bounds.stop],
+            "method": self.method,
+            "factor": self.factor,
+            "chunk_bytes": self.chunk_bytes,
+        }
 
     def job(self) -> StageJob:
-        """The job that makes it; one with more levels goes on where one with fewer has ended."""
+        """The job that makes it; one with more scales continues where one with fewer ended."""
         return stage_job(
             "pyramid", self.description, self.volume.url, self.volume.storage, self.stages
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PyramidResult:
+    """Coarser scales of a volume, and the outcome of the launch that made them.
+
+    Attributes:
+        url: the volume.
+        scales: the scales that were to be made, finest first; readers see those that are complete.
+        outcome: outcome of the launch.
+    """
+
+    url: str
+    scales: list[PyramidScale]
+    outcome: StageOutcome
+
+
+def make_pyramid(
+    volume: str | MultiscaleVolume,
+    *,
+    method: Method | None = None,
+    factor: Zyx | None = None,
+    num_scales: int | None = None,
+    base_number: int = 0,
+    flags: Sequence[str] = (),
+    overwrite: bool = False,
+) -> PyramidResult:
+    """Make the coarser scales of a volume that are missing.
+
+    Args:
+        volume: URL of a precomputed volume or an OME-Zarr group; or the volume, which knows its
+            base.
+        method: "mean" or "mode"; None for "mode" if the volume says that it holds labels, else
+            "mean".
+        factor: from each scale to the next, ZYX; None so that voxels become isotropic first.
+        num_scales: number of scales to make; None until one fits into one block.
+        base_number: number of the scale of a URL's volume that the first new one is made from.
+        flags: of Beam, such as ``--runner``.
+        overwrite: first remove such scales, whoever made them.
+
+    Returns:
+        the scales and the outcome of the launch.
+
+    Raises:
+        NoScaleNeeded: one block holds the volume.
+        ConfigError: the method or the factor must be given.
+        VolumeError: the volume cannot be opened, or has such a scale that was made otherwise.
+        StateError: another pyramid was begun there.
+    """
+    if isinstance(volume, str):
+        volume = multiscale_volume(volume, storage_of_environment(LOCAL), base_number)
+    return run_pyramid(plan_pyramid(volume, method, factor, num_scales), flags, overwrite=overwrite)
 
 
 def plan_pyramid(
     volume: MultiscaleVolume,
     method: Method | None = None,
     factor: Zyx | None = None,
-    count: int | None = None,
+    num_scales: int | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     base: Volume | None = None,
 ) -> Pyramid:
-    """What a pyramid would be; opens the volume, and creates nothing.
+    """Plan a pyramid; opens the volume, and creates nothing.
 
     Args:
-        volume: of which scale of what.
-        method: "mean" or "mode"; None for "mode" if the volume says that it holds labels, else
-            "mean".
-        factor: from each level to the next, ZYX; None so that voxels become isotropic first.
-        count: number of levels; None until a level fits into one block as readers read them.
-        chunk_bytes: what a chunk reads, at most, where its blocks allow.
-        base: the scale that it is of, open; None to open it, and to refuse one that cannot be read
-            right.
+        volume: the volume and its base.
+        method: see :func:`make_pyramid`.
+        factor: see :func:`make_pyramid`.
+        num_scales: see :func:`make_pyramid`.
+        chunk_bytes: bytes that a chunk reads, at most, where its blocks allow.
+        base: the base, open; None to open it, and to refuse one that cannot be read right.
 
     Raises:
-        NoLevelNeeded: there is no level to make.
+        NoScaleNeeded: there is no scale to make.
         ConfigError: the method or the factor must be given.
         VolumeError: the volume cannot be opened, or TensorStore cannot write scales like it.
     """
     base = base or volume.open_base()
-    method = method or _method(volume, base)
+    method = method or _default_method(volume, base)
+    _check_factor(base, factor)
+    scales = scales_above(
+        base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, num_scales
+    )
+    if not scales:
+        raise NoScaleNeeded(
+            f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no coarser scale: "
+            "one block holds it. --num-scales=1 makes one nevertheless."
+        )
+    volume.listed_scales(scales)  # refuses folders of other scales, before anything else
+    block_shapes = [volume.block_shape(scale, base) for scale in scales]
+    stages: list[MakeScale] = []
+    below = None
+    for scale, block_shape in zip(scales, block_shapes, strict=True):
+        stages.append(_plan_stage(volume, base, below, scale, block_shape, chunk_bytes, method))
+        below = scale
+    return Pyramid(
+        volume=volume,
+        base=base,
+        method=method,
+        factor=factor,
+        stages=tuple(stages),
+        blocks=tuple(
+            ChunkGrid(scale.bounds, shape).count
+            for scale, shape in zip(scales, block_shapes, strict=True)
+        ),
+        chunk_bytes=chunk_bytes,
+    )
+
+
+def _check_factor(base: Volume, factor: Zyx | None) -> None:
     if factor is None and base.voxel_size_nm is None:
         raise ConfigError(
             f"{base.url} does not say its voxel size: pass --factor=2x2x2, or what fits, in z, y, x"
@@ -166,97 +273,81 @@ def plan_pyramid(
             f"--factor={'x'.join(map(str, factor))} makes no smaller volume: give whole numbers, "
             "in z, y, x"
         )
-    levels = levels_above(
-        base.bounds, base.voxel_size_nm or (1.0, 1.0, 1.0), base.read_shape, factor, count
-    )
-    if not levels:
-        raise NoLevelNeeded(
-            f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no level: one "
-            "block holds it. --levels=1 makes one nevertheless."
-        )
-    volume.listed(levels)  # refuses folders of other scales, before anything else
-    block_shapes = [volume.block_shape(level) for level in levels]
-    voxel_bytes = base.channels * base.dtype.itemsize
-    stages: list[MakeLevel] = []
-    below = None
-    for level, block_shape in zip(levels, block_shapes, strict=True):
-        cell = math.prod(level.factor) * voxel_bytes
-
-        def fits(shape: Zyx, cell: int = cell, most: int = chunk_bytes) -> bool:
-            return math.prod(shape) * cell <= most
-
-        chunk = grown(block_shape, level.bounds.shape, fits)
-        part = grown(base.read_shape, chunk, partial(fits, most=min(chunk_bytes, PART_BYTES)))
-        stages.append(MakeLevel(volume, below, level, ChunkGrid(level.bounds, chunk), part, method))
-        below = level
-    return Pyramid(
-        volume=volume,
-        base=base,
-        method=method,
-        stages=tuple(stages),
-        blocks=tuple(
-            ChunkGrid(each.bounds, shape).count
-            for each, shape in zip(levels, block_shapes, strict=True)
-        ),
-        description={
-            **volume.description(),
-            "bounds": [base.bounds.start, base.bounds.stop],
-            "method": method,
-            "factor": factor,
-            "chunk_bytes": chunk_bytes,
-        },
-    )
 
 
-def make_pyramid(
+def _plan_stage(
+    volume: MultiscaleVolume,
+    base: Volume,
+    below: PyramidScale | None,
+    scale: PyramidScale,
+    block_shape: Zyx,
+    chunk_bytes: int,
+    method: Method,
+) -> MakeScale:
+    read_bytes = math.prod(scale.factor) * base.channels * base.dtype.itemsize
+
+    def fits(most: int) -> Callable[[Zyx], bool]:
+        return lambda shape: math.prod(shape) * read_bytes <= most
+
+    chunk = grow_shape(block_shape, scale.bounds.shape, fits(chunk_bytes))
+    part = grow_shape(base.read_shape, chunk, fits(min(chunk_bytes, PART_BYTES)))
+    return MakeScale(volume, below, scale, ChunkGrid(scale.bounds, chunk), part, method)
+
+
+def run_pyramid(
     pyramid: Pyramid, flags: Sequence[str] = (), *, overwrite: bool = False
-) -> StageOutcome:
-    """Make what is missing of a pyramid; ``flags`` are Beam's. Levels that are complete then are listed, others never.
+) -> PyramidResult:
+    """Make what is missing of a planned pyramid, and list the scales that are complete then.
 
-    ``overwrite`` removes such levels first, whoever made them.
+    Args:
+        pyramid: from :func:`plan_pyramid`.
+        flags: of Beam.
+        overwrite: first remove such scales, whoever made them.
 
     Raises:
-        VolumeError: the volume has such a level, which was not made by this pyramid.
+        VolumeError: the volume has such a scale, which was not made by this pyramid.
         StateError: another pyramid was begun there.
     """
     job = pyramid.job()
+    records = StageRecords(job)
     if overwrite:
-        remove(job)
-    elif not StageRecords(job).has_begun() and (taken := pyramid.volume.listed(pyramid.levels)):
-        raise VolumeError(
-            f"{pyramid.volume.url} has {', '.join(level.name for level in taken)} of this pyramid "
-            "already, made by something else, or in another way. Pass --overwrite to replace "
-            "them, or --scale to begin above them."
-        )
-    StageRecords(job).begin()
+        remove_scales(job)
+    elif not records.has_begun():
+        listed = pyramid.volume.listed_scales(pyramid.scales)
+        if listed:
+            raise VolumeError(
+                f"{pyramid.volume.url} has {', '.join(scale.name for scale in listed)} of this "
+                "pyramid already, made by something else, or in another way. Pass --overwrite to "
+                "replace them, or --scale to begin above them."
+            )
+    records.begin()
     outcome = run_stages(job, flags, pyramid.voxels_per_chunk)
-    list_complete(job)
-    return outcome
+    list_complete_scales(job)
+    return PyramidResult(pyramid.volume.url, pyramid.scales, outcome)
 
 
-def remove(job: StageJob) -> None:
-    """Forget what was made of a volume's pyramid, ``job`` or another, and remove such levels, whoever made them."""
-    # Records first: what is listed and has no record is refused, until this was done to its end.
+def remove_scales(job: StageJob) -> None:
+    """Remove the scales of a pyramid's job, whoever made them, and all records of pyramids."""
+    # Records first: scales that are listed and have no record are refused until they are removed.
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
-    first, *_ = stages = _stages(job)
-    first.volume.remove([stage.level for stage in stages])
+    stages = _stages(job)
+    stages[0].volume.remove_scales([stage.scale for stage in stages])
 
 
-def list_complete(job: StageJob) -> None:
-    """Tell readers of the levels that are complete, and whose levels below are."""
+def list_complete_scales(job: StageJob) -> None:
+    """List for readers the scales that are complete, and below which all are."""
     complete = list(
         takewhile(lambda stage: job.done(stage).count(0, stage.count) == stage.count, _stages(job))
     )
     if complete:
-        complete[0].volume.list_levels([stage.level for stage in complete])
+        complete[0].volume.list_scales([stage.scale for stage in complete])
 
 
-def _stages(job: StageJob) -> list[MakeLevel]:
-    """Of a pyramid's job."""
-    return [task for task in job.stages if isinstance(task, MakeLevel)]
+def _stages(job: StageJob) -> list[MakeScale]:
+    return [stage for stage in job.stages if isinstance(stage, MakeScale)]
 
 
-def _method(volume: MultiscaleVolume, base: Volume) -> Method:
+def _default_method(volume: MultiscaleVolume, base: Volume) -> Method:
     if volume.holds_labels:
         return "mode"
     if base.dtype.kind in "iu" and base.dtype.itemsize >= 4:

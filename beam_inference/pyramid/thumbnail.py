@@ -1,4 +1,4 @@
-"""A picture of a whole volume: planes of a coarse level, quantised to uint8, side by side."""
+"""Picture of a whole volume: planes of a coarse scale, side by side."""
 
 from __future__ import annotations
 
@@ -13,61 +13,67 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.sampling import spread
 from beam_inference.geometry.zyx import ceil_div
-from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.volumes.detection import neighbours, volume_at
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
 SIDE = 512
-"""Pixels of a plane's longer side, at most, where the volume has such a level."""
+"""Pixels of a plane's longer side, at most, where the volume has such a scale."""
 _LARGEST_SIDE = 2048
 
 
-def thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
-    """Draw z-planes of the finest level whose planes are no larger than 512 pixels; says what was drawn.
+def draw_thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
+    """Draw z-planes of the finest scale whose planes are no larger than 512 pixels.
 
-    Bytes are drawn as they are, other values from the least that is shown (black) to the greatest
-    (white), labels each in a colour of its own, with 0 black; three channels as RGB, of others the
-    first. Needs matplotlib.
+    Bytes are drawn as they are, and other values from the least in the picture (black) to the
+    greatest (white). Labels have a colour each, with 0 black. Three channels are drawn as RGB; of
+    any other number the first is drawn. Needs matplotlib.
+
+    Args:
+        url: the volume.
+        storage: settings to reach it.
+        path: image file to write.
+        planes: number of planes.
+
+    Returns:
+        a line that describes the picture.
 
     Raises:
-        VolumeError: there is no volume, or no level that is coarse enough.
+        VolumeError: there is no volume, or no scale that is coarse enough.
     """
     import matplotlib.image
 
     found = volume_at(url, storage)
     if found is None:
         raise VolumeError(f"no volume at {url}{neighbours(url)}")
-    volume, scale = _coarse(url, storage, len(found.scales))
+    volume, scale = _open_coarse_scale(url, storage, len(found.scales))
     labels = (
         found.scales[0].voxel_size_nm is not None and multiscale_volume(url, storage).holds_labels
     )
-    z0, *start = volume.bounds.start
-    z1, *stop = volume.bounds.stop
-    where = spread(range(z0, z1), planes)
-    boxes = [BoundingBox((z, start[0], start[1]), (z + 1, stop[0], stop[1])) for z in where]
+    z0, y0, x0 = volume.bounds.start
+    z1, y1, x1 = volume.bounds.stop
+    chosen = spread(range(z0, z1), planes)
+    boxes = [BoundingBox((z, y0, x0), (z + 1, y1, x1)) for z in chosen]
     shown = np.stack([volume.read(box)[:, 0] for box in boxes])
     matplotlib.image.imsave(path, _montage(_pixels(shown, labels=labels)))
-    return (
-        f"{path}: {len(where)} of {z1 - z0} planes of scale {scale}, "
-        f"{stop[0] - start[0]}×{stop[1] - start[1]} pixels"
-    )
+    return f"{path}: {len(chosen)} of {z1 - z0} planes of scale {scale}, {y1 - y0}×{x1 - x0} pixels"
 
 
-def _coarse(url: str, storage: Storage, count: int) -> tuple[Volume, int]:
+def _open_coarse_scale(url: str, storage: Storage, count: int) -> tuple[Volume, int]:
     for scale in range(count):
         volume = open_volume(url, scale=scale, storage=storage)
         side = max(volume.bounds.shape[1:])
         if side <= SIDE or (scale == count - 1 and side <= _LARGEST_SIDE):
             return volume, scale
     raise VolumeError(
-        f"the coarsest level of {url} has planes of {side} pixels, too many for a thumbnail (at "
+        f"the coarsest scale of {url} has planes of {side} pixels, too many for a thumbnail (at "
         f"most {_LARGEST_SIDE}). Make coarser ones first: beam-inference pyramid {url}"
     )
 
 
 def _pixels(shown: NDArray[Any], *, labels: bool) -> NDArray[np.uint8]:
-    """(planes, channels, y, x) as (planes, y, x, 3)."""
+    """Colours of planes: from (planes, channels, y, x) to (planes, y, x, 3)."""
     chosen = np.moveaxis(shown if shown.shape[1] == 3 else shown[:, :1], 1, -1)
     if labels:
         # Fibonacci hashing, modulo 2^64
@@ -84,7 +90,7 @@ def _pixels(shown: NDArray[Any], *, labels: bool) -> NDArray[np.uint8]:
 
 
 def _montage(planes: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Row by row, with a white line between planes."""
+    """Arrange planes row by row, with a white line between them."""
     count, height, width, _ = planes.shape
     columns = min(count, max(1, round((count * height / width) ** 0.5)))
     rows = ceil_div(count, columns)

@@ -14,14 +14,14 @@ from beam_inference.beam.stage_runner import (
 from beam_inference.beam.stages import StageJob
 from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.errors import COMPLETE, ConfigError, StateError
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import (
-    NoLevelNeeded,
+    NoScaleNeeded,
     Pyramid,
-    make_pyramid,
     plan_pyramid,
-    remove,
+    remove_scales,
+    run_pyramid,
 )
-from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.segmentation.layout import memory_gib
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
@@ -106,7 +106,7 @@ def _forget(job: StageJob, plan: LabelPlan) -> None:
         delete_folder(state, job.state_url, f"{each.kind}_scratch/")
         delete_folder(output, plan.output.url, f"{each.table_folder}/")
     if (levels := _levels(plan)) is not None:
-        remove(levels.job())
+        remove_scales(levels.job())
 
 
 def _levels(plan: LabelPlan) -> Pyramid | None:
@@ -115,7 +115,7 @@ def _levels(plan: LabelPlan) -> Pyramid | None:
         return None
     try:
         return plan_pyramid(multiscale_volume(plan.output.url, plan.storage), "mode")
-    except NoLevelNeeded:
+    except NoScaleNeeded:
         return None
 
 
@@ -123,6 +123,6 @@ def _coarser(plan: LabelPlan, flags: Sequence[str], again: str) -> int:
     planned = _levels(plan)
     if planned is None:
         return COMPLETE
-    outcome = make_pyramid(planned, flags)
-    print(outcome.summary(f"{len(planned.levels)} coarser levels", again))
+    outcome = run_pyramid(planned, flags).outcome
+    print(outcome.summary(f"{len(planned.scales)} coarser levels", again))
     return outcome.exit_code

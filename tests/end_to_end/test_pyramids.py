@@ -16,8 +16,8 @@ from oracles.downsampling import level_above
 
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import plan_pyramid
-from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 from beam_inference.volumes.opening import open_volume
@@ -140,10 +140,10 @@ def test_killed_in_the_middle_then_finished(tmp_path):
     ]
     script = (
         "import sys; from beam_inference.pyramid.pyramid import *\n"
-        "from beam_inference.pyramid.scales import multiscale_volume\n"
+        "from beam_inference.pyramid.multiscale import multiscale_volume\n"
         "from beam_inference.volumes.kvstores import LOCAL\n"
         "pyramid = plan_pyramid(multiscale_volume(sys.argv[1], LOCAL), chunk_bytes=1)\n"
-        "sys.exit(make_pyramid(pyramid).exit_code)"
+        "sys.exit(run_pyramid(pyramid).outcome.exit_code)"
     )
     info = tmp_path / "v" / "info"
     for count in (40, 225):  # in the first level, and in the second, of 216 and 27 chunks
@@ -167,7 +167,7 @@ def test_killed_in_the_middle_then_finished(tmp_path):
         do = stage.make_worker()
         for index in range(stage.count):
             do(index)
-    made.volume.list_levels(made.levels)
+    made.volume.list_scales(made.scales)
     scales = [len(volume_at(url).scales) for url in urls]
     assert scales[0] == scales[1] >= 4
     for scale in range(scales[0]):

@@ -17,8 +17,8 @@ from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.prepare import resolve
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import plan_pyramid
-from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.view.layers import view_of
 from beam_inference.view.shaders import CLASS_COLORS
 from beam_inference.volumes.kvstores import LOCAL
@@ -217,7 +217,7 @@ def with_levels(folder, format, start=(0, 0, 0)):
         do = stage.make_worker()
         for index in range(stage.count):
             do(index)
-    pyramid.volume.list_levels(pyramid.levels)
+    pyramid.volume.list_scales(pyramid.scales)
     return url
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from helpers import write_volume
 
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import plan_pyramid
-from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.kvstores import LOCAL
 
 PYTHON = os.environ.get("IGNEOUS_PYTHON")
@@ -60,14 +60,14 @@ def test_pyramids_are_igneouss(name, factor, start, shape, real, tmp_path):
     told = subprocess.run([PYTHON, script, *words], capture_output=True, text=True, env={})
     assert told.returncode == 0, told.stderr
     places = [line.split() for line in told.stdout.splitlines() if line[:1].isdigit()]
-    pyramid = plan_pyramid(multiscale_volume((tmp_path / "us").as_uri(), LOCAL), count=2)
-    assert [level.factor for level in pyramid.levels] == [factor] * 2, "the same, by default"
+    pyramid = plan_pyramid(multiscale_volume((tmp_path / "us").as_uri(), LOCAL), num_scales=2)
+    assert [level.factor for level in pyramid.scales] == [factor] * 2, "the same, by default"
     for stage, place in zip(pyramid.stages, places, strict=True):
         do = stage.make_worker()
         for index in range(stage.count):
             do(index)
-        level = stage.level
-        made = pyramid.volume.open_level(level)
+        level = stage.scale
+        made = pyramid.volume.open_scale(level)
         assert list(map(float, place[1:])) == [*level.bounds.start, *made.voxel_size_nm]
         found = made.read(level.bounds)
         expected = np.load(tmp_path / "them" / f"{level.name}.npy")

@@ -30,8 +30,8 @@ from beam_inference.launch.output_pyramid import (
 from beam_inference.launch.pipeline import build
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.prepare import prepare, resolve
+from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import plan_pyramid
-from beam_inference.pyramid.scales import multiscale_volume
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.opening import open_volume
@@ -74,7 +74,7 @@ def made(pyramid):
         for index in range(stage.count):
             do(index)
             job.done(stage).write(index, json.dumps({"chunk": index}))
-    pyramid.volume.list_levels(pyramid.levels)
+    pyramid.volume.list_scales(pyramid.scales)
 
 
 def test_a_job_ends_with_its_pyramid_and_the_command_finds_it_done(job, tmp_path, capsys):
@@ -86,7 +86,7 @@ def test_a_job_ends_with_its_pyramid_and_the_command_finds_it_done(job, tmp_path
     assert_levels_are_of_the_base(tmp_path / "out", 2)
     assert main(["status", path]) == main(["verify", path, "--deep"]) == 0
     assert capsys.readouterr().out.count("pyramid: complete, 2 levels by mean") == 2
-    by_command = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), count=2)
+    by_command = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), num_scales=2)
     assert status_of(by_command).complete
     assert by_command.job().fingerprint == pyramid_of(load_job(path)).job().fingerprint
 
@@ -98,8 +98,8 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     without_beam(path)
     there = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL))
     for a, b in zip(pyramid.stages, there.stages, strict=True):
-        assert (a.level, a.chunks, a.part_shape, a.method) == (
-            b.level,
+        assert (a.scale, a.chunks, a.part_shape, a.method) == (
+            b.scale,
             b.chunks,
             b.part_shape,
             b.method,
@@ -174,7 +174,7 @@ def test_levels_made_of_holes_are_made_anew(job, tmp_path, caplog):
     path = job(output={"pyramid": TWO})
     without_beam(path, chunks=range(9))
     # a quick look, by the command
-    made(plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), count=3))
+    made(plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), num_scales=3))
     assert status_of(pyramid_of(load_job(path))).complete
     _, pyramid = without_beam(path)
     assert "made before all chunks of this job are done: they are removed" in caplog.text
@@ -191,7 +191,7 @@ def test_levels_made_of_holes_are_made_anew(job, tmp_path, caplog):
     assert "removed" in caplog.text
     made(pyramid)
     other = without_beam(path, "output.pyramid={factor: 1x2x2}", overwrite=True)[1]
-    assert [level.factor for level in other.levels][:2] == [(1, 2, 2)] * 2
+    assert [level.factor for level in other.scales][:2] == [(1, 2, 2)] * 2
     assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, "also those of another factor"
 
 
@@ -199,10 +199,10 @@ def test_records_of_holes_do_not_outlive_a_run_without_the_key(job, tmp_path, ca
     path = job()
     without_beam(path, chunks=range(9))
     url = f"file://{tmp_path}/out"
-    made(plan_pyramid(multiscale_volume(url, LOCAL), count=1))
+    made(plan_pyramid(multiscale_volume(url, LOCAL), num_scales=1))
     without_beam(path)
     assert f"beam-inference pyramid {url} --overwrite" in caplog.text
-    assert not status_of(plan_pyramid(multiscale_volume(url, LOCAL), count=1)).complete
+    assert not status_of(plan_pyramid(multiscale_volume(url, LOCAL), num_scales=1)).complete
     with pytest.raises(
         ConfigError,
         match=r"Make them as this job says with: beam-inference pyramid .* --overwrite",

@@ -11,8 +11,8 @@ from oracles.downsampling import level_above
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.pyramid.pyramid import make_pyramid, plan_pyramid
-from beam_inference.pyramid.scales import multiscale_volume
+from beam_inference.pyramid.multiscale import multiscale_volume
+from beam_inference.pyramid.pyramid import make_pyramid, plan_pyramid, run_pyramid
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import LOCAL
 from beam_inference.volumes.opening import open_volume
@@ -34,7 +34,7 @@ def made(url, scale=0, **settings):
         do = stage.make_worker()
         for index in reversed(range(stage.count)):
             do(index)
-    pyramid.volume.list_levels(pyramid.levels)
+    pyramid.volume.list_scales(pyramid.scales)
     return pyramid
 
 
@@ -64,18 +64,18 @@ def test_every_level_is_what_brute_force_makes_of_the_one_below(
     )
     pyramid = made(url, method=method, chunk_bytes=2**14)
     found = scales(url)
-    assert len(found) == len(pyramid.levels) + 1 >= 3
+    assert len(found) == len(pyramid.scales) + 1 >= 3
     assert max(found[-1][1].shape[1:]) <= 8 < max(found[-2][1].shape[1:])
     np.testing.assert_array_equal(found[0][1], array)
     for (below_start, below), (above_start, above), level in zip(
-        found, found[1:], pyramid.levels, strict=False
+        found, found[1:], pyramid.scales, strict=False
     ):
         assert above_start == tuple(a // f for a, f in zip(below_start, level.factor, strict=True))
         np.testing.assert_array_equal(above, level_above(below, below_start, level.factor, method))
     voxel_sizes = [each.voxel_size_nm for each in volume_at(url).scales]
     assert voxel_sizes[1] == ((40, 16, 16) if size[0] == 40 else (20, 20, 20))
     assert voxel_sizes[-1] == tuple(
-        a * b for a, b in zip(size, pyramid.levels[-1].total, strict=True)
+        a * b for a, b in zip(size, pyramid.scales[-1].total, strict=True)
     )
 
 
@@ -164,7 +164,7 @@ def test_shards_of_ome_zarr_are_the_bases_and_each_is_written_once(tmp_path, dty
     url = write_volume(
         tmp_path / "v", array, block_shape=(8, 8, 8), format="ome_zarr", shard_shape=(16, 32, 16)
     )
-    pyramid = made(url, method=method, chunk_bytes=2**17, count=3)
+    pyramid = made(url, method=method, chunk_bytes=2**17, num_scales=3)
     first = pyramid.stages[0]
     assert all(
         n % shard == 0 for n, shard in zip(first.chunks.chunk_shape, (16, 32, 16), strict=True)
@@ -175,7 +175,7 @@ def test_shards_of_ome_zarr_are_the_bases_and_each_is_written_once(tmp_path, dty
     start = (0, 0, 0)
     level = array
     for number, blocks in enumerate(
-        [(4, 3, 3), *(ChunkGrid(each.bounds, (16, 32, 16)).shape for each in pyramid.levels)]
+        [(4, 3, 3), *(ChunkGrid(each.bounds, (16, 32, 16)).shape for each in pyramid.scales)]
     ):
         stored = group[str(number)]
         assert (stored.shards, stored.chunks) == ((2, 16, 32, 16), (2, 8, 8, 8))
@@ -186,6 +186,18 @@ def test_shards_of_ome_zarr_are_the_bases_and_each_is_written_once(tmp_path, dty
         level = level_above(level, start, (2, 2, 2), method)
 
 
+@pytest.mark.parametrize("by_url", [True, False])
+def test_making_a_pyramid_returns_values_and_prints_nothing(tmp_path, capsys, by_url):
+    url = write_volume(tmp_path / "v", random((32, 32, 32), "uint8"), block_shape=(8, 8, 8))
+    volume = url if by_url else multiscale_volume(url, LOCAL)
+    result = make_pyramid(volume, method="mean", factor=(2, 2, 2), num_scales=2)
+    assert result.url == url
+    assert [scale.bounds.shape for scale in result.scales] == [(16, 16, 16), (8, 8, 8)]
+    assert result.outcome.is_complete
+    assert len(volume_at(url).scales) == 3
+    assert capsys.readouterr().out == ""
+
+
 def test_a_level_is_listed_once_it_is_complete_and_never_before(tmp_path):
     array = random((1, 40, 40, 40), "uint8")
     url = write_volume(tmp_path / "v", array, block_shape=(8, 8, 8))
@@ -194,20 +206,20 @@ def test_a_level_is_listed_once_it_is_complete_and_never_before(tmp_path):
     first, second, *_ = pyramid.stages
     block = tmp_path / "v" / "20_20_20" / "0-8_0-8_0-8"
     with truncated(tmp_path / "v" / "10_10_10" / "0-8_0-8_0-8"):
-        outcome = make_pyramid(pyramid)
+        outcome = run_pyramid(pyramid).outcome
         assert (outcome.exit_code, outcome.done) == (1, first.count - 1)
         assert "level-1, chunk 0" in outcome.failures[0]
         assert (tmp_path / "v" / "info").read_text() == before
     assert not block.exists()
     # what is under way can be opened by who makes it, and by nobody else
-    second.volume.open_level(first.level)
+    second.volume.open_scale(first.scale)
     assert len(volume_at(url).scales) == 1
-    outcome = make_pyramid(planned(url, chunk_bytes=1))
+    outcome = run_pyramid(planned(url, chunk_bytes=1)).outcome
     assert outcome.exit_code == 0
     np.testing.assert_array_equal(
         scales(url)[1][1], level_above(array, (0, 0, 0), (2, 2, 2), "mean")
     )
-    assert len(volume_at(url).scales) == len(pyramid.levels) + 1
+    assert len(volume_at(url).scales) == len(pyramid.scales) + 1
 
 
 @pytest.mark.parametrize("format", ["precomputed", "ome_zarr", "ome_zarr_0.4"])
@@ -215,10 +227,10 @@ def test_levels_that_are_listed_at_the_same_time_are_all_kept_and_in_order(tmp_p
     url = write_volume(
         tmp_path / "v", random((64, 64, 64), "uint8"), block_shape=(8, 8, 8), format=format
     )
-    pyramid = planned(url, count=6)
+    pyramid = planned(url, num_scales=6)
     threads = [
-        threading.Thread(target=multiscale_volume(url, LOCAL).list_levels, args=([level],))
-        for level in reversed(pyramid.levels)
+        threading.Thread(target=multiscale_volume(url, LOCAL).list_scales, args=([level],))
+        for level in reversed(pyramid.scales)
     ]
     for thread in threads:
         thread.start()
@@ -227,20 +239,20 @@ def test_levels_that_are_listed_at_the_same_time_are_all_kept_and_in_order(tmp_p
     sizes = [each.voxel_size_nm for each in volume_at(url).scales]
     assert sizes == [(10 * 2**k,) * 3 for k in range(7)]
     volume = multiscale_volume(url, LOCAL)
-    assert volume.listed(pyramid.levels) == pyramid.levels
-    volume.list_levels(pyramid.levels)
+    assert volume.listed_scales(pyramid.scales) == pyramid.scales
+    volume.list_scales(pyramid.scales)
     assert len(volume_at(url).scales) == 7, "once each"
-    volume.remove(pyramid.levels[1:3])
+    volume.remove_scales(pyramid.scales[1:3])
     assert [each.voxel_size_nm[0] for each in volume_at(url).scales] == [10, 20, 80 * 2, 320, 640]
 
 
 def test_other_peoples_levels_are_refused_and_replaced_if_told_so(tmp_path):
     array = random((1, 32, 32, 32), "uint8")
     url = write_volume(tmp_path / "v", array, block_shape=(8, 8, 8))
-    made(url, count=1, method="mode")  # leaves no record
+    made(url, num_scales=1, method="mode")  # leaves no record
     with pytest.raises(VolumeError, match="has level-1 of this pyramid already"):
-        make_pyramid(planned(url, count=2))
-    assert make_pyramid(planned(url, count=2), overwrite=True).exit_code == 0
+        run_pyramid(planned(url, num_scales=2))
+    assert run_pyramid(planned(url, num_scales=2), overwrite=True).outcome.exit_code == 0
     means = level_above(array, (0, 0, 0), (2, 2, 2), "mean")
     np.testing.assert_array_equal(scales(url)[1][1], means)
     assert main(["pyramid", str(tmp_path / "v"), "--levels=3"]) == 0, (
@@ -248,9 +260,9 @@ def test_other_peoples_levels_are_refused_and_replaced_if_told_so(tmp_path):
     )
     assert len(volume_at(url).scales) == 4
     with pytest.raises(VolumeError, match="already"):
-        make_pyramid(planned(url, count=2, method="mode"))
+        run_pyramid(planned(url, num_scales=2, method="mode"))
     with pytest.raises(StateError, match="records of another job"):
-        make_pyramid(planned(url, scale=3, count=1))
+        run_pyramid(planned(url, scale=3, num_scales=1))
     np.testing.assert_array_equal(scales(url)[1][1], means)
 
 
@@ -262,7 +274,7 @@ def test_a_folder_that_is_another_scales_is_not_written_to(tmp_path):
     (tmp_path / "v" / "10_10_10").rename(tmp_path / "v" / "20_20_20")
     for overwrite in (False, True):
         with pytest.raises(VolumeError, match="is that of a scale of another voxel size"):
-            make_pyramid(planned(url), overwrite=overwrite)
+            run_pyramid(planned(url), overwrite=overwrite)
     assert (tmp_path / "v" / "20_20_20").is_dir()
 
 
@@ -275,13 +287,13 @@ def test_what_cannot_be_guessed_is_asked(tmp_path):
     url = write_volume(tmp_path / "small", random((8, 8, 8), "uint8"), block_shape=(8, 8, 8))
     with pytest.raises(ConfigError, match="one block holds it"):
         planned(url)
-    assert len(planned(url, count=1).levels) == 1
+    assert len(planned(url, num_scales=1).scales) == 1
     with pytest.raises(VolumeError, match="the scales 0 … 0"):
         planned(url, scale=1)
     url = write_volume(
         tmp_path / "zarr", random((8, 8, 8), "uint8"), block_shape=(8, 8, 8), format="zarr3"
     )
-    with pytest.raises(VolumeError, match="no place for levels"):
+    with pytest.raises(VolumeError, match="no place for scales"):
         planned(url)
     with pytest.raises(VolumeError, match="no volume at"):
         planned(f"file://{tmp_path}/nowhere")
