@@ -74,6 +74,19 @@ setup(
     },
     entry_points={
         "console_scripts": ["beam-inference=beam_inference.cli.main:main"],
+        "beam_inference.engines": [
+            "compile=beam_inference.engines.compiled:ENGINE",
+            "numpy=beam_inference.engines.numpy_functions:ENGINE",
+            "onnxruntime=beam_inference.engines.onnxruntime:ENGINE",
+            "openvino=beam_inference.engines.openvino:ENGINE",
+            "torch=beam_inference.engines.pytorch:ENGINE",
+        ],
+        "beam_inference.models": [
+            "pt=beam_inference.models.torchscript:LOADER",
+            "pt2=beam_inference.models.exported:LOADER",
+            "pth=beam_inference.models.torchscript:LOADER",
+            "ts=beam_inference.models.torchscript:LOADER",
+        ],
         "beam_inference.formats": [
             "n5=beam_inference.volumes.formats.n5:N5",
             "ome_zarr=beam_inference.volumes.formats.ome_zarr_groups:OME_ZARR",

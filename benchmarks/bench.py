@@ -26,7 +26,8 @@ import torch
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.engines.loading import Predictor, load_predictor
+from beam_inference.engines.loading import load_predictor
+from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import Encoding
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import Part, Receipt

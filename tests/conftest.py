@@ -15,6 +15,10 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their hel
 from helpers import SHARED_DATA, job_values, write_job, write_volume
 
 from beam_inference import arrays
+from beam_inference.config.plugins import list_plugins
+
+if "torch" not in list_plugins("engines"):
+    pytest.exit("beam-inference was installed before its entry points changed: pip install -e .")
 
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,21 +4,28 @@ import os
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+from beam_inference.config.plugins import list_plugins, load_plugin
 
 FOLDER = Path(__file__).parents[1] / "examples" / "extension"
 
 
-def install_extension(site: Path) -> dict[str, str]:
+def install_extension(site: Path, package: Path = FOLDER) -> dict[str, str]:
     """Write what an installer writes of a package, beside which the package itself lies.
 
     Args:
         site: a folder, which is made if it is not there.
+        package: the folder of a package with a ``pyproject.toml``.
 
     Returns:
         Environment of a process in which the extension is installed.
     """
-    project = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
     folder = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "METADATA").write_text(
@@ -30,7 +37,7 @@ def install_extension(site: Path) -> dict[str, str]:
     )
     (folder / "entry_points.txt").write_text("\n".join(groups))
     inherited = os.environ.get("PYTHONPATH", "")
-    path = [str(site), str(FOLDER), *([inherited] if inherited else [])]
+    path = [str(site), str(package), *([inherited] if inherited else [])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
@@ -44,3 +51,22 @@ def run_with_extension(site: Path, *arguments: str) -> subprocess.CompletedProce
         timeout=100,
         check=False,
     )
+
+
+@contextmanager
+def extension_in_this_process(site: Path, package: Path = FOLDER) -> Iterator[None]:
+    """Install a package for this process, and for those that it starts meanwhile."""
+    environment = install_extension(site, package)
+    with pytest.MonkeyPatch.context() as patched:
+        for folder in (site, package):
+            patched.syspath_prepend(str(folder))
+        patched.setenv("PYTHONPATH", environment["PYTHONPATH"])
+        _forget_plugins()
+        yield
+    _forget_plugins()
+
+
+def _forget_plugins() -> None:
+    """Have the installed extensions looked up anew."""
+    list_plugins.cache_clear()
+    load_plugin.cache_clear()

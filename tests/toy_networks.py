@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from beam_inference.residual_unet import ResidualUNet
+
 
 class Position(nn.Module):
     """One channel in, two out; its answer depends on where a voxel is in its patch, so geometry errors show."""
@@ -227,3 +229,8 @@ class Cramped(nn.Module):
 
 def cramped() -> nn.Module:
     return Cramped()
+
+
+def residual_unet() -> nn.Module:
+    torch.manual_seed(0)
+    return ResidualUNet(output_channels=3, widths=(4, 6))

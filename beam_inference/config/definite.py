@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 from pydantic import Discriminator, Tag
 
+from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
 from beam_inference.config.normalize import Affine, Sections, normalization_kind
 from beam_inference.config.volumes import Output
 
 DefiniteDevice = Literal["cpu", "cuda"]
-DefiniteEngine = Literal["torch", "openvino", "onnxruntime", "compile"]
 DefiniteNormalize = Annotated[
     Annotated[Literal["none", "unit"], Tag("name")]
     | Annotated[Affine, Tag("affine")]
@@ -34,7 +34,7 @@ class DefiniteInference(Inference):
     chunk_shape: Shape
     batch_size: Count = 1
     device: DefiniteDevice
-    engine: DefiniteEngine
+    engine: DefiniteEngineName
     threads: Count
 
 

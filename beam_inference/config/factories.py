@@ -47,11 +47,16 @@ def load_file(file: Path) -> ModuleType:
     Raises:
         Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
     """
-    if not file.is_file():
-        raise ImportError(f"there is no file {file}")
-    unique = f"beam_inference_file_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
-    if unique in sys.modules:
-        return sys.modules[unique]
+    return sys.modules.get(_module_name(file)) or run_file(file)
+
+
+def run_file(file: Path) -> ModuleType:
+    """Run a Python file as a module, also where it has been run before.
+
+    Raises:
+        Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
+    """
+    unique = _module_name(file)
     spec = importlib.util.spec_from_file_location(unique, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python source")
@@ -63,3 +68,9 @@ def load_file(file: Path) -> ModuleType:
         del sys.modules[unique]
         raise
     return module
+
+
+def _module_name(file: Path) -> str:
+    if not file.is_file():
+        raise ImportError(f"there is no file {file}")
+    return f"beam_inference_file_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from beam_inference.config.engines import CHOOSE, EngineName, engine_named
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import (
     INTEGER_DTYPES,
@@ -139,7 +140,6 @@ _BatchSize = Annotated[
 
 
 BatchSize = int | Literal["auto"]
-EngineChoice = Literal["auto", "fastest", "torch", "openvino", "onnxruntime", "compile"]
 
 
 class Inference(Model):
@@ -162,7 +162,7 @@ class Inference(Model):
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
-    engine: EngineChoice = Field(
+    engine: EngineName = Field(
         "auto",
         description=(
             "what runs the network; compile is torch.compile. auto: openvino on a CPU, where it is "
@@ -208,18 +208,26 @@ class Inference(Model):
             raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
         if self.device == "cpu" and self.precision == "tf32":
             raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
-        if self.engine in ("openvino", "onnxruntime") and (
-            self.device == "cuda" or self.precision != "float32"
-        ):
-            raise ValueError(
-                f"engine: {self.engine} runs on the CPU in float32; write engine: torch, or auto"
-            )
-        if self.memory_format != "contiguous" and self.engine not in ("torch", "compile"):
+        self._check_engine()
+        return self
+
+    def _check_engine(self) -> None:
+        formats: tuple[str, ...] = ("contiguous",)
+        if self.engine not in CHOOSE:
+            engine = engine_named(self.engine)
+            formats = engine.memory_formats
+            if (
+                self.device not in ("auto", *engine.devices)
+                or self.precision not in engine.precisions
+            ):
+                raise ValueError(
+                    f"engine: {self.engine} runs {engine.limits}; write engine: torch, or auto"
+                )
+        if self.memory_format not in formats:
             raise ValueError(
                 f"memory_format: {self.memory_format} is PyTorch's; write engine: torch or "
                 "compile, or remove it (engine: fastest tries both)"
             )
-        return self
 
 
 class Job(Model):

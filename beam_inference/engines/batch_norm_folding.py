@@ -20,7 +20,7 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from beam_inference.engines.choice import TOLERANCES
-from beam_inference.engines.onednn import by_onednn
+from beam_inference.engines.onednn import run_by_onednn
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
 
 
-def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
+def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
     """A network in eval mode with its BatchNorms folded, or as it is where that cannot be done.
 
     torch.fx follows its code, and says where what it does depends on its input; what it may not
@@ -65,13 +65,13 @@ def folded(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> 
     )
     with torch.inference_mode(), exactly:
         try:
-            theirs = by_onednn(network)(batch)
+            theirs = run_by_onednn(network)(batch)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # the contract's check, which comes next, has the words for it
             logger.info("BatchNorm is not folded: the network fails: %s", error)
             return network
-        ours = by_onednn(simpler)(batch)
+        ours = run_by_onednn(simpler)(batch)
         difference = float((ours - theirs).square().mean().sqrt()) / max(
             1.0, float(theirs.abs().max())
         )

@@ -1,138 +1,126 @@
-"""What of an engine determines the bits it computes: part of a job's fingerprint. And which engine ``auto`` means."""
+"""Which engines a job may be run by, and what of an engine determines the bits it computes."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import PurePosixPath
-from typing import Any
 
+from beam_inference.config.engines import Engine, engine_named, list_engines
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, Network
-from beam_inference.config.job import Network as NetworkConfig
 from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
-
-_PACKAGES = {
-    "torch": "torch",
-    "compile": "torch",
-    "openvino": "openvino",
-    "onnxruntime": "onnxruntime",
-}
-CONVERTED_SUFFIXES = (".onnx", ".xml")
-"""Network files that PyTorch cannot run: ONNX, and OpenVINO's own format, with a .bin beside it."""
-
-CPU_ENGINES = ("openvino", "onnxruntime")
-"""They run on CPUs only here, and have allocators of their own, which keep what a network took."""
+from beam_inference.models.loading import gives_function, loader_of
 
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
-"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32: as a
-share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm in
-the wrong mode, is far beyond it.
+"""By how much, root mean square over a patch, a precision may differ from PyTorch in float32.
+
+It is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm
+in the wrong mode, is far beyond it.
 """
 
 
-def engine_description(
-    model: Network, inference: Inference, parameters: str | None = None
-) -> dict[str, str]:
-    """What determines bits: ``threads`` on a CPU, ``parameters`` where no weights file states them.
+def engine_description(model: Network, inference: Inference) -> dict[str, str]:
+    """What of an engine determines bits; ``inference.engine`` must be definite.
 
-    ``inference.engine`` must be definite.
+    Returns:
+        Engine, version, device and precision; threads on a CPU; and whatever else is not as usual.
 
     Raises:
-        EngineError: it is not installed.
+        EngineError: the engine is not installed.
     """
-    package = _PACKAGES[inference.engine]
-    try:
-        version = metadata.version(package)
-    except metadata.PackageNotFoundError:
+    engine = engine_named(inference.engine)
+    version = engine.version
+    if version is None:
         raise EngineError(
-            f"inference.engine: {inference.engine} is not installed here: pip install "
-            f"'beam-inference[{package}]', here and on the workers"
-        ) from None
-    described = {
-        "engine": inference.engine,
+            f"inference.engine: {engine.name} is not installed here: {engine.install}, here and on "
+            "the workers"
+        )
+    description = {
+        "engine": engine.name,
         "engine_version": version,
         "device": inference.device,
         "precision": inference.precision,
     }
     if inference.memory_format != "contiguous":
-        described["memory_format"] = inference.memory_format
+        description["memory_format"] = inference.memory_format
     if inference.device == "cpu":
-        described["threads"] = str(inference.threads or 1)
-    if package != "torch" and suffix_of(model) not in CONVERTED_SUFFIXES:
-        described["converted_from"] = f"torch {metadata.version('torch')}"
-    if parameters is not None:
-        described["parameters"] = parameters
-    return described
+        description["threads"] = str(inference.threads or 1)
+    is_converted = engine.networks == "torch" and suffix_of(model) not in engine.suffixes
+    if is_converted and engine.package != "torch":
+        description["converted_from"] = f"torch {metadata.version('torch')}"
+    return description
+
+
+def describe_engine(model: Network, inference: Inference) -> dict[str, str]:
+    """A predictor's description on a worker that has this process's libraries; nothing is loaded.
+
+    Raises:
+        ConfigError: workers could not tell whether they have the same network.
+        EngineError: the engine is not installed.
+    """
+    if model.path == "identity":
+        return dict(identity.DESCRIPTION)
+    is_torch = engine_named(inference.engine).networks == "torch"
+    if is_torch and factory_parts(model.path) and model.weights is None:
+        raise ConfigError(
+            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "
+            "tell whether they have the same network. Save its weights to a file, and name that "
+            "as model.weights."
+        )
+    return engine_description(model, inference)
 
 
 def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
-    """What ``inference.engine`` may mean, the best first; ``inference.device`` must be definite.
+    """Names of the engines that ``inference.engine`` may mean, the best first.
+
+    ``inference.device`` must be definite.
 
     Raises:
         EngineError: none of those installed runs a file of this kind.
     """
-    suffix = suffix_of(model)
-    if suffix not in CONVERTED_SUFFIXES:
-        if inference.engine != "auto":
-            return [inference.engine]
-        converts = (
-            inference.device == "cpu"
-            and inference.precision == "float32"
-            and model.path != "identity"
-        )
-        return [*_installed("openvino"), "torch"] if converts else ["torch"]
-    found = _of_files(model, inference)
-    able = _runs(suffix)
-    if inference.engine not in ("auto", *able):
-        raise EngineError(
-            f"model.path {model.path} is run by {' or '.join(able)}, not by inference.engine: "
-            f"{inference.engine}"
-        )
-    return found[:1] if inference.engine == "auto" else [inference.engine]
-
-
-def _runs(suffix: str) -> list[str]:
-    return ["openvino", "onnxruntime"] if suffix == ".onnx" else ["openvino"]
-
-
-def _of_files(model: Network, inference: Inference) -> list[str]:
-    """What is installed of the engines that run a file."""
-    able = _runs(suffix_of(model))
-    if inference.device != "cpu" or inference.precision != "float32":
-        raise EngineError(
-            f"model.path {model.path} runs on the CPU in float32 only: write device: cpu"
-        )
-    found = _installed(*able)
-    if not found:
-        raise EngineError(
-            f"model.path {model.path} is run by {' or '.join(able)}, which is not installed: "
-            f"pip install 'beam-inference[{able[0]}]'"
-        )
-    return found
+    readers = _readers(model)
+    if readers:
+        fitting = _installed_readers(model, inference, readers)
+        names = [engine.name for engine in readers]
+        if inference.engine not in ("auto", *names):
+            raise EngineError(
+                f"model.path {model.path} is run by {' or '.join(names)}, not by inference.engine: "
+                f"{inference.engine}"
+            )
+        return [fitting[0].name] if inference.engine == "auto" else [inference.engine]
+    if inference.engine != "auto":
+        return [inference.engine]
+    if model.path == "identity":
+        return ["torch"]
+    engines = _engines_for(model, inference)
+    return [e.name for e in engines if e.auto_rank is not None or e.networks == "functions"]
 
 
 def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, str]]:
-    """What ``inference.engine: fastest`` may mean, as keys of ``inference``; ``inference.device`` must be definite.
+    """What ``inference.engine: fastest`` may mean, as keys of ``inference``.
+
+    ``inference.device`` must be definite.
 
     Raises:
         EngineError: none of those installed runs a file of this kind.
     """
     if model.path == "identity":
         return [{"engine": "torch"}]
-    if suffix_of(model) in CONVERTED_SUFFIXES:
-        return [{"engine": engine} for engine in _of_files(model, inference)]
-    of_cpus = inference.device == "cpu" and inference.precision == "float32"
-    others = _installed("openvino", "onnxruntime") if of_cpus else []
+    readers = _readers(model)
+    if readers:
+        installed = _installed_readers(model, inference, readers)
+        return [{"engine": engine.name} for engine in installed]
+    engines = _engines_for(model, inference)
+    one_format = [engine for engine in engines if len(engine.memory_formats) == 1]
+    others = [engine for engine in engines if len(engine.memory_formats) > 1]
     return [
-        *({"engine": engine} for engine in others),
+        *({"engine": engine.name} for engine in one_format),
         *(
-            {"engine": e, "memory_format": f}
-            for e in ("torch", "compile")
-            for f in ("contiguous", "channels_last")
+            {"engine": engine.name, "memory_format": memory_format}
+            for engine in others
+            for memory_format in engine.memory_formats
         ),
     ]
 
@@ -142,34 +130,73 @@ def suffix_of(model: Network) -> str:
     return PurePosixPath(model.path).suffix
 
 
-def _installed(*engines: str) -> list[str]:
-    return [engine for engine in engines if importlib.util.find_spec(engine) is not None]
+def is_installed(engine: Engine) -> bool:
+    """Whether the package that does an engine's work is there."""
+    return engine.version is not None
 
 
-def parameters_sha256(module: Any) -> str:
-    """Hash of a torch module's parameters and buffers: names, shapes, dtypes and bytes."""
-    import torch
+def keeps_memory(engine_name: str) -> bool:
+    """Whether an engine has an allocator of its own, which keeps what a network took.
 
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    It is False where the engine is not chosen yet, and for the network ``identity``.
+    """
+    return (
+        engine_name not in ("auto", "fastest", "identity")
+        and engine_named(engine_name).keeps_memory
+    )
 
 
-def describe_engine(model: NetworkConfig, inference: Inference) -> dict[str, str]:
-    """A predictor's description on a worker that has this process's libraries; nothing is loaded."""
-    if model.path == "identity":
-        return dict(identity.DESCRIPTION)
-    if factory_parts(model.path) and model.weights is None:
-        raise ConfigError(
-            f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "
-            "tell whether they have the same network. Save its weights to a file, and name that "
-            "as model.weights."
+def runs_on_cpu_only(model: Network, inference: Inference) -> bool:
+    """Whether the engine, as far as it is chosen, or all that read the network's file, need a CPU."""
+    if inference.engine not in ("auto", "fastest"):
+        return engine_named(inference.engine).devices == ("cpu",)
+    readers = _readers(model)
+    return bool(readers) and all(engine.devices == ("cpu",) for engine in readers)
+
+
+def _readers(model: Network) -> list[Engine]:
+    """Engines that read the network's file themselves, the best first."""
+    suffix = suffix_of(model)
+    if not suffix or factory_parts(model.path) or loader_of(model) is not None:
+        return []
+    return sorted((e for e in list_engines() if suffix in e.suffixes), key=_rank)
+
+
+def _installed_readers(
+    model: Network, inference: Inference, readers: Sequence[Engine]
+) -> list[Engine]:
+    fitting = [engine for engine in readers if _fits(engine, inference)]
+    if not fitting:
+        raise EngineError(
+            f"model.path {model.path} runs {readers[0].limits} only: write device: "
+            f"{readers[0].devices[0]}"
         )
-    return engine_description(model, inference)
+    installed = [engine for engine in fitting if is_installed(engine)]
+    if not installed:
+        raise EngineError(
+            f"model.path {model.path} is run by {' or '.join(each.name for each in fitting)}, "
+            f"which is not installed: {fitting[0].install}"
+        )
+    return installed
 
 
-def runs_on_cpu_only(model: NetworkConfig) -> bool:
-    """Whether the network's file is one that PyTorch cannot run."""
-    return suffix_of(model) in CONVERTED_SUFFIXES
+def _engines_for(model: Network, inference: Inference) -> list[Engine]:
+    """Installed engines that run what a factory or a file gives, the best first."""
+    is_function = inference.device == "cpu" and gives_function(model)
+    networks = "functions" if is_function else "torch"
+    return sorted(
+        (
+            engine
+            for engine in list_engines()
+            if engine.networks == networks and _fits(engine, inference) and is_installed(engine)
+        ),
+        key=_rank,
+    )
+
+
+def _fits(engine: Engine, inference: Inference) -> bool:
+    return inference.device in engine.devices and inference.precision in engine.precisions
+
+
+def _rank(engine: Engine) -> tuple[bool, int, str]:
+    return engine.auto_rank is None, engine.auto_rank or 0, engine.name

@@ -1,33 +1,51 @@
-"""Networks compiled by torch.compile."""
+"""The engine ``compile``: networks compiled by torch.compile."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from beam_inference.engines.conversion import converting
-from beam_inference.engines.per_shape import Forward
+from beam_inference.config.engines import Engine, LoadRequest
 from beam_inference.errors import EngineError
 
 
-def compiled_forward(
-    source: Any, shape: tuple[int, ...], device: torch.device, memory_format: torch.memory_format
-) -> Forward:
-    """By torch.compile, with the weights as constants on a CPU; it needs a C++ compiler, and most of a minute.
+def load(request: LoadRequest) -> Callable[[Any], Any]:
+    """Compile a network, with its weights as constants on a CPU.
+
+    It needs a C++ compiler, and most of a minute.
 
     Raises:
-        EngineError: it cannot compile the network.
+        EngineError: the network cannot be compiled.
     """
+    import torch
+
+    from beam_inference.engines.conversion import quiet_conversion
+    from beam_inference.engines.torch_network import lay_out, memory_format_of
+
+    source = request.network
+    lay_out(source, request)
+    torch.set_num_threads(request.threads)
     if isinstance(source, torch.jit.ScriptModule):
         raise EngineError(
             "a TorchScript network cannot be compiled; write engine: openvino or torch"
         )
-    with converting("torch.compile"):
+    with quiet_conversion("torch.compile"):
         from torch._inductor import config
 
-        config.freezing = device.type == "cpu"
-        compiled: Forward = torch.compile(source, dynamic=False)
+        config.freezing = request.device == "cpu"
+        compiled: Callable[[Any], Any] = torch.compile(source, dynamic=False)
+        batch = torch.zeros(request.batch_shape, device=request.device)
         with torch.inference_mode():
-            compiled(torch.zeros(shape, device=device).contiguous(memory_format=memory_format))
+            compiled(batch.contiguous(memory_format=memory_format_of(request)))
     return compiled
+
+
+ENGINE = Engine(
+    name="compile",
+    package="torch",
+    load=load,
+    install="pip install 'beam-inference[torch]'",
+    devices=("cpu", "cuda"),
+    precisions=("float32", "tf32", "bfloat16", "float16"),
+    memory_formats=("contiguous", "channels_last"),
+)

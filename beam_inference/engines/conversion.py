@@ -1,4 +1,4 @@
-"""What conversions of a network have in common: one at a time, quiet, with errors that say what to do."""
+"""Conversions of a network for other engines: one at a time, quiet, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from beam_inference.engines.stable_norms import by_short_sums
+from beam_inference.engines.stable_norms import replace_norms
 from beam_inference.errors import EngineError
 
 _TALKERS = (
@@ -29,17 +29,24 @@ _CONVERSION_LOCK = threading.RLock()
 
 
 def export_network(source: Any, shape: tuple[int, ...]) -> torch.export.ExportedProgram:
-    """The network as a graph. It is not run for that, which tracing would do, several times."""
-    return by_short_sums(torch.export.export(source, (torch.zeros(shape),)))
+    """The network as a graph; it is not run for that, as tracing would, several times."""
+    return replace_norms(torch.export.export(source, (torch.zeros(shape),)))
 
 
 @contextmanager
-def converting(engine: str) -> Iterator[None]:
-    """Conversions warn of what is being deprecated within them, log, print, and raise anything."""
+def quiet_conversion(engine: str) -> Iterator[None]:
+    """Silence what a conversion warns of, logs and prints, and translate what it raises.
+
+    Args:
+        engine: as ``inference.engine`` names it, for messages.
+
+    Raises:
+        EngineError: the conversion fails.
+    """
     loggers = [logging.getLogger(name) for name in _TALKERS]
     levels = [logger.level for logger in loggers]
     try:
-        # What is told, and where, is the process's: one conversion at a time.
+        # Warnings and standard output belong to the process: one conversion at a time.
         with (
             _CONVERSION_LOCK,
             warnings.catch_warnings(),
@@ -67,3 +74,9 @@ def converting(engine: str) -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+def check_one_output(count: int) -> None:
+    """Refuse a network with more than one output. Raises EngineError."""
+    if count != 1:
+        raise EngineError(f"the network has {count} outputs; expected one")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
 
 from beam_inference.engines.numpy_device import NumpyDevice
+from beam_inference.engines.numpy_forward import activate
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.protocol import Forward
 
 DESCRIPTION = {
     "engine": "identity",
@@ -20,9 +19,4 @@ DESCRIPTION = {
 
 def identity_predictor(activation: str = "none") -> Predictor:
     """The network that returns each batch unchanged, or its sigmoid, with NumPy."""
-    forward: Forward = _sigmoid if activation == "sigmoid" else lambda batch: batch
-    return Predictor(NumpyDevice(), forward, DESCRIPTION)
-
-
-def _sigmoid(batch: NDArray[np.float32]) -> NDArray[np.float32]:
-    return np.asarray(1 / (1 + np.exp(-batch)), np.float32)
+    return Predictor(NumpyDevice(), partial(activate, activation=activation), DESCRIPTION)

@@ -1,68 +1,201 @@
-"""Networks that predict batches of patches: which implementation a job needs."""
+"""Loads a job's network on its device."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-from beam_inference.config.job import Inference
-from beam_inference.config.job import Network as NetworkConfig
-from beam_inference.engines.choice import (
-    CPU_ENGINES,
-    engines_to_measure,
-    engines_to_try,
-    runs_on_cpu_only,
-)
+from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, engine_named
+from beam_inference.config.job import Inference, Network
+from beam_inference.engines.choice import engine_description, suffix_of
 from beam_inference.engines.identity import identity_predictor
+from beam_inference.engines.numpy_device import NumpyDevice
+from beam_inference.engines.numpy_forward import numpy_forward
+from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
-from beam_inference.errors import ModelContractError
-
-__all__ = ["CPU_ENGINES", "Predictor", "engines_to_measure", "engines_to_try"]
+from beam_inference.errors import DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.models.loading import LoadedNetwork, load_network
+from beam_inference.models.local_files import existing_file
 
 
 def load_predictor(
-    model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False
+    model: Network, inference: Inference, *, allow_pickle: bool = False
 ) -> Predictor:
-    """Load a job's network on its device; ``inference.device`` and ``inference.engine`` must not be "auto".
+    """Load a job's network on its device.
 
-    Unless ``allow_pickle``, no file is loaded in a way that can execute code it carries.
+    Args:
+        model: the job's section, its files local.
+        inference: the job's section; device and engine must not be left to choose.
+        allow_pickle: whether files may be loaded in ways that run code which they carry.
 
     Raises:
         ModelContractError: the model cannot be loaded, or contradicts the job.
         EngineError: the engine cannot run it.
         ConfigError: the device is absent.
     """
-    if inference.augment != "none":
-        from beam_inference.engines.augmented import augment
-
-        plain = inference.model_copy(update={"augment": "none"})
-        predictor = load_predictor(model, plain, allow_pickle=allow_pickle)
-        offsets = [channel.affinity for channel in model.channels or ()]
-        forward = augment(predictor.predict, predictor.device, inference.augment, offsets)
-        return replace(predictor, predict=forward)
     if model.path == "identity":
-        return identity_predictor(model.activation)
+        predictor = identity_predictor(model.activation)
+    else:
+        predictor = _load(model, inference, allow_pickle)
+    if inference.augment == "none":
+        return predictor
+    from beam_inference.engines.augmented import augment
+
+    offsets = [channel.affinity for channel in model.channels or ()]
+    forward = augment(predictor.predict, predictor.device, inference.augment, offsets)
+    return replace(predictor, predict=forward)
+
+
+def load_reference(
+    model: Network, inference: Inference, *, allow_pickle: bool = False
+) -> Predictor | None:
+    """Load the same network in PyTorch, in float32, to compare another engine or precision with.
+
+    Returns:
+        None where the job asks for just that, or where PyTorch cannot run the network.
+
+    Raises:
+        UserError: as :func:`load_predictor`.
+    """
+    plain = inference.model_copy(
+        update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"}
+    )
+    if model.path == "identity" or inference == plain:
+        return None
+    engine = engine_named(inference.engine)
+    if engine.networks != "torch" or suffix_of(model) in engine.suffixes:
+        return None
+    return load_predictor(model, plain, allow_pickle=allow_pickle)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What an engine is given; ``parameters`` is their hash, where no file of weights states them."""
+
+    network: Any
+    kind: NetworkKind
+    device: str
+    parameters: str | None = None
+
+
+def _load(model: Network, inference: Inference, allow_pickle: bool) -> Predictor:
+    engine = engine_named(inference.engine)
+    description = engine_description(model, inference)  # before anything is loaded: is it there?
+    if engine.arrays == "torch" or engine.networks == "torch":
+        _check_torch(model)
+    source = _source(engine, model, inference, allow_pickle)
+    if source.parameters is not None:
+        description["parameters"] = source.parameters
+    forward = _forward(engine, source, model, inference)
+    if engine.arrays == "numpy":
+        network = numpy_forward(forward, activation=model.activation, dims=model.dims)
+        return Predictor(NumpyDevice(), network, description)
+    import torch
+
+    from beam_inference.engines.torch_forward import torch_predictor
+    from beam_inference.engines.torch_network import torch_memory_format
+
+    return torch_predictor(
+        forward,
+        torch.device(source.device),
+        precision=inference.precision,
+        activation=model.activation,
+        dims=model.dims,
+        threads=inference.threads or 1,
+        memory_format=torch_memory_format(model, inference),
+        description=description,
+    )
+
+
+def _check_torch(model: Network) -> None:
     try:
         import torch  # noqa: F401
     except ImportError as error:
         raise ModelContractError(
             f"model.path {model.path} needs PyTorch, which cannot be imported: {error}"
         ) from None
-    from beam_inference.engines.torch_loading import load_torch_predictor
-
-    return load_torch_predictor(model, inference, allow_pickle=allow_pickle)
 
 
-def load_reference(
-    model: NetworkConfig, inference: Inference, *, allow_pickle: bool = False
-) -> Predictor | None:
-    """The same network in PyTorch, in float32: what another engine or precision is held against.
+def _device(engine: Engine, inference: Inference) -> str:
+    if engine.arrays == "numpy":
+        return "cpu"
+    from beam_inference.engines.torch_network import torch_device
 
-    None where the job asks for just that, or where there is no such network. Raises as
-    :func:`load_predictor`.
-    """
-    plain = inference.model_copy(
-        update={"engine": "torch", "precision": "float32", "memory_format": "contiguous"}
+    return str(torch_device(inference))
+
+
+def _source(engine: Engine, model: Network, inference: Inference, allow_pickle: bool) -> _Source:
+    device = _device(engine, inference)
+    if suffix_of(model) in engine.suffixes:
+        if model.batch_norm == "batch":
+            raise ModelContractError(
+                f"{model.path} has BatchNorm as it was exported, which cannot be changed by "
+                "model.batch_norm: batch. Remove that."
+            )
+        return _Source(existing_file(model.path, "model.path"), "module", device)
+    loaded = load_network(model, allow_pickle=allow_pickle)
+    _check_runs(engine, loaded, model)
+    if loaded.kind == "function":
+        return _Source(loaded.network, loaded.kind, device)
+    from beam_inference.engines.torch_network import prepare_network, stated_parameters
+
+    parameters = stated_parameters(loaded, model, allow_pickle=allow_pickle)
+    network = prepare_network(loaded, model, inference, device)
+    return _Source(network, loaded.kind, device, parameters)
+
+
+def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:
+    """Refuse networks of a kind that the engine does not run."""
+    if engine.networks == "none":
+        raise EngineError(
+            f"inference.engine: {engine.name} runs {' and '.join(engine.suffixes)} files only, not "
+            f"model.path {model.path}"
+        )
+    if loaded.kind == "function" and engine.networks == "torch":
+        raise EngineError(
+            f"model.path {model.path} is a function of NumPy arrays, which inference.engine: "
+            f"{engine.name} does not run: write engine: numpy and device: cpu"
+        )
+    if loaded.kind != "function" and engine.networks == "functions":
+        raise EngineError(
+            f"model.path {model.path} is a network of PyTorch, which inference.engine: "
+            f"{engine.name} does not run: write engine: torch, or auto"
+        )
+
+
+def _forward(
+    engine: Engine, source: _Source, model: Network, inference: Inference
+) -> Callable[[Any], Any]:
+    patch = grown_shape(inference.patch_shape, model.crop_margin)
+    request = LoadRequest(
+        network=source.network,
+        kind=source.kind,
+        batch_shape=(inference.patches_per_call, model.input_channels, *patch[3 - model.dims :]),
+        device=source.device,
+        weights=None if model.weights is None else existing_file(model.weights, "model.weights"),
+        model=model,
+        inference=inference,
     )
-    if model.path == "identity" or runs_on_cpu_only(model) or inference == plain:
-        return None
-    return load_predictor(model, plain, allow_pickle=allow_pickle)
+    if not engine.has_fixed_shape:
+        return engine.load(request)
+    try:
+        return per_shape(
+            lambda shape: _convert(engine, replace(request, batch_shape=shape)),
+            request.batch_shape,
+        )
+    except DeviceOutOfMemory as error:
+        raise EngineError(
+            f"inference.engine: {inference.engine}: out of memory for a batch of "
+            f"{inference.batch_size}: {error}. Write a smaller inference.batch_size."
+        ) from None
+
+
+def _convert(engine: Engine, request: LoadRequest) -> Callable[[Any], Any]:
+    if engine.arrays == "numpy":
+        return engine.load(request)
+    from beam_inference.engines.device_errors import device_errors
+
+    with device_errors():
+        return engine.load(request)

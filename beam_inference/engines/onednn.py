@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 
-def by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+def run_by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """A network whose 3-D convolutions of float32 are oneDNN's, if PyTorch was built with it; all else is as it was.
 
     Of modules, functions and ``torch.export`` files: TorchScript asks nobody.

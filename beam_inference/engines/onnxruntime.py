@@ -1,36 +1,41 @@
-"""Networks run by ONNX Runtime, on the CPU."""
+"""The engine ``onnxruntime``: networks run by ONNX Runtime, on the CPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
-from beam_inference.engines.conversion import converting, export_network
-from beam_inference.engines.per_shape import Forward
+from beam_inference.config.engines import Engine, LoadRequest
 from beam_inference.errors import EngineError
 
+if TYPE_CHECKING:
+    from torch import Tensor
 
-def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Forward:
-    """By ONNX Runtime.
+
+def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
+    """A network of PyTorch, or one in an ONNX file, as ONNX Runtime runs it.
 
     Raises:
         EngineError: ONNX Runtime or what exports to it is absent, or cannot convert the network.
     """
-    with converting("onnxruntime"):
+    import torch
+
+    from beam_inference.engines.conversion import check_one_output, quiet_conversion
+
+    source = request.network
+    with quiet_conversion("onnxruntime"):
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
+        options.intra_op_num_threads = request.threads
         options.inter_op_num_threads = 1
         # its threads share cores with others
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        network = str(source) if isinstance(source, Path) else _as_onnx(source, shape)
+        is_file = isinstance(source, Path)
+        network = str(source) if is_file else _as_onnx(source, request.batch_shape)
         session = onnxruntime.InferenceSession(network, options, ["CPUExecutionProvider"])
-        if len(session.get_outputs()) != 1:
-            raise EngineError(f"the network has {len(session.get_outputs())} outputs; expected one")
+        check_one_output(len(session.get_outputs()))
         name = session.get_inputs()[0].name
 
     def forward(batch: Tensor) -> Tensor:
@@ -41,6 +46,10 @@ def onnxruntime_forward(source: Any, shape: tuple[int, ...], threads: int) -> Fo
 
 
 def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
+    import torch
+
+    from beam_inference.engines.conversion import export_network
+
     if isinstance(source, torch.jit.ScriptModule):
         raise EngineError(
             "a TorchScript network cannot be exported to ONNX; write engine: openvino or torch"
@@ -50,3 +59,13 @@ def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
         raise EngineError("PyTorch exported nothing")
     content: bytes = program.model_proto.SerializeToString()
     return content
+
+
+ENGINE = Engine(
+    name="onnxruntime",
+    package="onnxruntime",
+    load=load,
+    install="pip install 'beam-inference[onnxruntime]'",
+    suffixes=(".onnx",),
+    keeps_memory=True,
+)

@@ -1,59 +1,66 @@
-"""Networks run by OpenVINO, on the CPU."""
+"""The engine ``openvino``: networks run by OpenVINO, on the CPU."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+from beam_inference.config.engines import Engine, LoadRequest
 
-from beam_inference.engines.conversion import converting, export_network
-from beam_inference.engines.per_shape import Forward
-from beam_inference.errors import EngineError
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
+    """A network of PyTorch, or one in a file, as OpenVINO runs it; errors as for the function below."""
+    return openvino_forward(request.network, request.batch_shape, request.threads, request.weights)
 
 
 def openvino_forward(
     source: Any, shape: tuple[int, ...], threads: int, weights: Path | None = None
-) -> Forward:
-    """By OpenVINO, in float32; ``weights`` are those of a file.
+) -> Callable[[Tensor], Tensor]:
+    """Convert a network for OpenVINO, in float32.
 
-    Its own choice would be to bind threads to cores, the same ones in every process, which then
-    wait for each other.
+    Args:
+        source: a network of PyTorch, or the path of an ONNX file or of a file of OpenVINO's own.
+        shape: of its batches.
+        threads: that it may use. OpenVINO would bind them to cores, the same ones in every process,
+            which would then wait for each other; here it does not.
+        weights: the file that holds the weights of ``source``, if that is a file of OpenVINO's.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
-    with converting("openvino"):
+    import torch
+
+    from beam_inference.engines.conversion import check_one_output, export_network, quiet_conversion
+
+    with quiet_conversion("openvino"):
         # Its telemetry forks this process and calls home at every conversion; without the package
         # it goes without.
         sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
         import openvino
 
-        from beam_inference.engines.openvino_norms import with_short_sums
+        from beam_inference.engines.openvino_norms import replace_long_sums
 
         core = openvino.Core()
         if isinstance(source, Path):
             network = core.read_model(source, *([] if weights is None else [weights]))
-            network.reshape(list(shape))
         else:
-            graph = (
-                source
-                if isinstance(source, torch.jit.ScriptModule)
-                else export_network(source, shape)
-            )
+            is_script = isinstance(source, torch.jit.ScriptModule)
+            graph = source if is_script else export_network(source, shape)
             network = openvino.convert_model(graph, example_input=torch.zeros(shape))
-            network.reshape(list(shape))
+        network.reshape(list(shape))
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
         }
-        compiled = core.compile_model(with_short_sums(network), "CPU", settings)
-        if len(compiled.outputs) != 1:
-            raise EngineError(f"the network has {len(compiled.outputs)} outputs; expected one")
+        compiled = core.compile_model(replace_long_sums(network), "CPU", settings)
+        check_one_output(len(compiled.outputs))
         request = compiled.create_infer_request()
 
     def forward(batch: Tensor) -> Tensor:
@@ -61,3 +68,14 @@ def openvino_forward(
         return torch.from_numpy(results[0])
 
     return forward
+
+
+ENGINE = Engine(
+    name="openvino",
+    package="openvino",
+    load=load,
+    install="pip install 'beam-inference[openvino]'",
+    suffixes=(".onnx", ".xml"),
+    keeps_memory=True,
+    auto_rank=50,
+)

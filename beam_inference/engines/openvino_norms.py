@@ -15,7 +15,7 @@ _SHORT = 1024
 """Along an axis of more voxels they are summed up in two steps."""
 
 
-def with_short_sums(network: Model) -> Model:
+def replace_long_sums(network: Model) -> Model:
     """The network, changed in place wherever it takes a mean of many voxels, or normalises by one, in float32.
 
     Its shapes must be known; where one is not, what it is of stays as it is.

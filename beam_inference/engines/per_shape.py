@@ -1,31 +1,28 @@
-"""Forward passes that are made for one shape of batch.
-
-Each engine's function returns a forward pass on float32 tensors, which it may give back in a buffer
-of its own that the next call overwrites. Its ``source`` is a network as PyTorch has it, or a file
-of the engine's own format.
-"""
+"""Forward passes that are made for one shape of batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from torch import Tensor
-
-Forward = Callable[[Tensor], Tensor]
+from beam_inference.engines.protocol import Forward
 
 
 def per_shape(make: Callable[[tuple[int, ...]], Forward], shape: tuple[int, ...]) -> Forward:
-    """A forward pass for batches of any shape, each made by ``make`` when it is first met, that of ``shape`` at once.
+    """A forward pass for batches of any shape.
 
-    Only a device that runs out of memory needs a second one.
+    Args:
+        make: makes a forward pass for one shape, when a batch of it is first met. Only a device
+            that runs out of memory needs a second one.
+        shape: for which one is made at once.
     """
     made = {shape: make(shape)}  # one at a time: the old one's memory is what is short
 
-    def forward(batch: Tensor) -> Tensor:
-        met = tuple(batch.shape)
-        if met not in made:
+    def forward(batch: Any) -> Any:
+        batch_shape = tuple(batch.shape)
+        if batch_shape not in made:
             made.clear()
-            made[met] = make(met)
-        return made[met](batch)
+            made[batch_shape] = make(batch_shape)
+        return made[batch_shape](batch)
 
     return forward

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 
-def by_short_sums(graph: ExportedProgram) -> ExportedProgram:
+def replace_norms(graph: ExportedProgram) -> ExportedProgram:
     """A network with these normalisations in the stead of PyTorch's; one that has none stays as it is."""
     table = {
         torch.ops.aten.instance_norm.default: instance_norm,

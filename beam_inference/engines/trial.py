@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
-from beam_inference.engines.choice import CPU_ENGINES, TOLERANCES
-from beam_inference.engines.loading import Predictor
+from beam_inference.engines.choice import TOLERANCES, keeps_memory
+from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import avoid_heap
 from beam_inference.errors import (
     BeamInferenceError,
@@ -84,7 +84,7 @@ def check_contract(
             high = float(predictions.max())
             if predictor.device.on_host:
                 del predictions  # before the next ones, as in a job
-                if predictor.description.get("engine") not in CPU_ENGINES:
+                if not keeps_memory(predictor.description.get("engine", "torch")):
                     # what PyTorch makes at its first call is not made again
                     before = _start_peak(predictor)
                 predictor.predict(batch)  # ONNX Runtime plans its memory by a first call

@@ -51,7 +51,7 @@ class ResolvedJob(Frozen):
         roi: the box to produce.
         output_bounds: bounding box of the output.
         voxel_size_nm: voxel size of the output, ZYX.
-        model_sha256: hash of the network, see :func:`beam_inference.models.files.model_sha256`.
+        model_sha256: hash of the network, see :func:`beam_inference.models.hashes.model_sha256`.
         engine: properties of the engine that determine bits, by name.
         working_set_bytes: memory that the network allocates for a batch, as measured; not part of
             the fingerprint.

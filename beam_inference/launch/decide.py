@@ -14,7 +14,6 @@ from beam_inference.config.job import BatchSize, JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import resolved_device
-from beam_inference.engines.loading import CPU_ENGINES
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.zyx import Zyx
@@ -38,7 +37,7 @@ def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDev
         return inference.device
     if earlier is not None:
         return earlier.config.inference.device
-    if inference.engine in CPU_ENGINES or runs_on_cpu_only(config.model):
+    if runs_on_cpu_only(config.model, inference):
         device: DefiniteDevice = "cpu"
     else:
         device = "cuda" if resolved_device("auto") == "cuda" else "cpu"

@@ -13,13 +13,9 @@ from beam_inference.config.definite import (
     make_definite,
 )
 from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
-from beam_inference.engines.loading import (
-    Predictor,
-    engines_to_measure,
-    engines_to_try,
-    load_predictor,
-    load_reference,
-)
+from beam_inference.engines.choice import engines_to_measure, engines_to_try
+from beam_inference.engines.loading import load_predictor, load_reference
+from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.speed import fastest_batch_size, seconds_per_patch
 from beam_inference.engines.trial import ContractReport
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
@@ -102,7 +98,7 @@ def choose_engine_elsewhere(job: PlannedJob, earlier: ResolvedJob | None) -> Eng
     batch_size = requested_batch_size(job.config, earlier)
     if batch_size == "auto":
         raise ConfigError("inference.batch_size: auto is found by trying: write a number")
-    (engine,) = engines_to_try(model, _open_inference(job, engine))
+    *_, engine = engines_to_try(model, _open_inference(job, engine))  # it runs any network
     return EngineSettings(engine, memory_format, batch_size)
 
 

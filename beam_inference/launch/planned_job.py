@@ -19,8 +19,8 @@ from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Contrast, Sections, Standard
 from beam_inference.config.operators import operator_bytes
+from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_memory
-from beam_inference.engines.loading import CPU_ENGINES
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
@@ -82,7 +82,7 @@ class NetworkNeeds:
     @classmethod
     def of_engine(cls, engine: str, batch_size: int, working_set_bytes: int = 0) -> NetworkNeeds:
         """The memory of a network that some engine runs."""
-        return cls(batch_size, working_set_bytes, engine in CPU_ENGINES)
+        return cls(batch_size, working_set_bytes, keeps_memory(engine))
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from beam_inference.launch.planned_job import (
 )
 from beam_inference.launch.resume import check_no_other_state, check_receipts, check_same
 from beam_inference.models.fetch import local_model
-from beam_inference.models.files import model_sha256
+from beam_inference.models.hashes import model_sha256
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from beam_inference.config.job import Network as NetworkConfig
-from beam_inference.engines.loading import CPU_ENGINES, load_predictor, load_reference
+from beam_inference.engines.choice import keeps_memory
+from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import settle
@@ -16,7 +17,7 @@ from beam_inference.job.parts import normalization, open_input, output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
-from beam_inference.models.files import model_sha256
+from beam_inference.models.hashes import model_sha256
 from beam_inference.operators.normalize import Normalization
 from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
@@ -145,7 +146,7 @@ def _first_calls(
         report = try_network(predictor, job.config, input_volume, job.plan, reference)
         return report.batch_size
     # a trial would have settled it, too
-    if inference.device == "cpu" and inference.engine not in CPU_ENGINES:
+    if inference.device == "cpu" and not keeps_memory(inference.engine):
         patch = grown_shape(inference.patch_shape, job.plan.crop_margin)
         settle(predictor, (inference.patches_per_call, job.input_channels, *patch))
     return inference.patches_per_call

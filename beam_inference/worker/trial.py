@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.config.definite import DefiniteConfig
-from beam_inference.engines.loading import Predictor
+from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import ContractReport, check_contract, check_difference
 from beam_inference.errors import (
     DeviceOutOfMemory,

@@ -200,7 +200,7 @@ def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(
     from beam_inference.config.job import Network
     from beam_inference.errors import ModelContractError
     from beam_inference.models.fetch import local_model
-    from beam_inference.models.files import model_sha256
+    from beam_inference.models.hashes import model_sha256
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from beam_inference.engines.batch_norm_folding import folded
+from beam_inference.engines.batch_norm_folding import fold_batch_norm
 
 CPU = torch.device("cpu")
 
@@ -94,7 +94,7 @@ def test_the_answer_is_the_same_without_the_norms(name):
     with torch.inference_mode():
         expected = network(batch)
         before = copy.deepcopy(network.state_dict())
-        simpler = folded(network, (1, 2, 4, 6, 8), CPU)
+        simpler = fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
         assert norms(simpler) == 0 < norms(network)
         kept = batch.clone()
         torch.testing.assert_close(simpler(batch), expected, rtol=1e-5, atol=1e-5)
@@ -119,12 +119,12 @@ def grouped_and_transposed():
 )
 def test_what_cannot_be_folded_stays_as_it_is(make):
     network = settled(make())
-    assert folded(network, (1, 2, 4, 6, 8), CPU) is network
+    assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network
 
 
 def test_a_network_that_takes_no_such_batch_stays_as_it_is():
     network = settled(FOLDED["3-D"]())
-    assert folded(network, (1, 7, 4, 6, 8), CPU) is network
+    assert fold_batch_norm(network, (1, 7, 4, 6, 8), CPU) is network
 
 
 def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise(monkeypatch):
@@ -135,11 +135,11 @@ def test_a_device_without_memory_for_the_trial_is_no_reason_to_compute_otherwise
 
     network[0].register_forward_hook(full)
     with pytest.raises(torch.OutOfMemoryError):
-        folded(network, (1, 2, 4, 6, 8), CPU)
+        fold_batch_norm(network, (1, 2, 4, 6, 8), CPU)
 
 
 def test_norms_of_the_batch_are_not_folded():
     network = settled(
         nn.Sequential(nn.Conv3d(2, 2, 1), nn.BatchNorm3d(2, track_running_stats=False))
     )
-    assert folded(network, (1, 2, 4, 6, 8), CPU) is network
+    assert fold_batch_norm(network, (1, 2, 4, 6, 8), CPU) is network

@@ -12,7 +12,7 @@ from torch import nn
 
 from beam_inference.cli.main import main
 from beam_inference.engines.augmented import augment
-from beam_inference.engines.batch_norm_folding import folded
+from beam_inference.engines.batch_norm_folding import fold_batch_norm
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
 from beam_inference.engines.torch_forward import torch_predictor
@@ -154,7 +154,7 @@ def test_layouts_and_folded_norms_answer_alike(device, layout):
     layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
     layers[1].running_mean += 0.3
     expected, _ = inferred(torch_predictor(layers, device))
-    simpler = folded(layers, (1, 1, 8, 16, 16), device)
+    simpler = fold_batch_norm(layers, (1, 1, 8, 16, 16), device)
     assert simpler is not layers
     found, _ = inferred(torch_predictor(simpler, device, memory_format=layout))
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -164,9 +164,9 @@ def test_folding_does_not_depend_on_what_was_computed_before(device):
     """As TF32 would have it: it is a flag of the process, which a session sets and leaves."""
     layers = network(device)
     layers.insert(1, nn.BatchNorm3d(4).to(device).eval())
-    first = folded(layers, (1, 1, 8, 16, 16), device)
+    first = fold_batch_norm(layers, (1, 1, 8, 16, 16), device)
     inferred(torch_predictor(layers, device))
-    second = folded(layers, (1, 1, 8, 16, 16), device)
+    second = fold_batch_norm(layers, (1, 1, 8, 16, 16), device)
     assert first is not layers
     assert second is not layers
 

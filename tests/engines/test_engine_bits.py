@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from engines.test_engines import CONVERTED, FIB25, PATCH, ROI, UNET, loaded, run_job
+from engine_jobs import CONVERTED, FIB25, PATCH, ROI, UNET, load, run_job
 from fib25_job import affinity_job
 from helpers import plan_of, read_volume, write_job
 from oracles.chunks import infer_once
@@ -20,7 +20,7 @@ from beam_inference.operators.normalize import unit
 def test_chunks_of_any_shape_have_the_bits_of_the_whole(engine):
     box = BoundingBox((0, 0, 0), (20, 48, 80))
     array = np.random.default_rng(0).integers(0, 256, (1, *box.shape), dtype=np.uint8)
-    predictor = loaded(UNET, engine, threads=2)
+    predictor = load(UNET, engine, threads=2)
     results = []
     for shape in (box.shape, (20, 24, 40), (7, 48, 33)):
         plan = plan_of(box, PATCH, (2, 4, 8), shape)
@@ -66,7 +66,7 @@ def test_uniform_patches_have_the_bits_that_a_mixed_batch_would_give_them(engine
     plan = plan_of(box, PATCH, (2, 4, 8), box.shape)
     array = np.zeros((1, *box.shape), np.uint8)
     array[0, :10, :20, :30] = np.random.default_rng(0).integers(0, 256, (10, 20, 30))
-    predictor = loaded(FIB25, engine, batch_size=3, threads=2)
+    predictor = load(FIB25, engine, batch_size=3, threads=2)
     infer = partial(infer_once, array, plan.work(0), predictor, 3, 3, normalize=unit(array.dtype))
     known = infer()
     assert 0 < known.uniform_patches < plan.work(0).patch_count

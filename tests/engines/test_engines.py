@@ -12,57 +12,32 @@ import numpy as np
 import pytest
 import torch
 import toy_networks
-from fib25_job import NETWORKS, affinity_job
+from engine_jobs import (
+    CONVERTED,
+    FIB25,
+    PATCH,
+    ROI,
+    UNET,
+    answer,
+    batch_of,
+    job_config,
+    load,
+    run_job,
+)
+from fib25_job import affinity_job
 from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
-from beam_inference.engines.choice import describe_engine
-from beam_inference.engines.loading import engines_to_try, load_predictor, load_reference
+from beam_inference.engines import choice
+from beam_inference.engines.choice import describe_engine, engines_to_try
+from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.trial import check_difference
 from beam_inference.errors import EngineError, ModelContractError
-from beam_inference.models.files import model_sha256
-from beam_inference.residual_unet import ResidualUNet
+from beam_inference.models.hashes import model_sha256
 
 pytest.importorskip("openvino")
 pytest.importorskip("onnxruntime")
-
-CONVERTED = ["openvino", "onnxruntime"]
-PATCH = (8, 16, 32)
-FIB25 = {
-    "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
-    "weights": str(NETWORKS / "fib25.safetensors"),
-    "output_channels": 3,
-    "activation": "sigmoid",
-}
-
-
-def residual_unet():
-    torch.manual_seed(0)
-    return ResidualUNet(output_channels=3, widths=(4, 6))
-
-
-UNET = {"path": f"{__file__}:residual_unet", "output_channels": 3}
-
-
-def config(model, **inference):
-    inference = {"patch_shape": PATCH, "patch_overlap": [0, 0, 0], "batch_size": 2, **inference}
-    return parse_job(job_values("in", "out", model=model, inference=inference), Path("/"))
-
-
-def loaded(model, engine, **inference):
-    job = config(model, engine=engine, **inference)
-    return load_predictor(job.model, job.inference)
-
-
-def answer(predictor, batch):
-    with predictor.device.session():
-        return predictor.device.download(predictor.predict(predictor.device.upload(batch)))().copy()
-
-
-def batch_of(model, count=2, depth=PATCH[0]):
-    shape = (count, model.get("input_channels", 1), depth, *PATCH[1:])
-    return np.random.default_rng(0).random(shape, np.float32)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +60,8 @@ def batch_of(model, count=2, depth=PATCH[0]):
 def test_every_engine_gives_what_pytorch_gives(model, engine):
     patch = {"patch_shape": (1, *PATCH[1:])} if model.get("dims") == 2 else {}
     batch = batch_of(model, depth=1 if patch else PATCH[0])
-    expected = answer(loaded(model, "torch", **patch), batch)
-    predictor = loaded(model, engine, **patch)
+    expected = answer(load(model, "torch", **patch), batch)
+    predictor = load(model, engine, **patch)
     np.testing.assert_allclose(answer(predictor, batch), expected, rtol=0, atol=2e-5)
     np.testing.assert_array_equal(answer(predictor, batch), answer(predictor, batch))
     described = predictor.description
@@ -98,18 +73,18 @@ def test_every_engine_gives_what_pytorch_gives(model, engine):
 def test_statistics_of_the_batch_are_kept(engine):
     model = toy("batch_norm", batch_norm="batch")
     batch = batch_of(model, count=1)
-    expected = answer(loaded(model, "torch", batch_size=1), batch)
-    running = answer(loaded(toy("batch_norm"), "torch", batch_size=1), batch)
+    expected = answer(load(model, "torch", batch_size=1), batch)
+    running = answer(load(toy("batch_norm"), "torch", batch_size=1), batch)
     assert np.abs(expected - running).max() > 0.1
     np.testing.assert_allclose(
-        answer(loaded(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5
+        answer(load(model, engine, batch_size=1), batch), expected, rtol=0, atol=2e-5
     )
 
 
 @pytest.mark.parametrize("engine", CONVERTED)
 def test_another_batch_size_as_after_halving(engine):
     model = toy("batch_norm")
-    predictor = loaded(model, engine)
+    predictor = load(model, engine)
     batch = batch_of(model)
     np.testing.assert_allclose(
         answer(predictor, batch[:1]), answer(predictor, batch)[:1], rtol=0, atol=2e-5
@@ -117,7 +92,7 @@ def test_another_batch_size_as_after_halving(engine):
 
 
 def test_threads_describe_the_engine():
-    one, two = (loaded(toy("conv"), "openvino", threads=threads) for threads in (1, 2))
+    one, two = (load(toy("conv"), "openvino", threads=threads) for threads in (1, 2))
     assert (one.description["threads"], two.description["threads"]) == ("1", "2")
 
 
@@ -125,15 +100,15 @@ def test_a_torchscript_file(tmp_path):
     with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.script(toy_networks.conv()).save(tmp_path / "conv.pt")
     model = {"path": str(tmp_path / "conv.pt"), "output_channels": 2}
-    expected = answer(loaded(model, "torch"), batch_of(model))
+    expected = answer(load(model, "torch"), batch_of(model))
     np.testing.assert_allclose(
-        answer(loaded(model, "openvino"), batch_of(model)), expected, rtol=0, atol=2e-5
+        answer(load(model, "openvino"), batch_of(model)), expected, rtol=0, atol=2e-5
     )
     for engine in ("onnxruntime", "compile"):
         with pytest.raises(
             EngineError, match="TorchScript network cannot be .*; write engine: openvino or torch"
         ):
-            loaded(model, engine)
+            load(model, engine)
 
 
 @pytest.mark.parametrize("engine", CONVERTED)
@@ -141,9 +116,9 @@ def test_an_exported_file(tmp_path, engine):
     program = torch.export.export(toy_networks.conv().eval(), (torch.zeros(2, 1, *PATCH),))
     torch.export.save(program, tmp_path / "conv.pt2")
     model = {"path": str(tmp_path / "conv.pt2"), "output_channels": 2}
-    expected = answer(loaded(model, "torch"), batch_of(model))
+    expected = answer(load(model, "torch"), batch_of(model))
     np.testing.assert_allclose(
-        answer(loaded(model, engine), batch_of(model)), expected, rtol=0, atol=2e-5
+        answer(load(model, engine), batch_of(model)), expected, rtol=0, atol=2e-5
     )
 
 
@@ -172,14 +147,14 @@ def converted(tmp_path_factory):
 )
 def test_files_of_the_engines_own(converted, name, engine):
     model = {"path": str(converted / name), "output_channels": 2}
-    expected = answer(loaded(toy("conv"), "torch", batch_size=1), batch_of(model, 1))
+    expected = answer(load(toy("conv"), "torch", batch_size=1), batch_of(model, 1))
     np.testing.assert_allclose(
-        answer(loaded(model, engine, batch_size=1), batch_of(model, 1)),
+        answer(load(model, engine, batch_size=1), batch_of(model, 1)),
         expected,
         rtol=0,
         atol=2e-5,
     )
-    job = config(model, engine=engine, batch_size=1)
+    job = job_config(model, engine=engine, batch_size=1)
     assert load_reference(job.model, job.inference) is None
     assert (
         describe_engine(job.model, job.inference)
@@ -187,9 +162,13 @@ def test_files_of_the_engines_own(converted, name, engine):
     )
 
 
+def without_openvino(engine):
+    return engine.name != "openvino"
+
+
 def test_which_engines_may_be_meant(converted, monkeypatch):
     def to_try(model, **inference):
-        job = config(model, **{"engine": "auto", **inference})
+        job = job_config(model, **{"engine": "auto", **inference})
         return list(engines_to_try(job.model, job.inference))
 
     onnx, xml = ({"path": str(converted / name)} for name in ("conv.onnx", "conv.xml"))
@@ -205,9 +184,7 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
         to_try(xml, engine="onnxruntime")
     with pytest.raises(EngineError, match="runs on the CPU in float32 only"):
         to_try(onnx, device="cuda")
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "openvino" else name
-    )
+    monkeypatch.setattr(choice, "is_installed", without_openvino)
     assert to_try(FIB25) == ["torch"]
     assert to_try(onnx) == ["onnxruntime"]
     with pytest.raises(
@@ -221,20 +198,20 @@ def test_a_wrong_engine_is_refused_and_what_it_differs_by_is_told(caplog):
     caplog.set_level(logging.INFO)
     model = toy("conv")
     patch = batch_of(FIB25)[0]
-    right = loaded(model, "openvino")
-    wrong = loaded({**model, "activation": "sigmoid"}, "openvino")
-    check_difference(right, loaded(model, "torch"), patch, lambda batch: batch, 2)
+    right = load(model, "openvino")
+    wrong = load({**model, "activation": "sigmoid"}, "openvino")
+    check_difference(right, load(model, "torch"), patch, lambda batch: batch, 2)
     assert "openvino in float32 differs from PyTorch in float32 by" in caplog.text
     with pytest.raises(EngineError, match="that are allowed. Write engine: torch"):
-        check_difference(wrong, loaded(model, "torch"), patch, lambda batch: batch, 2)
+        check_difference(wrong, load(model, "torch"), patch, lambda batch: batch, 2)
 
 
 @pytest.mark.parametrize("fault", ["last", "exchanged"])
 def test_an_engine_that_is_wrong_in_some_of_a_batch_only_is_refused(fault):
     patch = batch_of(FIB25)[0]
     model = toy("conv")
-    right = loaded(model, "torch")
-    wrong = loaded(model, "openvino")
+    right = load(model, "torch")
+    wrong = load(model, "openvino")
 
     def faulty(batch):
         answer = wrong.predict(batch).clone()
@@ -249,7 +226,7 @@ def test_an_engine_that_is_wrong_in_some_of_a_batch_only_is_refused(fault):
 def test_half_precision_is_held_against_full_precision(caplog):
     """The canary: a wrong kernel on a GPU would be noticed before the first chunk."""
     caplog.set_level(logging.INFO)
-    job = config(FIB25, precision="bfloat16")
+    job = job_config(FIB25, precision="bfloat16")
     half = load_predictor(job.model, job.inference)
     reference = load_reference(job.model, job.inference)
     assert reference.description["precision"] == "float32"
@@ -258,16 +235,8 @@ def test_half_precision_is_held_against_full_precision(caplog):
     assert "torch in bfloat16 differs" in caplog.text
     with pytest.raises(EngineError, match="torch in bfloat16 differs"):
         check_difference(
-            half, loaded({**FIB25, "activation": "none"}, "torch"), patch, lambda batch: batch, 2
+            half, load({**FIB25, "activation": "none"}, "torch"), patch, lambda batch: batch, 2
         )
-
-
-ROI = {"start": [0, 0, 0], "stop": [32, 64, 64]}
-
-
-def run_job(folder, values):
-    assert main(["run", str(write_job(folder / "job.yaml", values))]) == 0
-    return json.loads((Path(values["output"]["path"]) / "_beam_inference" / "job.json").read_text())
 
 
 def test_what_auto_was_is_kept(fib25, tmp_path, monkeypatch, capsys):
@@ -276,9 +245,7 @@ def test_what_auto_was_is_kept(fib25, tmp_path, monkeypatch, capsys):
     (tmp_path / "some").write_text("0\n")
     job = str(write_job(tmp_path / "job.yaml", values))
     with monkeypatch.context() as without:
-        without.setattr(
-            "importlib.util.find_spec", lambda name: None if name == "openvino" else name
-        )
+        without.setattr(choice, "is_installed", without_openvino)
         assert main(["run", job, "--chunks", str(tmp_path / "some")]) == 0
     assert main(["run", job]) == 0, "it could be openvino now, but would be another job"
     assert (
@@ -377,16 +344,16 @@ def test_onnx_with_weights_beside_it_is_refused(tmp_path):
             )
             program.save(tmp_path / name, external_data=external)
     assert (tmp_path / "apart.onnx.data").exists()
-    model_sha256(config({"path": str(tmp_path / "one.onnx")}).model)
+    model_sha256(job_config({"path": str(tmp_path / "one.onnx")}).model)
     with pytest.raises(
         ModelContractError, match=r"keeps its weights in another file.*external_data=False"
     ):
-        model_sha256(config({"path": str(tmp_path / "apart.onnx")}).model)
+        model_sha256(job_config({"path": str(tmp_path / "apart.onnx")}).model)
 
 
 def test_statistics_of_the_batch_cannot_be_had_from_a_converted_file(converted):
     with pytest.raises(ModelContractError, match=r"cannot be changed by model.batch_norm: batch"):
-        loaded(
+        load(
             {"path": str(converted / "conv.onnx"), "batch_norm": "batch"}, "openvino", batch_size=1
         )
 
@@ -414,21 +381,21 @@ def test_an_empty_patch_does_not_hide_a_wrong_engine(dtype):
     """On zeros both answer the same; on noise they do not."""
     model = toy("conv")
     patch = np.zeros((1, *PATCH), dtype)
-    right = loaded(model, "openvino")
-    wrong = loaded(toy("conv_with_the_same_bias"), "torch")
+    right = load(model, "openvino")
+    wrong = load(toy("conv_with_the_same_bias"), "torch")
     zeros = np.zeros((2, 1, *PATCH), np.float32)
     np.testing.assert_allclose(answer(right, zeros), answer(wrong, zeros), atol=1e-6)
     with pytest.raises(EngineError, match="differs from PyTorch"):
         check_difference(right, wrong, patch, lambda batch: batch.mul_(1 / 255), 2)
-    check_difference(right, loaded(model, "torch"), patch, lambda batch: batch.mul_(1 / 255), 2)
+    check_difference(right, load(model, "torch"), patch, lambda batch: batch.mul_(1 / 255), 2)
 
 
 def test_a_network_whose_parts_are_absent(tmp_path):
     with pytest.raises(ModelContractError, match=r"model.path: there is no file .*none.onnx"):
-        loaded({"path": str(tmp_path / "none.onnx")}, "openvino")
+        load({"path": str(tmp_path / "none.onnx")}, "openvino")
     (tmp_path / "bad.onnx").write_bytes(b"no network")
     for engine in CONVERTED:
         with pytest.raises(
             EngineError, match=f"inference.engine: {engine} cannot take this network"
         ):
-            loaded({"path": str(tmp_path / "bad.onnx")}, engine)
+            load({"path": str(tmp_path / "bad.onnx")}, engine)

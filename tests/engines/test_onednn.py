@@ -5,23 +5,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fib25_job import NETWORKS
+from engine_jobs import FIB25
 from helpers import job_values, toy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from toy_networks import residual_unet
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.loading import load_predictor
-from beam_inference.engines.onednn import by_onednn
-
-FIB25 = {
-    "path": f"{NETWORKS / 'fib25.py'}:fib25_network",
-    "weights": str(NETWORKS / "fib25.safetensors"),
-    "output_channels": 3,
-}
+from beam_inference.engines.onednn import run_by_onednn
 
 
 def convolutions(network, batch):
@@ -80,7 +75,7 @@ def test_any_convolution_is_that_of_pytorch(
         return functional.conv3d(array, weight, bias, **options)
 
     expected, message = answer_or_message(network, x)
-    found = answer_or_message(by_onednn(network), x)
+    found = answer_or_message(run_by_onednn(network), x)
     assert found[1] == message
     if message is None:
         torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-5)
@@ -89,9 +84,7 @@ def test_any_convolution_is_that_of_pytorch(
 @pytest.mark.parametrize("name", ["fib25", "residual U-Net", "exported"])
 def test_one_patch_takes_the_way_of_two_and_has_its_bits(name, tmp_path):
     keys = {"patch_shape": [8, 16, 32], "patch_overlap": [0, 0, 0]}
-    model = (
-        FIB25 if name != "residual U-Net" else {"path": f"{__file__}:unet", "output_channels": 3}
-    )
+    model = FIB25 if name != "residual U-Net" else toy("residual_unet", output_channels=3)
     if name == "exported":
         plain = load_plain(model)
         count = torch.export.Dim("batch", min=1, max=8)
@@ -110,15 +103,8 @@ def test_one_patch_takes_the_way_of_two_and_has_its_bits(name, tmp_path):
         torch.testing.assert_close(one, predictor.predict(two)[:1], rtol=0, atol=0)
     done, _ = convolutions(load_plain(FIB25), two[:1])
     assert "aten::slow_conv3d_forward" in done, (
-        "PyTorch does so itself by now: predictors/convolutions.py can go"
+        "PyTorch does so itself by now: engines/onednn.py can go"
     )
-
-
-def unet():
-    from beam_inference.residual_unet import ResidualUNet
-
-    torch.manual_seed(0)
-    return ResidualUNet(output_channels=3, widths=(4, 6))
 
 
 def load_plain(model):
@@ -126,7 +112,7 @@ def load_plain(model):
     from networks.fib25 import fib25_network
 
     if model is not FIB25:
-        return unet().eval()
+        return residual_unet().eval()
     network = fib25_network()
     network.load_state_dict(safetensors.torch.load_file(FIB25["weights"]))
     return network.eval()
@@ -140,14 +126,14 @@ def test_what_is_not_for_it_is_left_to_pytorch():
         (nn.Conv3d(2, 3, 3), random(2, 4, 5, 6)),
         (nn.ConvTranspose3d(2, 3, 3), random(1, 2, 4, 5, 6)),
     ):
-        torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=0, atol=0)
+        torch.testing.assert_close(run_by_onednn(network)(batch), network(batch), rtol=0, atol=0)
         with torch.inference_mode():
-            done, _ = convolutions(by_onednn(network), batch)
+            done, _ = convolutions(run_by_onednn(network), batch)
         assert "aten::mkldnn_convolution" not in done or isinstance(network, nn.ConvTranspose3d)
     with pytest.raises(
         RuntimeError, match=r"expected input.* to have 2 channels, but got 5 channels instead"
     ):
-        by_onednn(nn.Conv3d(2, 3, 3))(random(1, 5, 4, 5, 6))
+        run_by_onednn(nn.Conv3d(2, 3, 3))(random(1, 5, 4, 5, 6))
 
 
 def test_padding_by_name_and_numbers_of_other_kinds():
@@ -158,8 +144,10 @@ def test_padding_by_name_and_numbers_of_other_kinds():
         def network(array, padding=padding):
             return functional.conv3d(array, weight, padding=padding)
 
-        torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5)
-        done, _ = convolutions(by_onednn(network), batch)
+        torch.testing.assert_close(
+            run_by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5
+        )
+        done, _ = convolutions(run_by_onednn(network), batch)
         assert ("aten::mkldnn_convolution" in done) == isinstance(padding, (str, tuple))
 
 
@@ -167,7 +155,9 @@ def test_a_network_that_compiles_itself_still_does():
     network = torch.compile(nn.Conv3d(1, 2, 3).eval(), backend="eager")
     batch = random(1, 1, 6, 7, 8)
     with torch.inference_mode():
-        torch.testing.assert_close(by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            run_by_onednn(network)(batch), network(batch), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_autocast_in_a_network_is_its_own():
@@ -179,7 +169,7 @@ def test_autocast_in_a_network_is_its_own():
             return network(array)
 
     with torch.inference_mode():
-        assert by_onednn(half)(batch).dtype == torch.bfloat16
+        assert run_by_onednn(half)(batch).dtype == torch.bfloat16
 
 
 def test_low_precision_is_still_autocasts():

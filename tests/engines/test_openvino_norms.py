@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engines.test_stable_norms import SHAPE, answer, exact, offset_noise
+from engine_jobs import LARGE, answer_of_file, exact_answer, offset_noise
 from torch import nn
 
 openvino = pytest.importorskip("openvino")
@@ -11,7 +11,7 @@ openvino = pytest.importorskip("openvino")
 from openvino import opset13  # noqa: E402
 
 from beam_inference.engines.openvino import openvino_forward  # noqa: E402
-from beam_inference.engines.openvino_norms import with_short_sums  # noqa: E402
+from beam_inference.engines.openvino_norms import replace_long_sums  # noqa: E402
 
 
 class Own(nn.Module):
@@ -39,7 +39,7 @@ NETWORKS = {
     "instances": lambda: nn.InstanceNorm3d(1),
     "instances, with weights": weighted,
     "groups": lambda: nn.GroupNorm(1, 1),
-    "layers": lambda: nn.LayerNorm(SHAPE[2:], elementwise_affine=False),
+    "layers": lambda: nn.LayerNorm(LARGE[2:], elementwise_affine=False),
     "a mean": Pooled,
     "by hand": Own,
 }
@@ -52,8 +52,8 @@ def test_files(name, kind, tmp_path):
     """By OpenVINO's own sums the first of these was 8e-3 off."""
     network = NETWORKS[name]().eval()
     path = tmp_path / f"network.{kind}"
-    example = torch.zeros(SHAPE)
-    scripted = torch.jit.trace(network, torch.zeros(SHAPE))
+    example = torch.zeros(LARGE)
+    scripted = torch.jit.trace(network, torch.zeros(LARGE))
     if kind == "ts":
         scripted.save(path)
     elif kind == "xml":
@@ -66,7 +66,10 @@ def test_files(name, kind, tmp_path):
     batch = offset_noise()
     # Weights in IR files are float16.
     np.testing.assert_allclose(
-        answer(str(path), batch, "openvino"), exact(network, batch), rtol=1e-3, atol=5e-6
+        answer_of_file(str(path), batch, "openvino"),
+        exact_answer(network, batch),
+        rtol=1e-3,
+        atol=5e-6,
     )
 
 
@@ -75,7 +78,7 @@ def test_statistics_of_the_batch():
     batch = offset_noise()[:1]
     network = nn.BatchNorm3d(1, track_running_stats=False).eval()
     found = openvino_forward(network, batch.shape, 2)(torch.from_numpy(batch)).numpy()
-    np.testing.assert_allclose(found, exact(network, batch), rtol=0, atol=5e-6)
+    np.testing.assert_allclose(found, exact_answer(network, batch), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("mode", ["inside_sqrt", "outside_sqrt"])
@@ -102,7 +105,7 @@ def test_operations(mode, variance, axes, shape):
         ]
         network = openvino.Model([normal, *means], [parameter])
         expected = [*openvino.compile_model(network.clone(), "CPU")(array).values()]
-        written = with_short_sums(network)
+        written = replace_long_sums(network)
         left = [node.get_type_name() for node in written.get_ordered_ops()]
         # short, or of no factors
         assert ("MVN" in left) == (axes == [4] and shape[4] in (1, 6, 1031))
@@ -125,7 +128,7 @@ def test_what_it_cannot_know_stays():
         opset13.reduce_mean(whole, opset13.constant([0, 1])),
         opset13.reduce_mean(half, opset13.constant([0, 1])),
     ]
-    network = with_short_sums(openvino.Model(means, [unknown, axes, known, whole, half]))
+    network = replace_long_sums(openvino.Model(means, [unknown, axes, known, whole, half]))
     assert [node.get_type_name() for node in network.get_ordered_ops()].count("ReduceMean") == len(
         means
     )
@@ -138,7 +141,7 @@ def test_weights_that_are_compressed_stay_so():
     weights = opset13.convert(opset13.constant(np.ones((4, 4), np.int8)), np.float32)
     product = opset13.matmul(parameter, weights, False, False)
     mean = opset13.reduce_mean(product, opset13.concat([axes, opset13.constant([2])], 0))
-    network = with_short_sums(openvino.Model([mean], [parameter]))
+    network = replace_long_sums(openvino.Model([mean], [parameter]))
     kinds = [node.get_type_name() for node in network.get_ordered_ops()]
     assert "Convert" in kinds
     assert "ReduceSum" in kinds  # though its axes had been computed

@@ -13,7 +13,7 @@ from helpers import job_values, read_volume, toy, write_job
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines import speed as probe
-from beam_inference.engines.loading import engines_to_measure
+from beam_inference.engines.choice import engines_to_measure
 from beam_inference.engines.speed import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError

@@ -1,18 +1,13 @@
 """Normalisations in other engines: PyTorch's values, to its digits also where the mean is far from zero."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from helpers import job_values
+from engine_jobs import LARGE, answer_of_file, exact_answer, offset_noise
 from torch import nn
 
-from beam_inference.config.job_file import parse_job
-from beam_inference.engines.loading import load_predictor
-from beam_inference.engines.stable_norms import by_short_sums, group_norm, instance_norm
+from beam_inference.engines.stable_norms import group_norm, instance_norm, replace_norms
 
-SHAPE = (2, 1, 20, 256, 256)  # so much is summed up that digits would be lost
 ENGINES = ("openvino", "onnxruntime")
 
 
@@ -49,35 +44,6 @@ def groups():
     return nn.GroupNorm(1, 1).eval()
 
 
-def offset_noise():
-    """An image of uint8 / 255 around 0.7, of little contrast."""
-    levels = 255 * (0.7 + 0.05 * np.random.default_rng(0).standard_normal(SHAPE))
-    return np.round(levels).astype(np.float32) / np.float32(255)
-
-
-def answer(path, batch, engine, **model):
-    """An engine's, to a network of a job."""
-    pytest.importorskip(engine)
-    inference = {
-        "patch_shape": batch.shape[2:],
-        "patch_overlap": [0, 0, 0],
-        "batch_size": 2,
-        "engine": engine,
-    }
-    job = parse_job(
-        job_values("in", "out", model={"path": path, **model}, inference=inference), Path("/")
-    )
-    predictor = load_predictor(job.model, job.inference)
-    with predictor.device.session():
-        return predictor.device.download(predictor.predict(predictor.device.upload(batch)))().copy()
-
-
-def exact(network, batch):
-    """PyTorch's in float64."""
-    with torch.inference_mode():
-        return network.double()(torch.from_numpy(batch).double()).numpy()
-
-
 def random_batch(*shape):
     return np.random.default_rng(0).random(shape, np.float32)
 
@@ -86,25 +52,27 @@ def random_batch(*shape):
 @pytest.mark.parametrize("count", [2, 1], ids=["a full batch", "halved"])
 def test_a_network_of_python(engine, count):
     batch = random_batch(count, 1, 8, 16, 32)
-    found = answer(f"{__file__}:normalised", batch, engine, output_channels=4)
-    np.testing.assert_allclose(found, exact(normalised(), batch), rtol=0, atol=5e-6)
+    found = answer_of_file(f"{__file__}:normalised", batch, engine, output_channels=4)
+    np.testing.assert_allclose(found, exact_answer(normalised(), batch), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_exported_file(tmp_path, engine):
     batch = offset_noise()
     torch.export.save(
-        torch.export.export(instances(), (torch.zeros(SHAPE),)), tmp_path / "network.pt2"
+        torch.export.export(instances(), (torch.zeros(LARGE),)), tmp_path / "network.pt2"
     )
-    found = answer(str(tmp_path / "network.pt2"), batch, engine)
-    np.testing.assert_allclose(found, exact(instances(), batch), rtol=0, atol=5e-6)
+    found = answer_of_file(str(tmp_path / "network.pt2"), batch, engine)
+    np.testing.assert_allclose(found, exact_answer(instances(), batch), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_two_dimensions(engine):
     batch = random_batch(2, 1, 1, 32, 48)
-    found = answer(f"{__file__}:flat", batch, engine, output_channels=2, dims=2)
-    np.testing.assert_allclose(found[:, :, 0], exact(flat(), batch[:, :, 0]), rtol=0, atol=5e-6)
+    found = answer_of_file(f"{__file__}:flat", batch, engine, output_channels=2, dims=2)
+    np.testing.assert_allclose(
+        found[:, :, 0], exact_answer(flat(), batch[:, :, 0]), rtol=0, atol=5e-6
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -112,20 +80,20 @@ def test_in_two_dimensions(engine):
 def test_digits_that_a_long_sum_loses(norm, engine):
     """By the engines' own sums it was 2.5e-3 off and more; PyTorch's answer is 4e-7 off."""
     batch = offset_noise()
-    found = answer(f"{__file__}:{norm.__name__}", batch, engine)
-    np.testing.assert_allclose(found, exact(norm(), batch), rtol=0, atol=5e-6)
+    found = answer_of_file(f"{__file__}:{norm.__name__}", batch, engine)
+    np.testing.assert_allclose(found, exact_answer(norm(), batch), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_patch_of_one_value_is_nearly_zero(engine):
     """What the mean's last digits are off is divided by √ε, 0.003; by the engines' own sums it was 0.16 and 0.31."""
-    batch = np.full(SHAPE, 0.7, np.float32)
-    np.testing.assert_allclose(answer(f"{__file__}:instances", batch, engine), 0, atol=1e-3)
+    batch = np.full(LARGE, 0.7, np.float32)
+    np.testing.assert_allclose(answer_of_file(f"{__file__}:instances", batch, engine), 0, atol=1e-3)
 
 
 @pytest.mark.filterwarnings("ignore")  # PyTorch's, of its own parts
 def test_all_normalisations_are_replaced():
-    graph = by_short_sums(torch.export.export(normalised(), (torch.zeros(2, 1, 8, 16, 32),)))
+    graph = replace_norms(torch.export.export(normalised(), (torch.zeros(2, 1, 8, 16, 32),)))
     targets = {str(node.target) for node in graph.graph.nodes}
     assert not [target for target in targets if "instance_norm" in target or "group_norm" in target]
     assert "aten.conv3d.default" in targets  # what has no digits to lose stays as it is

@@ -14,7 +14,7 @@ from beam_inference.engines.devices import resolved_device
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
-from beam_inference.models.files import model_sha256
+from beam_inference.models.hashes import model_sha256
 
 TOYS = Path(toy_networks.__file__)
 BATCH = np.random.default_rng(0).random((2, 1, 4, 6, 8), np.float32)

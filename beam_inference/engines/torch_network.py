@@ -1,0 +1,104 @@
+"""Networks of PyTorch as engines are given them: on their device, in evaluation mode."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from beam_inference.config.engines import LoadRequest
+from beam_inference.config.job import Inference, Network
+from beam_inference.engines.devices import claimed_cuda_device
+from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.models.batch_norm import check_exported, set_batch_norm
+from beam_inference.models.loading import LoadedNetwork, load_network
+
+
+def torch_device(inference: Inference) -> torch.device:
+    """The device that a job means, of those that this process may use.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if inference.device != "cuda":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "inference.device: cuda, but PyTorch sees no CUDA device on this machine (torch "
+            f"{torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of "
+            "PyTorch."
+        )
+    return torch.device(f"cuda:{claimed_cuda_device(torch.cuda.device_count())}")
+
+
+def prepare_network(
+    loaded: LoadedNetwork, model: Network, inference: Inference, device: str
+) -> Any:
+    """Bring a network to its device, in evaluation mode, with BatchNorm as the job says.
+
+    Raises:
+        ModelContractError: the network cannot be what the job says.
+    """
+    network = loaded.network
+    if loaded.kind == "export":
+        check_exported(network, model, inference)
+        if device != "cpu":
+            from torch.export.passes import move_to_device_pass
+
+            network = move_to_device_pass(network, device)
+        return network.module()
+    network.eval()
+    set_batch_norm(network, model.batch_norm, scripted=loaded.kind == "torchscript")
+    return network.to(device)
+
+
+def stated_parameters(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool) -> str | None:
+    """The hash of a network's parameters, where no file of weights states them; else None.
+
+    Raises:
+        ModelContractError: the network's parameters are other ones each time that it is made.
+    """
+    if loaded.kind != "module" or model.weights is not None:
+        return None
+    parameters = parameters_sha256(loaded.network)
+    again = load_network(model, allow_pickle=allow_pickle)
+    if parameters != parameters_sha256(again.network):
+        raise ModelContractError(
+            f"model.path {model.path} makes a network with other parameters at every call "
+            "(random initial values), so every worker would have another. Give its trained "
+            "weights as model.weights."
+        )
+    return parameters
+
+
+def parameters_sha256(module: torch.nn.Module) -> str:
+    """Hash of a module's parameters and buffers: names, shapes, dtypes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def memory_format_of(request: LoadRequest) -> torch.memory_format:
+    """The layout of a network's arrays, as PyTorch names it."""
+    return torch_memory_format(request.model, request.inference)
+
+
+def torch_memory_format(model: Network, inference: Inference) -> torch.memory_format:
+    """``inference.memory_format`` as PyTorch names it."""
+    if inference.memory_format == "contiguous":
+        return torch.contiguous_format
+    return torch.channels_last if model.dims == 2 else torch.channels_last_3d
+
+
+def lay_out(network: torch.nn.Module, request: LoadRequest) -> None:
+    """Bring the weights of convolutions into the job's memory format; an exported graph's stay."""
+    if request.kind == "export":
+        return
+    memory_format = memory_format_of(request)
+    axes = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(memory_format)
+    for tensor in (*network.parameters(), *network.buffers()):
+        if tensor.dim() == axes:
+            tensor.data = tensor.data.contiguous(memory_format=memory_format)

@@ -1,0 +1,40 @@
+"""Local files and folders that a job names, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from beam_inference.errors import ModelContractError
+
+
+def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
+    """A local file, or folder, that a job names under a key.
+
+    Raises:
+        ModelContractError: there is none.
+    """
+    if path.startswith("file://"):
+        path = unquote(urlsplit(path).path)
+    if "://" in path:
+        raise ModelContractError(
+            f"{key}: {path} cannot be read from there; copy it to a local file, and name that"
+        )
+    file = Path(path)
+    if is_folder and not file.is_dir():
+        raise ModelContractError(f"{key}: there is no folder {file}")
+    if not is_folder and not file.is_file():
+        raise ModelContractError(f"{key}: there is no file {file}")
+    return file
+
+
+def file_sha256(path: Path) -> str:
+    """The hash of a local file's content, or of a folder's files and their names, in hexadecimal."""
+    if path.is_dir():
+        digest = hashlib.sha256()
+        for inner in sorted(each for each in path.rglob("*") if each.is_file()):
+            digest.update(f"{inner.relative_to(path).as_posix()} {file_sha256(inner)}\n".encode())
+        return digest.hexdigest()
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,61 @@
+"""Files with the suffixes .pt, .ts and .pth: TorchScript, or a network pickled whole."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+from pathlib import Path
+
+import torch
+
+from beam_inference.errors import ModelContractError
+from beam_inference.models.loading import ModelLoader
+from beam_inference.models.pickles import first_line, unpickle
+
+
+def load_file(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
+    """Load TorchScript, or, if that is allowed, a pickled network.
+
+    Raises:
+        ModelContractError: it is neither, or pickled while ``allow_pickle`` is not given.
+    """
+    if _is_torchscript(path):
+        return _load_torchscript(path)
+    if not allow_pickle:
+        raise ModelContractError(
+            f"{path} is not TorchScript but pickled Python, which could run any code when loaded. "
+            "If it is a state dict, name the network as model.path (package.module:factory) and "
+            "this file as model.weights. If it is a whole pickled network that you trust, pass "
+            "--allow_pickle."
+        )
+    module = unpickle(path)
+    if not isinstance(module, torch.nn.Module):
+        raise ModelContractError(
+            f"{path} holds a {type(module).__name__}, not a network. Name the network as "
+            "model.path (package.module:factory) and this file as model.weights."
+        )
+    return module
+
+
+LOADER = ModelLoader(load=load_file)
+
+
+def _is_torchscript(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def _load_torchscript(path: Path) -> torch.nn.Module:
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message=".*torch.jit.load", category=DeprecationWarning
+            )
+            module: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError) as error:
+        raise ModelContractError(
+            f"cannot load the TorchScript file {path}: {first_line(error)}"
+        ) from None
+    return module

@@ -1,0 +1,78 @@
+"""Weights of a network that a factory makes: state dicts, in the forms in which they are saved."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from beam_inference.errors import ModelContractError
+from beam_inference.models.pickles import unpickle
+
+
+def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> None:
+    """Load a file of weights into a network.
+
+    Raises:
+        ModelContractError: it is no file of weights, needs pickled code while ``allow_pickle`` is
+            not given, or does not fit the network.
+    """
+    state = _state_dict(path, allow_pickle)
+    if all(key.startswith("module.") for key in state):  # as DataParallel saves them
+        state = {key.removeprefix("module."): value for key, value in state.items()}
+    try:
+        module.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise ModelContractError(
+            f"the weights {path} do not fit the network: {' '.join(str(error).split())[:600]}"
+        ) from None
+
+
+def _state_dict(path: Path, allow_pickle: bool) -> dict[str, Any]:
+    if _is_safetensors(path):
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    state = _load(path, allow_pickle)
+    if isinstance(state, torch.nn.Module):
+        state = state.state_dict()
+    for key in ("state_dict", "model_state_dict"):  # as training frameworks nest it
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(
+        isinstance(value, torch.Tensor) for value in state.values()
+    ):
+        raise ModelContractError(
+            f"{path} is no state dict: expected names with tensors, found {type(state).__name__}"
+        )
+    return dict(state)
+
+
+def _is_safetensors(path: Path) -> bool:
+    with path.open("rb") as file:
+        head = file.read(9)
+    return (
+        len(head) == 9
+        and head[8:] == b"{"
+        and int.from_bytes(head[:8], "little") < path.stat().st_size
+    )
+
+
+def _load(path: Path, allow_pickle: bool) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not allow_pickle:
+            raise ModelContractError(
+                f"{path} holds more than tensors, and loading it could run any code. Save the "
+                "state dict alone (or as safetensors), or pass --allow_pickle if you trust it. "
+                f"({str(error).splitlines()[0]})"
+            ) from None
+        return unpickle(path)
+    except Exception as error:
+        raise ModelContractError(
+            f"cannot read the weights {path}: {' '.join(str(error).split())[:300]}"
+        ) from None
