@@ -18,7 +18,10 @@ from beam_inference import arrays
 from beam_inference.config.plugins import list_plugins
 
 if "torch" not in list_plugins("engines"):
-    pytest.exit("beam-inference was installed before its entry points changed: pip install -e .")
+    pytest.exit(
+        "the installed entry points are older than setup.py: run python setup.py -q egg_info here, "
+        "or pip install -e ."
+    )
 
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
