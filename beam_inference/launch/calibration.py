@@ -1,7 +1,7 @@
-"""How long a patch, a read and a write take here: measured before a launch, on the job's own network, input and store.
+"""Measures how long a patch, a read and a write take on this machine, before a launch.
 
-Nothing of the job is created: what is written to time the store is one object beside the output,
-    and is removed.
+The job's own network, input and store are used. Nothing of the job is created: to time the store,
+objects are written to a folder beside the output, which is removed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -43,109 +45,146 @@ from beam_inference.worker.seam_files import SeamFiles
 logger = logging.getLogger(__name__)
 
 REPEATS = 3
+"""Repetitions of a measurement at least, after a first one that does not count."""
+
 LEAST_SECONDS = 3.0
-"""A measurement is repeated for so long at least: a machine's speed drifts within seconds."""
+"""Least time for which calls are repeated: a machine's speed drifts within seconds."""
 
 FEW_PATCHES = (2, 2, 2)
-"""Per axis, of the piece that is computed: enough for patches to overlap on all axes; more, to fill large batches."""
+"""Patches per axis, ZYX, of the piece that is computed; more if a batch needs more.
+
+So patches overlap on all axes.
+"""
 
 SHORT_SECONDS = 5.0
-"""A whole chunk is computed instead if it takes no longer, as the piece foretells: with all there is beside calls."""
+"""A whole chunk is computed instead of a piece if it is expected to take no longer than this.
+
+It includes all that a chunk needs beside calls.
+"""
+
+MOST_WRITTEN_BYTES = 2**24
+"""Bytes at most of the object that is written to time the store."""
 
 
 def calibrate(job: PlannedJob, trial: NetworkTrial) -> Measured:
-    """Read, compute and write a chunk in the middle of the job, or a piece there, some times each; the medians.
+    """Read, compute and write a chunk in the middle of the job, or a piece of it, repeatedly.
+
+    Args:
+        job: the job, its input opened.
+        trial: its network, loaded.
+
+    Returns:
+        The medians.
 
     Raises:
         BeamInferenceError: the input cannot be read, the network fails, or the store cannot be
             written.
     """
-    plan = job.plan
-    config = trial.config
-    predictor = trial.predictor
-    batch_size = config.inference.batch_size
-    output = config.output
-    encodes = not config.postprocess and plan.exchange is None
-    encoding = Encoding(np.dtype(output.dtype), output.value_range) if encodes else AS_COMPUTED
+    calls = _Calls(job, trial)
+    work, array = _choose_work(job, calls)
+    call_seconds = calls.measure(work, array, LEAST_SECONDS)
+    reading = _median_seconds(lambda: calls.read(work))
+    seams = _measure_seams(job) if job.plan.totals.seam_pairs else _SeamSeconds(0.0, 0.0)
+    return Measured(
+        call_seconds=call_seconds,
+        read_seconds=reading / (array.size * job.input.dtype.itemsize),
+        write_seconds=_write_seconds(job),
+        seam_write_seconds=seams.write,
+        seam_read_seconds=seams.read,
+        cores=usable_cores() if trial.config.inference.device == "cpu" else None,
+    )
 
-    def computing(work: ChunkWork, patches: NDArray[Any], least_seconds: float) -> float:
-        """Seconds a call."""
-        patches = without_blank(patches)
-        normalize = normalization(config, job.input.dtype)
-        channels = config.model.output_channels
-        known = 0
+
+@dataclass(frozen=True)
+class _Calls:
+    """Times network calls of a job, including the blending of their results."""
+
+    job: PlannedJob
+    trial: NetworkTrial
+
+    @property
+    def batch_size(self) -> int:
+        return self.trial.config.inference.batch_size
+
+    @cached_property
+    def encoding(self) -> Encoding:
+        config = self.trial.config
+        if config.postprocess or self.job.plan.exchange is not None:
+            return AS_COMPUTED
+        return Encoding(np.dtype(config.output.dtype), config.output.value_range)
+
+    def read(self, work: ChunkWork) -> NDArray[Any]:
+        return cutout(self.trial.config, self.job.input, work.input_box)
+
+    def measure(self, work: ChunkWork, array: NDArray[Any], least_seconds: float) -> float:
+        """Seconds of a call.
+
+        Args:
+            work: the patches.
+            array: its input; values are changed where a patch is one value throughout.
+            least_seconds: time for which it is repeated at least.
+        """
+        array = without_blank(array)
+        uniform_patches = 0
 
         def infer() -> None:
-            nonlocal known
-            inference = ChunkInference(predictor, normalize, channels, batch_size, encoding)
-            cutout = inference.start_upload(patches, work.input_box)
-            known = inference.infer(cutout, work).uniform_patches
+            nonlocal uniform_patches
+            inference = ChunkInference(
+                self.trial.predictor,
+                normalization(self.trial.config, self.job.input.dtype),
+                self.trial.config.model.output_channels,
+                self.batch_size,
+                self.encoding,
+            )
+            chunk_input = inference.start_upload(array, work.input_box)
+            uniform_patches = inference.infer(chunk_input, work).uniform_patches
 
-        seconds = _median(infer, least_seconds)
-        return seconds / max(1, _calls(work.patch_count - known, batch_size))
+        seconds = _median_seconds(infer, least_seconds)
+        return seconds / max(1, ceil_div(work.patch_count - uniform_patches, self.batch_size))
 
-    work = _piece(plan, batch_size)
-    chunk = _middle_chunk(plan)
-    patches = cutout(config, job.input, work.input_box)
-    if (patches == patches[:, :1, :1, :1]).all():
+
+def _choose_work(job: PlannedJob, calls: _Calls) -> tuple[ChunkWork, NDArray[Any]]:
+    """The chunk in the middle of the job if it is short, or else a piece; and its input."""
+    piece = _piece(job.plan, calls.batch_size)
+    array = calls.read(piece)
+    if (array == array[:, :1, :1, :1]).all():
         logger.warning(
             "the middle of the ROI is one value throughout: timing noise; blank patches will take "
             "no time"
         )
-    if computing(work, patches, 0) * _calls(chunk.patch_count, batch_size) <= SHORT_SECONDS:
-        work = chunk
-        patches = cutout(config, job.input, chunk.input_box)
-    call_seconds = computing(work, patches, LEAST_SECONDS)
-    reading = _median(lambda: cutout(config, job.input, work.input_box))
-    content = np.random.default_rng(0).bytes(
-        min(
-            2**24,
-            int(np.prod(plan.block_shape)) * job.output.channels * np.dtype(output.dtype).itemsize,
-        )
-    )
-    seam_writing, seam_reading = _seams(job) if plan.totals.seam_pairs else (0.0, 0.0)
-    return Measured(
-        call_seconds=call_seconds,
-        read_seconds=reading / (patches.size * job.input.dtype.itemsize),
-        write_seconds=_writing(job, content) / len(content),
-        seam_write_seconds=seam_writing,
-        seam_read_seconds=seam_reading,
-        cores=usable_cores() if config.inference.device == "cpu" else None,
-    )
+    chunk = _middle_chunk(job.plan)
+    calls_per_chunk = ceil_div(chunk.patch_count, calls.batch_size)
+    if calls.measure(piece, array, least_seconds=0) * calls_per_chunk <= SHORT_SECONDS:
+        return chunk, calls.read(chunk)
+    return piece, array
 
 
 def _piece(plan: InferencePlan, batch_size: int) -> ChunkWork:
-    """:data:`FEW_PATCHES` in the middle of the job, and what they cover."""
+    """The work for :data:`FEW_PATCHES` in the middle of the job, and the voxels they cover."""
     lattice = plan.lattice
     counts = [min(few, axis.count) for few, axis in zip(FEW_PATCHES, lattice.axes, strict=True)]
     for axis in (2, 1, 0):  # as many as fill a batch
         others = math.prod(counts) // counts[axis]
-        counts[axis] = max(
-            counts[axis], min(lattice.axes[axis].count, ceil_div(batch_size, others))
-        )
+        needed = min(lattice.axes[axis].count, ceil_div(batch_size, others))
+        counts[axis] = max(counts[axis], needed)
     first = [(axis.count - count) // 2 for axis, count in zip(lattice.axes, counts, strict=True)]
     z, y, x = (range(a, a + n) for a, n in zip(first, counts, strict=True))
-    low = lattice.patch_box((z[0], y[0], x[0]))
-    high = lattice.patch_box((z[-1], y[-1], x[-1]))
-    box = BoundingBox(low.start, high.stop)
-    return ChunkWork(0, box, box.grow(plan.crop_margin), lattice, (z, y, x), plan.crop_margin)
+    start = lattice.patch_box((z[0], y[0], x[0])).start
+    stop = lattice.patch_box((z[-1], y[-1], x[-1])).stop
+    return ChunkWork.of_patches(0, BoundingBox(start, stop), lattice, (z, y, x), plan.crop_margin)
 
 
 def _middle_chunk(plan: InferencePlan) -> ChunkWork:
-    """What a chunk in the middle of the job computes."""
+    """The work for the chunk in the middle of the job."""
     z, y, x = (n // 2 for n in plan.chunks.shape)
     index = plan.chunks.index((z, y, x))
     owned = None if plan.exchange is None else plan.exchange.owned_work(index)
     return owned or plan.work(index)
 
 
-def _calls(patches: int, batch_size: int) -> int:
-    return ceil_div(patches, batch_size)
-
-
 @contextmanager
-def _scratch(job: PlannedJob) -> Iterator[tuple[str, Any]]:
-    """A folder beside the output: its URL and its store. It is removed in the end."""
+def _scratch_folder(job: PlannedJob) -> Iterator[tuple[str, Any]]:
+    """The URL and the store of a folder beside the output, which is removed in the end."""
     storage = job.config.storage
     url = f"{job.config.output.path.rstrip('/')}-calibration-{uuid.uuid4().hex[:8]}"
     store = open_kvstore(url, storage)
@@ -158,25 +197,36 @@ def _scratch(job: PlannedJob) -> Iterator[tuple[str, Any]]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _writing(job: PlannedJob, content: bytes) -> float:
-    """Seconds to write an object of the content."""
-    with _scratch(job) as (url, store):
+def _write_seconds(job: PlannedJob) -> float:
+    """Seconds to write a byte, in an object as large as a storage block of the output."""
+    voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
+    size = min(MOST_WRITTEN_BYTES, math.prod(job.plan.block_shape) * voxel_bytes)
+    content = np.random.default_rng(0).bytes(size)
+    with _scratch_folder(job) as (url, store):
 
         def write() -> None:
             store.write("block", content).result(timeout=TRANSFER_SECONDS)
 
-        return _median(lambda: persistently("write", url, write))
+        return _median_seconds(lambda: persistently("write", url, write)) / len(content)
 
 
-def _seams(job: PlannedJob) -> tuple[float, float]:
-    """Seconds a byte to write sums, and to read them and add them up: of as many as go between chunks on average."""
-    plan = job.plan
-    side = max(1, round((plan.totals.seam_voxels / plan.totals.seam_pairs) ** (1 / 3)))
+@dataclass(frozen=True, slots=True)
+class _SeamSeconds:
+    """Seconds per byte of a seam file: to write it; to read it and add it up."""
+
+    write: float
+    read: float
+
+
+def _measure_seams(job: PlannedJob) -> _SeamSeconds:
+    """Time a seam file of average size."""
+    totals = job.plan.totals
+    side = max(1, round((totals.seam_voxels / totals.seam_pairs) ** (1 / 3)))
     shape = (side, side, side)
     channels = job.config.model.output_channels
     sums = np.random.default_rng(0).random((channels, *shape), np.float32)
     total = np.zeros_like(sums)
-    with _scratch(job) as (url, _):
+    with _scratch_folder(job) as (url, _):
         files = SeamFiles(url, job.config.storage, "calibration")
 
         def add_up() -> None:
@@ -184,11 +234,12 @@ def _seams(job: PlannedJob) -> tuple[float, float]:
             assert parts is not None
             np.add(total, parts[0][0], out=total)
 
-        writing = _median(lambda: files.write(0, 0, [sums]))
-        return writing / sums.nbytes, _median(add_up) / sums.nbytes
+        writing = _median_seconds(lambda: files.write(0, 0, [sums]))
+        return _SeamSeconds(writing / sums.nbytes, _median_seconds(add_up) / sums.nbytes)
 
 
-def _median(action: Callable[[], object], least_seconds: float = 0) -> float:
+def _median_seconds(action: Callable[[], object], least_seconds: float = 0) -> float:
+    """Median time of an action, without that of the first repetition."""
     times: list[float] = []
     while len(times) <= REPEATS or sum(times) < least_seconds:
         start = time.perf_counter()

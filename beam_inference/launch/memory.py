@@ -52,7 +52,7 @@ Shape: TypeAlias = tuple[int, int, Numbers]
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """Extremes of what chunks exchange, as in :class:`beam_inference.geometry.plan_totals.Extremes`."""
+    """The extremes that matter for exchange, see ``geometry.plan_totals.Extremes``."""
 
     private: Shape
     touched: Shape
@@ -148,7 +148,7 @@ class ValueSizes:
 
     @property
     def finishing(self) -> int:
-        """Bytes of a voxel beside its sums while operators are applied and the result is encoded."""
+        """Bytes of a voxel beside its sums while operators are applied and values are encoded."""
         if not self.operator_bytes:
             return self.encoded
         return max(self.operator_bytes, FLOAT_BYTES * self.written_channels + self.encoded)
@@ -357,7 +357,7 @@ class MemoryProjection:
 
     @property
     def merging_bytes(self) -> Numbers:
-        """Bytes of the sums that a thread merges, and of what it makes of them; 0 without exchange."""
+        """Bytes of the sums that a thread merges, and of their results; 0 without exchange."""
         exchanged = self.shapes.exchanged
         if exchanged is None:
             return 0

@@ -1,10 +1,10 @@
-"""When a job will be finished, with stragglers and interrupted workers: a discrete-event simulation, pure.
+"""A discrete-event simulation of a job with stragglers and interrupted workers.
 
-Workers take chunks from one queue. A chunk's seconds are gamma-distributed; a worker is lost after
-an exponential time, perhaps while it starts, and with it what it was computing; another takes its
-place after its start-up. Near the end single chunks are handed out, before that shares of what is
-left, whose sums are drawn at once (gamma variables of one
-scale add to a gamma variable): so 10^7 chunks take milliseconds.
+Workers take chunks from one queue. A chunk's seconds are gamma-distributed. A worker is lost after
+an exponentially distributed time, perhaps while it starts, and with it what it was computing;
+another takes its place after its start-up. Near the end single chunks are handed out, before that
+shares of what is left, whose sums are drawn at once (gamma variables of one scale add to a gamma
+variable): so 10^7 chunks take milliseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 HOPELESS = 1e-6
-"""Chunks that are finished less often than this before their worker is lost are never finished."""
+"""Chunks that finish with less than this probability before their worker is lost never finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +24,11 @@ class Workload:
     """What is to be done, and by whom.
 
     Attributes:
-        chunks: to do.
-        seconds_per_chunk: on average, on one worker.
-        variation: standard deviation of a chunk's seconds, over their mean.
-        workers: that work at a time.
-        startup_seconds: before a worker's first chunk, also of one that replaces a lost one.
+        chunks: number of chunks to do.
+        seconds_per_chunk: mean of a chunk's seconds on one worker.
+        variation: standard deviation of a chunk's seconds, relative to their mean.
+        workers: number of workers at a time.
+        startup_seconds: time before a worker's first chunk, also if it replaces a lost one.
         interruptions_per_hour: how often a worker is lost.
     """
 
@@ -46,8 +46,9 @@ class Finish:
 
     Attributes:
         seconds: from the start to the last chunk.
-        worker_seconds: paid for: each worker from its start until no chunk is left for it.
-        interruptions: workers lost.
+        worker_seconds: time that is paid for, of each worker from its start until no chunk is left
+            for it.
+        interruptions: number of workers that were lost.
     """
 
     seconds: float
@@ -56,7 +57,7 @@ class Finish:
 
 
 def simulate(work: Workload, random: np.random.Generator) -> Finish:
-    """One run of a job."""
+    """Simulate one run of a job."""
     rate = work.interruptions_per_hour / 3600
     starts = [_starts(work, 1, rate, random) for _ in range(min(work.workers, work.chunks))]
     free = [seconds for seconds, _ in starts]  # when each worker is next free
@@ -76,7 +77,7 @@ def simulate(work: Workload, random: np.random.Generator) -> Finish:
 
 
 def simulate_many(work: Workload, runs: int = 200, seed: int = 0) -> list[Finish]:
-    """So many runs, the quickest first."""
+    """Simulate several runs of a job, sorted by the seconds that they take."""
     random = np.random.default_rng(seed)
     return sorted((simulate(work, random) for _ in range(runs)), key=lambda finish: finish.seconds)
 
@@ -84,12 +85,15 @@ def simulate_many(work: Workload, runs: int = 200, seed: int = 0) -> list[Finish
 def _attempts(
     work: Workload, chunks: int, rate: float, random: np.random.Generator
 ) -> tuple[float, int]:
-    """Seconds that one worker, or those that replace it, takes for some chunks; how often it is lost meanwhile.
+    """Draw the time that one worker, or those that replace it, takes for some chunks.
 
     An attempt of T seconds succeeds with probability exp(-rate T), else the chunk is begun anew.
     For T of a gamma distribution the attempts that succeed are gamma-distributed, too, and those
     that fail are counted by a negative binomial one; what a failed one wasted is about uniform, up
     to twice its mean.
+
+    Returns:
+        The seconds, and how many workers are lost meanwhile.
     """
     mean = work.seconds_per_chunk
     variance = (work.variation * work.seconds_per_chunk) ** 2
@@ -117,10 +121,13 @@ def _attempts(
 def _starts(
     work: Workload, count: int, rate: float, random: np.random.Generator
 ) -> tuple[float, int]:
-    """Seconds until so many workers have started, one after the other; how many are lost before they have.
+    """Draw the time that several workers take to start, one after the other.
 
-    One that is lost has taken, on average, the mean of an exponential time that is cut off at the
-    start-up's.
+    A lost one has taken, on average, the mean of an exponential time that is cut off at the
+    start-up time.
+
+    Returns:
+        The seconds, and how many workers are lost meanwhile.
     """
     startup = work.startup_seconds
     if not (rate and startup and count):
@@ -129,7 +136,5 @@ def _starts(
     if succeeds < HOPELESS:
         return float("inf"), 0
     lost = int(random.negative_binomial(count, succeeds))
-    return (
-        count * startup + lost * (1 / rate - startup * succeeds / -math.expm1(-rate * startup)),
-        lost,
-    )
+    wasted = 1 / rate - startup * succeeds / -math.expm1(-rate * startup)
+    return count * startup + lost * wasted, lost

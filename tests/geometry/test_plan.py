@@ -44,7 +44,10 @@ def plans(draw):
 
 
 def check_input_blocks(plan, works, axis):
-    """Extents of storage blocks that are read: one too many at most, and only where chunks stand otherwise to them."""
+    """Extents of the storage blocks that are read: at most one block too many.
+
+    And only where chunks are placed differently on the blocks.
+    """
     block = plan.input_block_shape[axis]
     origin = plan.volume.start[axis]
     read = [work.input_box.intersection(plan.volume) for work in works]
@@ -179,7 +182,7 @@ def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
 
 
 def test_redundancy_is_as_the_formulas_say():
-    """Per axis: recompute (n + ⌈p/s⌉ - 1)/n · p/s, for patches on the chunk grid and away from the volume's ends."""
+    """Per axis (n + ⌈p/s⌉ - 1)/n · p/s, for patches on the chunk grid, away from its ends."""
     patch = 8
     overlap = 4
     strides_per_chunk = 4
@@ -193,7 +196,7 @@ def test_redundancy_is_as_the_formulas_say():
 
 
 def test_the_published_redundancies():
-    """20×256×256 patches, overlap 4×64×64: floor 2.22 (DESIGN and issue figures, computed by hand from p/s)."""
+    """20×256×256 patches, overlap 4×64×64: a floor of 2.22, computed by hand from p/s."""
     roi = BoundingBox((0, 0, 0), (16 * 500 + 4, 192 * 60 + 64, 192 * 60 + 64))
     plan = plan_of(roi, (20, 256, 256), (4, 64, 64), (128, 1152, 1152))
     floor = plan.lattice.count * 20 * 256 * 256 / roi.size
@@ -222,11 +225,13 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import make_plan
 start = time.monotonic()
 roi = BoundingBox((0, 0, 0), (128_000, 1_024_000, 1_024_000))
-plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256), patch_overlap=(4, 64, 64),
-    chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0), seams="recompute", chunk_crop_margin=(0, 0, 0),
-    block_shape=(64, 64, 64))
-print(plan.chunks.count, plan.totals.patch_count, plan.totals.input_voxels, plan.totals.extremes.input)
-print(time.monotonic() - start, next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line))
+plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256),
+    patch_overlap=(4, 64, 64), chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0),
+    seams="recompute", chunk_crop_margin=(0, 0, 0), block_shape=(64, 64, 64))
+totals = plan.totals
+print(plan.chunks.count, totals.patch_count, totals.input_voxels, totals.extremes.input)
+peak = next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line)
+print(time.monotonic() - start, peak)
 """
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

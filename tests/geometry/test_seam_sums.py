@@ -1,4 +1,4 @@
-"""``seams: exchange`` through its plain functions: every patch once, and the values of ``recompute`` and the oracle."""
+"""``seams: exchange`` by its plain functions: every patch once, the values of the oracle."""
 
 import numpy as np
 from fakes.networks import NumpyNetwork, position_dependent

@@ -1,4 +1,4 @@
-"""``plan --calibrate`` and ``plan --json`` on a small job: nothing is created, and the figures are what they say."""
+"""``plan --calibrate`` and ``plan --json`` on a small job: figures are right, nothing is created."""
 
 import json
 import shutil
@@ -62,7 +62,7 @@ def test_the_network_is_timed_and_nothing_is_created(slow, tmp_path, capsys):
 
 @pytest.mark.parametrize("batch_size", [4, 16])
 def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplog, batch_size):
-    """0.03 s a call, however many patches: a job whose middle is blank costs what its calls cost."""
+    """0.03 s a call, however many patches; where the middle is blank, noise is timed."""
     write_volume(tmp_path / "in", np.zeros((48, 96, 96), np.uint8))
     keys = {"batch_size": batch_size, "patch_shape": [16, 32, 32], "chunk_shape": [16, 32, 64]}
     values = job_values(tmp_path / "in", tmp_path / "out", model=toy("slow"), inference=keys)
