@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -37,7 +39,9 @@ from beam_inference.config.formats import (
     names_of,
     sharded_formats,
 )
+from beam_inference.config.storage import Storage
 from beam_inference.geometry.fill import Fill
+from beam_inference.geometry.zyx import VoxelSizeNm
 
 _SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
 
@@ -46,6 +50,28 @@ _Scale = Annotated[
     Annotated[Natural, Tag("index")] | Annotated[VoxelSize, Tag("voxel size")],
     Discriminator(lambda value: "index" if isinstance(value, (int, str)) else "voxel size"),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeSource:
+    """A volume to read, and what of it.
+
+    Attributes:
+        path: URL of the volume; None if there is a spec.
+        spec: a TensorStore spec instead.
+        scale: which scale of a multiscale volume: its index, 0 the finest, or its voxel size, ZYX,
+            in nanometres.
+        channel: numbers of the channels to read; None for all.
+        select: positions on axes other than z, y, x and channels, by name.
+        storage: how object stores are reached.
+    """
+
+    path: str | None = None
+    spec: dict[str, Any] | None = None
+    scale: int | VoxelSizeNm = 0
+    channel: Sequence[int] | None = None
+    select: Mapping[str, int] = field(default_factory=dict)
+    storage: Storage = field(default_factory=Storage)
 
 
 class Mask(Model):
@@ -59,6 +85,10 @@ class Mask(Model):
     scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
     inverse: bool = Field(False, description="what is kept is where the volume is zero, instead")
     fill_value: int | FiniteFloat = Field(0, description="what stands elsewhere, in stored units")
+
+    def source(self, storage: Storage) -> VolumeSource:
+        """The volume to open."""
+        return VolumeSource(self.path, scale=self.scale, storage=storage)
 
 
 class Input(Model):
@@ -89,6 +119,10 @@ class Input(Model):
     mask: Mask | None = Field(
         None, description="where the network sees the volume, and elsewhere mask.fill_value"
     )
+
+    def source(self, storage: Storage) -> VolumeSource:
+        """The volume to open, and what of it."""
+        return VolumeSource(self.path, self.spec, self.scale, self.channel, self.select, storage)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -22,7 +22,7 @@ from beam_inference.conversion.protocol import (
 )
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
-from beam_inference.volumes.opening import length_nm
+from beam_inference.volumes.axes import length_nm
 
 _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2": "bzip2"}
 _POSITIONS = ("domain", "space", "???", "none")

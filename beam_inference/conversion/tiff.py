@@ -31,7 +31,7 @@ from beam_inference.conversion.raw_array import RawLayout, RawSource, check_leng
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
-from beam_inference.volumes.opening import length_nm
+from beam_inference.volumes.axes import length_nm
 
 _PALETTE = 3
 _SEPARATE = 2

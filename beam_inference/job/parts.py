@@ -19,7 +19,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.volumes.mask import masked, open_mask
-from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
@@ -28,14 +28,12 @@ logger = logging.getLogger(__name__)
 def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     """Open a job's input, behind its mask if it has one.
 
-    Errors are those of :func:`beam_inference.volumes.opening.open_volume` and
+    Errors are those of :func:`beam_inference.volumes.opening.open_source` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
     given = config.input
     storage = config.storage
-    volume = open_volume(
-        given.path, given.spec, given.scale, given.channel, given.select, storage, cache_bytes
-    )
+    volume = open_source(given.source(storage), cache_bytes=cache_bytes)
     if given.mask is None:
         return volume
     return masked(

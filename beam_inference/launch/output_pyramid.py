@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from beam_inference.beam.stage_runner import StageRecords, stage_job
 from beam_inference.beam.stages import StageJob
 from beam_inference.config.job import JobConfig
+from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
@@ -26,7 +27,7 @@ from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import NoScaleNeeded, Pyramid, plan_pyramid, remove_scales
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
-from beam_inference.volumes.opening import open_unread
+from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import create_output
 
 logger = logging.getLogger(__name__)
@@ -84,7 +85,8 @@ def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
         return None
     method = asked.method or ("mode" if config.gives_labels else "mean")
     url = url or config.output.path
-    base = open_unread(url, storage=config.storage)  # there may be nothing in it yet
+    # its blocks are not checked: there may be nothing in it yet
+    base = open_source(VolumeSource(url, storage=config.storage), check_blocks=False)
     try:
         return plan_pyramid(
             multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base

@@ -27,7 +27,7 @@ from beam_inference.volumes.kvstores import (
     kvstore_spec,
     one_line,
     open_kvstore,
-    opened,
+    open_with,
 )
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
@@ -157,7 +157,7 @@ class OmeCodec:
             if files.get(".zattrs"):
                 attributes = json.dumps(files[".zattrs"])
                 open_kvstore(array_url, storage).write(".zattrs", attributes).result()
-            store = opened(
+            store = open_with(
                 lambda context: ts.open(spec, open=True, create=True, context=context), storage
             )
         except (ValueError, OSError) as error:

@@ -23,7 +23,7 @@ from beam_inference.volumes.kvstores import (
     kvstore_spec,
     one_line,
     open_kvstore,
-    opened,
+    open_with,
 )
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
@@ -154,9 +154,9 @@ class PrecomputedCodec:
             "store_data_equal_to_fill_value": True,
         }
         try:
-            own = opened(lambda context: ts.KvStore.open(memory, context=context), storage)
+            own = open_with(lambda context: ts.KvStore.open(memory, context=context), storage)
             own.write("info", info).result()
-            store = opened(lambda context: ts.open(spec, open=True, context=context), storage)
+            store = open_with(lambda context: ts.open(spec, open=True, context=context), storage)
         except (ValueError, OSError) as error:
             raise VolumeError(
                 f"cannot write the scale {entry['key']} of {url}: {one_line(error)}"

@@ -17,6 +17,7 @@ import tensorstore as ts
 from beam_inference.config.formats import installed_formats
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import BeamInferenceError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
@@ -32,7 +33,7 @@ from beam_inference.view.multiscale import Scales, scales_at
 from beam_inference.view.viewer_state import Axis, Boxes, VolumeLayer, view_state
 from beam_inference.volumes.detection import json_object
 from beam_inference.volumes.kvstores import LOCAL, local_folder, storage_of_environment
-from beam_inference.volumes.opening import open_unread
+from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
 
@@ -86,7 +87,7 @@ class Shown:
 
     @cached_property
     def _array_url(self) -> str:
-        spec = self.volume.store.kvstore.spec().to_json()
+        spec = self.volume.kvstore.spec().to_json()
         endpoint = self.storage.s3.endpoint
         if spec["driver"] == "s3" and endpoint is not None:
             return f"{endpoint.rstrip('/')}/{spec['bucket']}/{spec.get('path', '')}".rstrip("/")
@@ -116,7 +117,8 @@ class Shown:
         """Its own axes, in their own order, as a viewer would place them."""
         methods = ts.OutputIndexMethod
         axes = []
-        for each in self.volume.store.spec().transform.output:
+        transform: Any = self.volume.store.spec().transform
+        for each in transform.output:
             if each.method == methods.constant:
                 axes.append(Axis("", each.offset))
             elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
@@ -140,7 +142,7 @@ class Shown:
             return None if self.volume.voxel_size_nm is not None else 1e-9
         # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
         key = "zarr.json" if self.volume.driver == "zarr3" else ".zattrs"
-        found = json_object(self.volume.store.kvstore, key, self.volume.url)
+        found = json_object(self.volume.kvstore, key, self.volume.url)
         units = (found.get("attributes", {}) if self.volume.driver == "zarr3" else found).get(
             "dimension_units"
         )
@@ -263,7 +265,7 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
         voxel_size = launched.voxel_size_nm
     given = config.input
     roi = plan.chunks.roi
-    source = open_unread(given.path, given.spec, given.scale, None, given.select, config.storage)
+    source = open_source(replace(given.source(config.storage), channel=None), check_blocks=False)
     channels = given.channel or list(range(source.channels))
     shown = [_shown_image("input", source, config.storage, roi, channels)]
     output = None if launched is None else open_output(output_spec(launched))
@@ -283,7 +285,8 @@ def _shown_masks(config: JobConfig) -> list[Shown]:
         ("mask", config.mask, "#cc79a7"),
     ):
         if mask is not None:
-            volume = open_unread(mask.path, scale=mask.scale, storage=config.storage, booleans=True)
+            source = mask.source(config.storage)
+            volume = open_source(source, booleans=True, check_blocks=False)
             shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
             try:
                 shown.append(Shown(name, volume, config.storage, shader, 0.3))
@@ -309,7 +312,7 @@ def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
 
 def _shown_volume(url: str, taken: Collection[str]) -> Shown:
     storage = storage_of_environment(LOCAL)
-    volume = open_unread(url, storage=storage)
+    volume = open_source(VolumeSource(url, storage=storage), check_blocks=False)
     stem = unquote(url.partition("|")[0].rstrip("/").rpartition("/")[2])
     name = next(
         name for name in chain([stem], (f"{stem} {n}" for n in count(2))) if name not in taken
@@ -320,7 +323,7 @@ def _shown_volume(url: str, taken: Collection[str]) -> Shown:
 
 
 def _holds_labels(volume: Volume) -> bool:
-    kind = volume.store.spec().to_json().get("multiscale_metadata", {}).get("type")
+    kind = volume.precomputed_type
     return bool(kind == "segmentation" if kind is not None else volume.dtype.name in _LABEL_DTYPES)
 
 
@@ -338,7 +341,8 @@ def _shown_image(
 
 def _channels_apart(volume: Volume) -> bool:
     """Whether not all channels of a voxel are in one block."""
-    together = volume.store.chunk_layout.read_chunk.shape[0]  # None where there is no such axis
+    read: Any = volume.store.chunk_layout.read_chunk
+    together = read.shape[0]  # None where there is no such axis
     return together is not None and together < volume.channels
 
 

@@ -131,7 +131,7 @@ def _s3_members(storage: Storage) -> dict[str, str]:
     return {**endpoint, "aws_region": storage.s3.region or "us-east-1"}
 
 
-def opened(
+def open_with(
     opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0
 ) -> Value:
     """What ``opening`` gives, called with the TensorStore context of ``storage``; it keeps so much of decoded blocks.
@@ -154,7 +154,7 @@ def open_kvstore(url: str, storage: Storage = LOCAL) -> KvStore:
         VolumeError: TensorStore does not know the URL's scheme, or its local folder is a file.
     """
     try:
-        return opened(
+        return open_with(
             lambda context: ts.KvStore.open(kvstore_spec(url, storage), context=context), storage
         )
     except (ValueError, OSError) as error:
@@ -266,7 +266,7 @@ def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SEC
     try:
         # A store rooted at the file itself: TensorStore then decodes the whole URL, and not its
         # folder only.
-        store = opened(
+        store = open_with(
             lambda context: ts.KvStore.open(with_settings(url, storage), context=context), storage
         )
         result = store.read("").result(timeout=patience)

@@ -16,7 +16,7 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
-from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 PIECE_BYTES = 2**24
@@ -154,13 +154,7 @@ def open_mask(
             "model.voxel_size_nm."
         )
     try:
-        volume = open_volume(
-            config.path,
-            scale=config.scale,
-            storage=storage,
-            cache_bytes=MASK_CACHE_BYTES,
-            booleans=True,
-        )
+        volume = open_source(config.source(storage), cache_bytes=MASK_CACHE_BYTES, booleans=True)
     except VolumeError as error:
         raise VolumeError(f"{key}: {error}") from None
     if volume.channels != 1:

@@ -11,7 +11,7 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.volumes.detection import volume_at
-from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, opened
+from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, open_with
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
 
@@ -147,7 +147,7 @@ def _open(spec: OutputSpec, *, create: bool, keep_blank: bool = True) -> Volume:
         **(format.metadata(spec) if create else {}),
     }
     try:
-        volume = opened(
+        volume = open_with(
             lambda context: ts.open(
                 store, read=True, write=True, open=True, create=create, context=context
             ),

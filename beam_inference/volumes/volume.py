@@ -8,9 +8,10 @@ TensorStore index transform, made once, here. Creating outputs is in
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -20,10 +21,11 @@ from beam_inference import arrays
 from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill, fill_outside, source_box
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
 from beam_inference.limits import layers_at_once
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
+    KvStore,
     is_transient,
     may_pass,
     one_line,
@@ -33,6 +35,9 @@ from beam_inference.volumes.sharding import blank_shards
 
 logger = logging.getLogger(__name__)
 
+
+TensorStore: TypeAlias = ts.TensorStore
+"""An open array."""
 
 _NOT_THE_CHUNKS_FAULT = ("PERMISSION_DENIED", "UNAUTHENTICATED")
 
@@ -54,7 +59,7 @@ class Volume:
 
     url: str
     place: str
-    store: Any
+    store: TensorStore
     bounds: BoundingBox
     channels: int
     dtype: np.dtype[Any]
@@ -64,7 +69,7 @@ class Volume:
     @property
     def read_shape(self) -> Zyx:
         """What is read at once, ZYX: of a shard one of its blocks, else ``block_shape``."""
-        return _last_three(self.store.chunk_layout.read_chunk.shape)
+        return extents(self.store.chunk_layout.read_chunk.shape)
 
     @property
     def driver(self) -> str:
@@ -84,9 +89,28 @@ class Volume:
         return None if encoding is None else str(encoding)
 
     @property
+    def kvstore(self) -> KvStore:
+        """The key-value store that the array lies in."""
+        store = self.store.kvstore
+        assert store is not None, "an array in memory is refused where it is opened"
+        return store
+
+    @property
     def kvstore_url(self) -> str:
         """URL of the stored array, without a slash at its end."""
-        return str(self.store.kvstore.url).rstrip("/")
+        return str(self.kvstore.url).rstrip("/")
+
+    @property
+    def precomputed_type(self) -> str | None:
+        """The type that a precomputed volume states: "image" or "segmentation"; None of others."""
+        kind: str | None = self._stored.get("multiscale_metadata", {}).get("type")
+        return kind
+
+    @property
+    def precomputed_scale(self) -> dict[str, Any] | None:
+        """The metadata of its scale, of a precomputed volume; None of others."""
+        scale: dict[str, Any] | None = self._stored.get("scale_metadata")
+        return scale
 
     @cached_property
     def _stored(self) -> dict[str, Any]:
@@ -134,7 +158,7 @@ class Volume:
         try:
             # TensorStore leaves such a shard as it was
             for key in self._blank_shards(box, array):
-                self.store.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
+                self.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
             depth = self.block_shape[0]
             step = depth * int(layers_at_once(array[:, :depth].nbytes))
             for z in range(z0, z1, step):  # the store makes a copy of what it is given
@@ -149,20 +173,16 @@ class Volume:
             raise WorkerFault(message) from error
 
     def _blank_shards(self, box: BoundingBox, array: NDArray[Any]) -> list[str]:
-        scale = self._sharded_scale
-        return [] if scale is None else blank_shards(scale, box, array)
-
-    @cached_property
-    def _sharded_scale(self) -> dict[str, Any] | None:
-        """The scale's metadata, of a sharded precomputed volume."""
-        scale: dict[str, Any] = self._stored.get("scale_metadata", {})
-        return scale if scale.get("sharding") else None
+        scale = self.precomputed_scale
+        is_sharded = scale is not None and scale.get("sharding")
+        return blank_shards(scale, box, array) if scale is not None and is_sharded else []
 
 
 class TransientWriteError(WorkerFault):
     """A write failed in a way that may pass; when attempts are used up it is a fault of the worker."""
 
 
-def _last_three(values: Any) -> Zyx:
-    z, y, x = values[-3:]
-    return (int(z), int(y), int(x))
+def extents(shape: Iterable[int | None] | None) -> Zyx:
+    """Extents along z, y, x in the shape of a (channel, z, y, x) array, which TensorStore states."""
+    _, *others = shape or ()
+    return triple(extent for extent in others if extent is not None)

@@ -7,9 +7,10 @@ import tensorstore as ts
 from helpers import read_volume, write_volume
 
 from beam_inference.config.formats import OutputSpec
+from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.volumes.opening import open_volume
+from beam_inference.volumes.opening import open_source, open_volume
 from beam_inference.volumes.outputs import create_output, open_output
 
 ARRAY = np.random.default_rng(0).integers(0, 2000, (2, 10, 20, 30)).astype(np.uint16)
@@ -80,7 +81,7 @@ def test_a_zarr_array_without_names_is_zyx_and_a_spec_can_say_otherwise(tmp_path
             "input_labels": ["x", "y", "z"],
         },
     }
-    volume = open_volume(None, labelled)
+    volume = open_source(VolumeSource(spec=labelled))
     np.testing.assert_array_equal(volume.read(volume.bounds)[0], ARRAY[0].T)
 
 
@@ -296,4 +297,4 @@ def test_tensorstores_own_urls_and_specs_are_checked_too(tmp_path):
     for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:
         block.rename(block.with_name(block.name + ".gz"))
     with pytest.raises(VolumeError, match="would read every voxel as zero"):
-        open_volume(None, {"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"})
+        open_source(VolumeSource(spec={"driver": "neuroglancer_precomputed", "kvstore": f"{url}/"}))
