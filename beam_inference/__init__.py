@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from beam_inference.launch.run_job import run_job
     from beam_inference.volumes.opening import open_volume
     from beam_inference.volumes.volume import Volume
+    from beam_inference.worker.predict import predict
     from beam_inference.worker.worker import Worker
 
 __version__ = "0.1.0"
@@ -51,6 +52,7 @@ _HOMES = {
     "Launch": "job.messages",
     "Record": "job.messages",
     "Worker": "worker.worker",
+    "predict": "worker.predict",
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "make_plan",
     "open_volume",
     "parse_job",
+    "predict",
     "prepare",
     "run_job",
     "verify",

@@ -21,7 +21,11 @@ from beam_inference.models.local_files import existing_file
 
 
 def load_predictor(
-    model: Network, inference: Inference, *, allow_pickle: bool = False
+    model: Network,
+    inference: Inference,
+    *,
+    allow_pickle: bool = False,
+    network: LoadedNetwork | None = None,
 ) -> Predictor:
     """Load a job's network on its device.
 
@@ -29,16 +33,17 @@ def load_predictor(
         model: the job's section, its files local.
         inference: the job's section; device and engine must not be left to choose.
         allow_pickle: whether files may be loaded in ways that run code which they carry.
+        network: the network itself, which is changed; by default ``model.path`` is loaded.
 
     Raises:
         ModelContractError: the model cannot be loaded, or contradicts the job.
         EngineError: the engine cannot run it.
         ConfigError: the device is absent.
     """
-    if model.path == "identity":
+    if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
     else:
-        predictor = _load(model, inference, allow_pickle)
+        predictor = _load(model, inference, allow_pickle, network)
     if inference.augment == "none":
         return predictor
     from beam_inference.engines.augmented import augment
@@ -80,18 +85,24 @@ class _Source:
     parameters: str | None = None
 
 
-def _load(model: Network, inference: Inference, allow_pickle: bool) -> Predictor:
+def _load(
+    model: Network, inference: Inference, allow_pickle: bool, network: LoadedNetwork | None
+) -> Predictor:
     engine = engine_named(inference.engine)
     description = engine_description(model, inference)  # before anything is loaded: is it there?
     if engine.arrays == "torch" or engine.networks == "torch":
         _check_torch(model)
-    source = _source(engine, model, inference, allow_pickle)
+    if network is None:
+        source = _source(engine, model, inference, allow_pickle)
+    else:
+        _check_runs(engine, network, model)
+        source = _prepared_source(engine, network, model, inference)
     if source.parameters is not None:
         description["parameters"] = source.parameters
     forward = _forward(engine, source, model, inference)
     if engine.arrays == "numpy":
-        network = numpy_forward(forward, activation=model.activation, dims=model.dims)
-        return Predictor(NumpyDevice(), network, description)
+        forward = numpy_forward(forward, activation=model.activation, dims=model.dims)
+        return Predictor(NumpyDevice(), forward, description)
     import torch
 
     from beam_inference.engines.torch_forward import torch_predictor
@@ -138,12 +149,24 @@ def _source(engine: Engine, model: Network, inference: Inference, allow_pickle: 
     loaded = load_network(model, allow_pickle=allow_pickle)
     _check_runs(engine, loaded, model)
     if loaded.kind == "function":
-        return _Source(loaded.network, loaded.kind, device)
-    from beam_inference.engines.torch_network import prepare_network, stated_parameters
+        return _prepared_source(engine, loaded, model, inference)
+    from beam_inference.engines.torch_network import stated_parameters
 
     parameters = stated_parameters(loaded, model, allow_pickle=allow_pickle)
+    source = _prepared_source(engine, loaded, model, inference)
+    return replace(source, parameters=parameters)
+
+
+def _prepared_source(
+    engine: Engine, loaded: LoadedNetwork, model: Network, inference: Inference
+) -> _Source:
+    device = _device(engine, inference)
+    if loaded.kind == "function":
+        return _Source(loaded.network, loaded.kind, device)
+    from beam_inference.engines.torch_network import prepare_network
+
     network = prepare_network(loaded, model, inference, device)
-    return _Source(network, loaded.kind, device, parameters)
+    return _Source(network, loaded.kind, device)
 
 
 def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:

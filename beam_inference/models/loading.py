@@ -124,6 +124,20 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
     return LoadedNetwork(network, kind)
 
 
+def as_network(network: object) -> LoadedNetwork:
+    """A network that is at hand, with its kind.
+
+    Raises:
+        ModelContractError: it is neither a network of PyTorch nor a function.
+    """
+    kind = _kind_of(network)
+    if kind is None:
+        raise ModelContractError(
+            f"the network is a {type(network).__name__}, not a torch module or a function of arrays"
+        )
+    return LoadedNetwork(network, kind)
+
+
 def source_file(model: Network) -> Path:
     """The local source file of the model's factory.
 

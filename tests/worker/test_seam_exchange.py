@@ -1,4 +1,4 @@
-"""``seams: exchange`` through workers and runners: values as ``recompute``, always the same bits."""
+"""``seams: exchange`` through workers and runners: values as ``recompute``, the same bits always."""
 
 import json
 import random

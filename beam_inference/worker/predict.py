@@ -1,0 +1,209 @@
+"""Inference on an array in memory: what a job does to a volume, without volumes and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.config.job import JobConfig
+from beam_inference.config.job_file import parse_job
+from beam_inference.config.normalize import FromLevels, Sections
+from beam_inference.engines.devices import resolved_device
+from beam_inference.engines.loading import load_predictor
+from beam_inference.engines.predictor import Predictor
+from beam_inference.environment import usable_cores
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.plan import make_plan
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.parts import make_normalization
+from beam_inference.models.fetch import local_model
+from beam_inference.models.loading import LoadedNetwork, as_network
+from beam_inference.worker.chunk_inference import ChunkInference
+
+_AT_HAND = "beam_inference.worker.predict:network"
+"""Stands for the path of a network that is given itself."""
+
+
+def predict(
+    array: NDArray[Any],
+    network: str | Callable[[Any], Any],
+    *,
+    patch_shape: Sequence[int],
+    patch_overlap: Sequence[int] = (0, 0, 0),
+    crop_margin: Sequence[int] = (0, 0, 0),
+    output_channels: int = 1,
+    normalize: str | Mapping[str, Any] = "none",
+    activation: Literal["none", "sigmoid", "softmax"] = "none",
+    batch_size: int = 1,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    engine: str | None = None,
+    threads: int | None = None,
+    augment: Literal["none", "xy", "xyz"] = "none",
+    fill: Literal["reflect", "constant"] = "reflect",
+    fill_value: float = 0.0,
+) -> NDArray[np.float32]:
+    """Run a network over an array, patch by patch, and blend its predictions.
+
+    The result has the bits that a job gives over a volume of the same values with the same
+    settings, on the same device. Settings mean what the keys of a job file of the same name mean.
+    A network of PyTorch is copied, not changed.
+
+    Example:
+        >>> import numpy as np
+        >>> from beam_inference import predict
+        >>> image = np.arange(4 * 6 * 6, dtype=np.uint8).reshape(4, 6, 6)
+        >>> result = predict(
+        ...     image, lambda batch: 1 - batch, patch_shape=(4, 4, 4), patch_overlap=(0, 2, 2),
+        ...     normalize={"scale": 0.5},
+        ... )
+        >>> result.shape, result.dtype.name
+        ((1, 4, 6, 6), 'float32')
+        >>> result[0, 0, 0].round(5).tolist()
+        [1.0, 0.5, 0.0, -0.5, -1.0, -1.5]
+
+    Args:
+        array: shape (Z, Y, X) or (input channels, Z, Y, X), of integers or floats.
+        network: a ``torch.nn.Module``; or a function that maps float32 NumPy arrays (N, input
+            channels, Z, Y, X) to such arrays; or a path, as ``model.path`` in a job file.
+        patch_shape: voxels of a patch, the network's output, ZYX.
+        patch_overlap: voxels shared by neighbouring patches, ZYX.
+        crop_margin: voxels by which the network's input exceeds its patch, per side, ZYX.
+        output_channels: channels of the network's output.
+        normalize: from stored values to the network's input: "none", "unit", or a mapping with
+            ``scale``, ``offset`` and ``clip``.
+        activation: applied to the network's output, before blending.
+        batch_size: patches per network call; halved where the device is out of memory.
+        device: where the network runs; "auto" is "cuda" if there is a CUDA device.
+        engine: what runs the network; by default "numpy" for functions, else "torch".
+        threads: CPU threads of the network, by default as many as there are cores; they change its
+            last bits.
+        augment: average over flips and transposes of each patch.
+        fill: what lies outside the array, where patches and crop margins reach beyond it.
+        fill_value: value for ``fill="constant"``, in stored units.
+
+    Returns:
+        The blended predictions, float32, shape (output channels, Z, Y, X).
+
+    Raises:
+        ConfigError: a setting is not valid, or the device is absent.
+        ModelContractError: the network cannot be loaded, or returns arrays of another shape.
+        EngineError: the engine cannot run the network.
+        NonFiniteError: the result has NaN or infinite values.
+        DeviceOutOfMemory: one patch at a time is still too much.
+    """
+    channels = _with_channels(array)
+    given = None if isinstance(network, str) else as_network(network)
+    is_function = given is not None and given.kind == "function"
+    config = _parse_settings(
+        model={
+            "path": network if isinstance(network, str) else _AT_HAND,
+            "input_channels": channels.shape[0],
+            "output_channels": output_channels,
+            "channels": None if augment == "none" else [{}] * output_channels,
+            "normalize": normalize,
+            "activation": activation,
+            "crop_margin": list(crop_margin),
+        },
+        inference={
+            "patch_shape": list(patch_shape),
+            "patch_overlap": list(patch_overlap),
+            "chunk_shape": list(channels.shape[1:]),
+            "batch_size": batch_size,
+            "device": "cpu" if is_function else resolved_device(device),
+            "engine": engine or ("numpy" if is_function else "torch"),
+            "threads": threads or usable_cores(),
+            "augment": augment,
+        },
+        fill={"fill": fill, "fill_value": fill_value},
+    )
+    work = _whole_work(channels.shape[1:], config)
+    inference = ChunkInference(
+        _load(config, given),
+        make_normalization(_affine(config), channels.dtype),
+        output_channels,
+        batch_size,
+    )
+    cutout = _cut_out(channels, work.input_box, config)
+    return inference.infer(inference.start_upload(cutout, work.input_box), work).core
+
+
+def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
+    """The array (C, Z, Y, X) in the machine's byte order.
+
+    Raises:
+        ConfigError: it has other axes, no voxels, or values that are not real numbers.
+    """
+    array = np.asarray(array)
+    if array.ndim not in (3, 4) or array.size == 0 or array.dtype.kind not in "iuf":
+        raise ConfigError(
+            "expected an array (Z, Y, X) or (C, Z, Y, X) of integers or floats; found one of shape "
+            f"{list(array.shape)} and dtype {array.dtype}"
+        )
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return array if array.ndim == 4 else array[None]
+
+
+def _parse_settings(
+    model: dict[str, Any], inference: dict[str, Any], fill: dict[str, Any]
+) -> JobConfig:
+    """A job with these settings, whose volumes are not there."""
+    values = {
+        "input": {"path": "array", **fill},
+        "output": {"path": "prediction", "dtype": "float32"},
+        "model": model,
+        "inference": inference,
+    }
+    return parse_job(values, Path.cwd(), "what predict was called with")
+
+
+def _affine(config: JobConfig) -> Any:
+    normalize = config.model.normalize
+    if isinstance(normalize, (FromLevels, Sections)):
+        raise ConfigError("normalize: levels belong to a volume; give scale, offset and clip")
+    return normalize
+
+
+def _whole_work(shape: Sequence[int], config: JobConfig) -> ChunkWork:
+    """All patches of the array, as one chunk's."""
+    z, y, x = shape
+    box = BoundingBox((0, 0, 0), (z, y, x))
+    zero: Zyx = (0, 0, 0)
+    plan = make_plan(
+        volume=box,
+        roi=box,
+        context=zero,
+        patch_shape=config.inference.patch_shape,
+        patch_overlap=config.inference.patch_overlap,
+        chunk_shape=box.shape,
+        crop_margin=config.model.crop_margin,
+        seams="recompute",
+        chunk_crop_margin=zero,
+        block_shape=box.shape,
+    )
+    return plan.work(0)
+
+
+def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:
+    if network is None:
+        return load_predictor(local_model(config.model), config.inference)
+    if network.kind != "function":  # it will be brought to its device, and to evaluation mode
+        network = LoadedNetwork(deepcopy(network.network), network.kind)
+    return load_predictor(config.model, config.inference, network=network)
+
+
+def _cut_out(array: NDArray[Any], box: BoundingBox, config: JobConfig) -> NDArray[Any]:
+    """The values of a box, which may reach beyond the array."""
+    _, z, y, x = array.shape
+    volume = BoundingBox((0, 0, 0), (z, y, x))
+    fill = config.input.fill
+    source = source_box(box, volume, fill)
+    values = array[(slice(None), *source.slices_in(volume))]
+    return fill_outside(values, source, box, volume, fill, config.input.fill_value)

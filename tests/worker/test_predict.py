@@ -1,0 +1,154 @@
+"""Prediction on arrays: the oracle's values, and the bits of a job with the same settings."""
+
+import doctest
+
+import numpy as np
+import pytest
+import torch
+from fakes.networks import NumpyNetwork, position_dependent
+from helpers import TOYS, job_values, oracle, plan_of, read_volume, toy, write_volume
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from oracles.chunks import cut_out, infer_all
+from torch import nn
+from toy_networks import Position, batch_norm
+
+from beam_inference import predict
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.launch.prepare import prepare
+from beam_inference.worker import predict as predict_module
+from beam_inference.worker.worker import Worker
+
+IMAGE = np.random.default_rng(0).integers(0, 256, (20, 40, 37), dtype=np.uint8)
+SETTINGS = {"patch_shape": [8, 16, 16], "patch_overlap": [2, 8, 8], "batch_size": 2}
+
+
+def run_job(folder, model, inference=(), image=IMAGE):
+    """The output of a job with several chunks."""
+    write_volume(folder / "in", image)
+    values = job_values(
+        folder / "in",
+        folder / "out",
+        model=model,
+        inference={**SETTINGS, "threads": 1, **dict(inference)},
+    )
+    worker = Worker(prepare(parse_job(values, folder)))
+    assert worker.job.plan.chunks.count > 4
+    records = worker.infer_chunks(range(worker.job.plan.chunks.count))
+    assert {record.outcome for record in records} == {"done"}
+    return read_volume(folder / "out")
+
+
+@pytest.mark.parametrize("normalize", ["unit", {"scale": 0.25, "offset": -3, "clip": [-2, 40]}])
+@pytest.mark.parametrize("activation", ["none", "sigmoid"])
+def test_a_module_has_the_bits_of_a_job(tmp_path, normalize, activation):
+    keys = {"output_channels": 2, "normalize": normalize, "activation": activation}
+    expected = run_job(tmp_path, toy("batch_norm", **keys))
+    result = predict(IMAGE, batch_norm(), **SETTINGS, **keys, device="cpu", threads=1)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_path_has_the_bits_of_a_job(tmp_path):
+    keys = {"output_channels": 2, "normalize": "unit"}
+    expected = run_job(tmp_path, toy("position", **keys))
+    result = predict(IMAGE, f"{TOYS}:position", **SETTINGS, **keys, device="cpu", threads=1)
+    np.testing.assert_array_equal(result, expected)
+    module = predict(IMAGE[None], Position(), **SETTINGS, **keys, device="cpu", threads=1)
+    np.testing.assert_array_equal(module, expected)
+
+
+def test_margins_augmentation_and_fill_are_those_of_a_job(tmp_path):
+    model = toy("position", output_channels=2, crop_margin=[1, 2, 2], channels=[{}, {}])
+    expected = run_job(tmp_path, model, {"augment": "xy"})
+    result = predict(
+        IMAGE,
+        Position(),
+        **SETTINGS,
+        output_channels=2,
+        crop_margin=(1, 2, 2),
+        augment="xy",
+        device="cpu",
+        threads=1,
+    )
+    np.testing.assert_array_equal(result, expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_a_function_has_the_oracles_values_and_the_bits_of_chunks_of_any_shape(data):
+    shape = data.draw(st.tuples(*[st.integers(1, 14)] * 3))
+    patch = data.draw(st.tuples(*[st.integers(1, 7)] * 3))
+    overlap = tuple(data.draw(st.integers(0, p - 1)) for p in patch)
+    margin = data.draw(st.tuples(*[st.integers(0, 2)] * 3))
+    batch_size = data.draw(st.integers(1, 3))
+    array = np.random.default_rng(1).random(shape, np.float32)
+    result = predict(
+        array,
+        position_dependent,
+        patch_shape=patch,
+        patch_overlap=overlap,
+        crop_margin=margin,
+        output_channels=2,
+        batch_size=batch_size,
+    )
+    chunk = data.draw(st.tuples(*[st.integers(1, 14)] * 3))
+    plan = plan_of(BoundingBox((0, 0, 0), shape), patch, overlap, chunk, crop_margin=margin)
+    network = NumpyNetwork(position_dependent)
+    np.testing.assert_array_equal(result, infer_all(array, plan, network, 2, batch_size))
+
+    def predict_patch(box):
+        prediction = position_dependent(cut_out(array, plan, box.grow(margin))[None])[0]
+        z, y, x = (slice(m, m + p) for m, p in zip(margin, patch, strict=True))
+        return prediction[:, z, y, x]
+
+    expected, _ = oracle(plan.lattice, predict_patch, 2)
+    expected = expected[(slice(None), *plan.chunks.roi.slices_in(plan.lattice.domain))]
+    assert np.abs(result - expected).max() <= 1e-5 * max(1e-6, np.ptp(expected))
+
+
+def test_several_input_channels_and_a_constant_outside():
+    array = np.stack([IMAGE, 255 - IMAGE])
+    result = predict(
+        array,
+        lambda batch: batch.sum(axis=1, keepdims=True),
+        patch_shape=(32, 64, 64),
+        crop_margin=(1, 1, 1),
+        fill="constant",
+    )
+    np.testing.assert_allclose(result, np.full((1, *IMAGE.shape), 255), rtol=1e-6)
+
+
+def test_a_network_is_not_changed():
+    network = nn.Sequential(nn.BatchNorm3d(1), nn.Dropout(0.5)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    predict(IMAGE, network, patch_shape=(20, 40, 37), device="cpu")
+    assert network.training
+    assert network[0].training
+    for name, value in network.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("array", "network", "keys", "error", "message"),
+    [
+        (np.zeros((3, 3)), Position(), {}, ConfigError, r"found one of shape \[3, 3\]"),
+        (np.zeros((3, 3, 3), complex), Position(), {}, ConfigError, "dtype complex128"),
+        (np.zeros((0, 3, 3)), Position(), {}, ConfigError, r"shape \[0, 3, 3\]"),
+        (IMAGE, Position(), {"patch_overlap": (8, 0, 0)}, ConfigError, "must be smaller"),
+        (IMAGE, Position(), {"normalize": {"levels": "l.json"}}, ConfigError, "belong to a volume"),
+        (IMAGE / 2, Position(), {"normalize": "unit"}, ConfigError, "needs an integer input"),
+        (IMAGE, Position(), {}, ModelContractError, "returns an array of shape"),
+        (IMAGE, 7, {}, ModelContractError, "is a int, not a torch module or a function"),
+    ],
+)
+def test_mistakes_are_named(array, network, keys, error, message):
+    with pytest.raises(error, match=message):
+        predict(array, network, **{"patch_shape": (8, 16, 16), "device": "cpu", **keys})
+
+
+def test_the_example_of_its_documentation_holds():
+    results = doctest.testmod(predict_module)
+    assert (results.failed, results.attempted > 3) == (0, True)
