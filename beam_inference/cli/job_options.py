@@ -73,10 +73,10 @@ class LaunchedJob:
         if self.config.output.pyramid is None:
             return None
         # slow to import: Beam
-        from beam_inference.launch.output_pyramid import pyramid_of, status_of
+        from beam_inference.launch.output_pyramid import output_pyramid, pyramid_status
 
-        pyramid = pyramid_of(self.config)
-        return None if pyramid is None else status_of(pyramid)
+        pyramid = output_pyramid(self.config)
+        return None if pyramid is None else pyramid_status(pyramid)
 
     def at_its_place(self) -> ResolvedJob:
         """The job as it was launched, with the output where the job file has it now.

@@ -149,7 +149,7 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.launch.cost import Prices, estimates, job_totals
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import load_prices
-    from beam_inference.launch.output_pyramid import plan_output_pyramid, with_pyramid
+    from beam_inference.launch.output_pyramid import add_pyramid, plan_output_pyramid
 
     prices = Prices() if options.prices is None else load_prices(options.prices)
     if options.worker_price is not None:
@@ -157,7 +157,7 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     trial = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
     pyramid = plan_output_pyramid(job)
     measured = calibrate(job, trial)
-    whole = with_pyramid(job_totals(job, batch_size=trial.needs.batch_size), pyramid)
+    whole = add_pyramid(job_totals(job, batch_size=trial.needs.batch_size), pyramid)
     expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION)
     print_estimates(job, pyramid, measured, whole, expected, as_json=options.json)
     return COMPLETE

@@ -22,7 +22,7 @@ from beam_inference.launch.cost import (
     chunk_seconds,
     job_totals,
 )
-from beam_inference.launch.output_pyramid import with_pyramid
+from beam_inference.launch.output_pyramid import add_pyramid
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def _seams_table(job: PlannedJob) -> Table:
 def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> dict[str, Any]:
     """The size of a job, pyramid included, as JSON values: bytes are decoded, shapes ZYX."""
     plan = job.plan
-    whole = with_pyramid(job_totals(job), pyramid)
+    whole = add_pyramid(job_totals(job), pyramid)
     memory = job.memory(Place())
     return {
         "roi": asdict(job.roi),

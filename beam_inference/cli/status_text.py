@@ -242,9 +242,9 @@ def print_pyramid_status(status: PyramidStatus, *, waits: bool) -> None:
         status: the progress.
         waits: whether chunks of the job are not done yet, so that the pyramid cannot be made.
     """
-    from beam_inference.launch.output_pyramid import pyramid_told
+    from beam_inference.launch.output_pyramid import describe_pyramid_status
 
-    print(f"pyramid: {pyramid_told(status, waits=waits)}")
+    print(f"pyramid: {describe_pyramid_status(status, waits=waits)}")
     if not waits:
         for line in status.failures:
             print(f"failed: {line}")

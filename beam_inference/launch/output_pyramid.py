@@ -72,10 +72,10 @@ def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
     if job.config.output.pyramid is not None and not job.output_exists:
         output = replace(output, url=f"memory://{uuid.uuid4().hex}/")
         create_output(output)
-    return pyramid_of(job.config, output.url)
+    return output_pyramid(job.config, output.url)
 
 
-def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
+def output_pyramid(config: JobConfig, url: str | None = None) -> Pyramid | None:
     """What a job asks for of its output, or of one like it at ``url``, which is there.
 
     None and errors as for :func:`planned`.
@@ -95,7 +95,7 @@ def pyramid_of(config: JobConfig, url: str | None = None) -> Pyramid | None:
         return None
 
 
-def check_levels(config: JobConfig, *, overwrite: bool) -> None:
+def check_scales(config: JobConfig, *, overwrite: bool) -> None:
     """Refuse an output whose levels are not those that the job asks for, before anything is created.
 
     Raises:
@@ -104,7 +104,7 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
     found = None if config.output.pyramid is None else volume_at(config.output.path, config.storage)
     if found is None or not found.is_multiscale:
         return  # nothing is there, or what the job is refused for
-    pyramid = pyramid_of(config)
+    pyramid = output_pyramid(config)
     if pyramid is None or overwrite:
         return
     job = pyramid.job()
@@ -121,7 +121,7 @@ def check_levels(config: JobConfig, *, overwrite: bool) -> None:
         )
 
 
-def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
+def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     """Record what this launch will make of the output, which is there; what is of an earlier state of it is removed.
 
     None if the job asks for none, or one block holds its output.
@@ -133,7 +133,7 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     state = launch.state()
     config = resolved.config
     count = resolved.plan.chunks.count
-    pyramid = pyramid_of(config)
+    pyramid = output_pyramid(config)
     if pyramid is None:
         job = stage_job("pyramid", {}, config.output.path, config.storage, ())
         if StageRecords(job).earlier_job() is not None and state.count_receipts(0, count) < count:
@@ -170,7 +170,7 @@ def begin_levels(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     return pyramid
 
 
-def status_of(pyramid: Pyramid) -> PyramidStatus:
+def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
     """How far it is, from its records.
 
     Raises:
@@ -188,7 +188,7 @@ def status_of(pyramid: Pyramid) -> PyramidStatus:
     )
 
 
-def with_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
+def add_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
     """What is stored and asked of the object store, with a pyramid's share of it; hours remain those of the chunks."""
     if pyramid is None:
         return whole
@@ -226,7 +226,7 @@ def _command(config: JobConfig, pyramid: Pyramid) -> str:
     return shlex.join(words)
 
 
-def pyramid_told(status: PyramidStatus, *, waits: bool) -> str:
+def describe_pyramid_status(status: PyramidStatus, *, waits: bool) -> str:
     """The same in a line, without why chunks could not be done."""
     if waits:
         return (

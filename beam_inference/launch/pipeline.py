@@ -19,10 +19,16 @@ from beam_inference.pyramid.pyramid import list_complete_scales, remove_scales
 def build(
     pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: StageJob | None = None
 ) -> None:
-    """Apply a whole job to a pipeline: the chunks, the launch's summary in the state folder, and then the pyramid.
+    """Apply a whole job to a pipeline: its chunks, the launch's summary, and then its pyramid.
 
-    The stages of the ``pyramid`` stand behind the summary, so that no runner begins them before all
-    chunks are through; where one of the job's has no receipt they do nothing.
+    The stages of the pyramid come after the summary, so that no runner begins them before all
+    chunks are through. They do nothing where a chunk of the job has no receipt.
+
+    Args:
+        pipeline: the pipeline.
+        launch: the launch.
+        workers: worker processes that run at a time, as far as known.
+        pyramid: the stages that make the output's pyramid, if it is to have one.
     """
     summarized = (
         pipeline
@@ -36,28 +42,28 @@ def build(
             summarized
             | "WithoutReceipt" >> beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
             | "Pyramid" >> DoStages(pyramid, workers)
-            | "ListLevels" >> beam.Map(_list_levels, pyramid)
+            | "ListScales" >> beam.Map(_list_scales, pyramid)
         )
 
 
 class CountOutcomes(beam.CombineFn):
-    """Records' outcomes, counted: elements strings, output a dict."""
+    """Counts outcomes of records: strings come in, a dict goes out."""
 
     def create_accumulator(self) -> Counter[str]:
-        """Nothing counted."""
+        """Begin to count."""
         return Counter()
 
     def add_input(self, accumulator: Counter[str], outcome: str) -> Counter[str]:
-        """One more of an outcome."""
+        """Count one more outcome."""
         accumulator[outcome] += 1
         return accumulator
 
     def merge_accumulators(self, accumulators: Iterable[Counter[str]]) -> Counter[str]:
-        """The sum of counts."""
+        """Add up counts."""
         return sum(accumulators, Counter())
 
     def extract_output(self, accumulator: Counter[str]) -> dict[str, int]:
-        """Counts by outcome."""
+        """Return the counts, by outcome."""
         return dict(accumulator)
 
 
@@ -66,7 +72,7 @@ def _outcome(record: Record) -> str:
 
 
 def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
-    """The last step of the chunks, on a worker: there may be no launcher left that could judge (a template has none).
+    """Write the summary of a launch, on a worker: a template has no launcher that could judge.
 
     Raises:
         WorkerFault: more chunks were quarantined than ``job.max_failed_chunks`` allows, so that the
@@ -80,7 +86,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
     job = launch.resolved()
     state = launch.state()
     state.write_summary(launch.id, summary)
-    # none: an earlier one goes
+    # Where there are no records, the file of an earlier launch is removed.
     state.write_quarantine_file(list(state.read_quarantined(0, job.plan.chunks.count)))
     bound = job.config.job.max_failed_chunks
     if bound is not None and summary.quarantined > bound:
@@ -92,10 +98,10 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
 
 
 def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) -> int:
-    """How many chunks of the whole job are not done, also of those that this launch was not to do.
+    """Count the chunks of the whole job that are not done, also those not to do by this launch.
 
-    Levels that somebody has made meanwhile, with the command, are of what was there then: if none
-        is missing, they go.
+    Scales that somebody has made meanwhile, with the command, are of the output as it was then:
+    once no chunk is missing, they are removed.
     """
     count = launch.resolved().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)
@@ -105,11 +111,11 @@ def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) 
     return left
 
 
-def _list_levels(_: int, pyramid: StageJob) -> None:
-    """The last step: readers are told of what is complete.
+def _list_scales(_: int, pyramid: StageJob) -> None:
+    """Enter the scales that are complete into the output's metadata, which ends the pipeline.
 
     Raises:
-        WorkerFault: some of it cannot be made, so that the runner says failed.
+        WorkerFault: some scales cannot be made, so that the runner says failed.
     """
     list_complete_scales(pyramid)
     causes = StageRecords(pyramid).failures()

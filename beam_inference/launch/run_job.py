@@ -1,7 +1,7 @@
-"""Run a job from start to exit code: pipeline options, progress, signals, and the judgement at the end.
+"""Run a job from its job file to an exit code.
 
-What a job came to is judged from its receipts and quarantine records, never from what a runner
-says.
+The outcome of a job is judged from its receipts and quarantine records, never from what a runner
+reports.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from apache_beam.options.pipeline_options import GoogleCloudOptions
 
-from beam_inference.beam.execution import execute, explain
+from beam_inference.beam.execution import ExecutionResult, execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stage_runner import StageRecords
@@ -35,9 +35,9 @@ from beam_inference.launch import pipeline as job_pipeline
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.output_pyramid import (
     PyramidStatus,
-    begin_levels,
-    check_levels,
-    status_of,
+    begin_scales,
+    check_scales,
+    pyramid_status,
 )
 from beam_inference.launch.prepare import prepare
 from beam_inference.pyramid.pyramid import Pyramid
@@ -48,22 +48,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """What a launch came to.
+    """Outcome of a launch.
 
     Attributes:
-        exit_code: 0 complete, also the pyramid if there is one to make; 1 failed, 3 finished with
-            quarantined chunks within the bound, 130 interrupted.
-        chunks: how many were to be done: all of the job's, or those of the chunks file.
-        done: how many of them have a receipt.
-        missing_of_job: chunks of the whole job without a receipt, also those that were not to be
-            done.
-        quarantined: those that could not be done.
+        exit_code: 0 complete, with the pyramid if there is one to make; 1 failed; 3 finished with
+            quarantined chunks within the bound; 130 interrupted.
+        chunks: number of chunks to do: all of the job's, or those of the chunks file.
+        done: number of these that have a receipt.
+        missing_of_job: number of chunks of the whole job without a receipt, also of those that were
+            not to be done.
+        quarantined: records of the chunks that could not be done.
         summary: what this launch's workers did; None if it did not reach its end.
         seconds: wall time of the pipeline.
-        error: what ended the launch early, if anything did.
-        pyramid: how far the output's pyramid is; None if the job has none to make.
-        staged_at: where the pipeline was put for another to run (``--template_location``), instead
-            of running it.
+        error: text of the error that ended the launch early, if one did.
+        pyramid: progress of the output's pyramid; None if the job has none to make.
+        staged_at: place of the pipeline, where it is staged for another to run
+            (``--template_location``) instead of being run.
     """
 
     exit_code: int
@@ -79,8 +79,63 @@ class JobOutcome:
 
     @property
     def missing(self) -> int:
-        """Chunks with neither receipt nor quarantine record."""
+        """Number of chunks with neither receipt nor quarantine record."""
         return self.chunks - self.done - len(self.quarantined)
+
+
+@dataclass(frozen=True, slots=True)
+class ChunksToDo:
+    """The chunks that a launch is to do.
+
+    Attributes:
+        launch: the launch.
+        job: its job.
+        state: the job's state folder.
+        chunks: the chunks to do; None for all.
+    """
+
+    launch: Launch
+    job: ResolvedJob
+    state: State
+    chunks: list[int] | None
+
+    @classmethod
+    def of(cls, launch: Launch) -> ChunksToDo:
+        """Read the chunks file of a launch, if it has one."""
+        job = launch.resolved()
+        count = job.plan.chunks.count
+        file = launch.chunks_file
+        chunks = None
+        if file is not None:
+            chunks = chunks_of_file(file, job.fingerprint, count, job.config.storage)
+        return cls(launch, job, launch.state(), chunks)
+
+    @property
+    def count_of_job(self) -> int:
+        """Number of chunks of the whole job."""
+        return self.job.plan.chunks.count
+
+    @property
+    def count(self) -> int:
+        """Number of chunks to do."""
+        return self.count_of_job if self.chunks is None else len(self.chunks)
+
+    def count_done_of_job(self) -> int:
+        """Count the chunks of the whole job that have a receipt."""
+        return self.state.count_receipts(0, self.count_of_job)
+
+    def count_done(self) -> int:
+        """Count the chunks to do that have a receipt."""
+        if self.chunks is None:
+            return self.count_done_of_job()
+        return len(self.state.read_receipts(self.chunks))
+
+    def among_chunks(self, records: list[QuarantineRecord]) -> list[QuarantineRecord]:
+        """The records of chunks to do."""
+        if self.chunks is None:
+            return records
+        chunks = set(self.chunks)
+        return [record for record in records if record.chunk in chunks]
 
 
 def run_job(
@@ -94,156 +149,153 @@ def run_job(
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
-    ``flags`` are Beam's command-line flags; ``chunks_file`` is a path or URL of a quarantine file
-    or of chunk indices, one a line, to do these only; ``sample`` is a share of the chunks and a
-    seed, likewise; ``overwrite`` deletes an earlier launch's state first.
-
     From the main thread, SIGINT and SIGTERM stop the launch after the chunks under way.
+
+    Args:
+        config: the job file, see :func:`beam_inference.launch.job_files.load_job`.
+        flags: Beam's command-line flags, such as ``--runner=DataflowRunner``.
+        chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
+            are done.
+        sample: a share of the chunks, 0 to 1, and a seed: only such a sample is done.
+        overwrite: delete an earlier launch's state first, so that every chunk is done anew.
+        allow_pickle: load models that can execute code.
+
+    Returns:
+        The outcome; ``exit_code`` says whether the job is complete.
 
     Raises:
         UserError: something is wrong with the job; nothing was created.
     """
     options = beam_options(flags)
-    # before what follows asks services for their buckets
-    check_paths(config, place_of(options), chunks_file)
+    place = place_of(options)
+    # Paths come first, before anything asks services for their buckets.
+    check_paths(config, place, chunks_file)
     check_options(options)
     workers = workers_of(options)
-    check_levels(config, overwrite=overwrite)
+    check_scales(config, overwrite=overwrite)
     launch = prepare(
         config,
-        place_of(options),
+        place,
         overwrite=overwrite,
         allow_pickle=allow_pickle,
         chunks_file=chunks_file,
         sample=sample,
         workers=workers,
     )
-    job = launch.resolved()
-    state = launch.state()
-    file = launch.chunks_file
-    chosen = (
-        chunks_of_file(file, job.fingerprint, job.plan.chunks.count, config.storage)
-        if file
-        else None
-    )
-    pyramid = begin_levels(launch, overwrite=overwrite)
-    levels = replace(pyramid.job(), launch=launch.id) if pyramid else None
+    work = ChunksToDo.of(launch)
+    pyramid = begin_scales(launch, overwrite=overwrite)
+    scales = None if pyramid is None else replace(pyramid.job(), launch=launch.id)
     start = time.monotonic()
-    phases = _phases(state, job, chosen)
-    if pyramid and levels:
+    phases = list_phases(work)
+    if pyramid is not None and scales is not None:
         phases.append(
             Phase(
                 "chunks of the pyramid",
                 pyramid.count,
                 pyramid.voxels_per_chunk,
-                StageRecords(levels).chunk_counter(),
+                StageRecords(scales).chunk_counter(),
             )
         )
 
     def request_stop() -> None:
-        state.request_stop(launch.id)
-        if levels:
-            # beside the output, where the job's state may not be
-            levels.state().request_stop(launch.id)
+        work.state.request_stop(launch.id)
+        if scales is not None:
+            # Its state lies beside the output, where the job's own may not be.
+            scales.state().request_stop(launch.id)
 
     execution = execute(
         options,
-        lambda pipeline: job_pipeline.build(pipeline, launch, workers, levels),
-        len(index_ranges(job.plan.chunks.count, workers)),
+        lambda pipeline: job_pipeline.build(pipeline, launch, workers, scales),
+        len(index_ranges(work.count_of_job, workers)),
         Progress(*phases),
         request_stop,
     )
-    outcome = _judge(
-        job,
-        state,
-        launch,
-        chosen,
-        pyramid,
-        execution.interrupted,
-        execution.error,
-        time.monotonic() - start,
-    )
+    outcome = _judge(work, pyramid, execution, time.monotonic() - start)
     staged_at = options.view_as(GoogleCloudOptions).template_location
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
 
 
-def _phases(state: State, job: ResolvedJob, chosen: list[int] | None) -> list[Phase]:
-    """The chunks to do; with ``seams: exchange`` first those whose patches are computed, which is most of the work."""
-    plan = job.plan
-    voxels = job.plan.chunks.roi.size
-    count = plan.chunks.count
+def list_phases(work: ChunksToDo) -> list[Phase]:
+    """List what the progress line counts: the chunks to do, after the first stage if any.
+
+    With ``seams: exchange`` most of the work is the first stage, in which patches are computed.
+    """
+    plan = work.job.plan
+    voxels = plan.chunks.roi.size
     owners = plan.totals.owners
-    before = _done(state, job, chosen)
-    total = count if chosen is None else len(chosen)
-    chunks = Phase("chunks", total, voxels / count, lambda: _done(state, job, chosen))
-    if plan.exchange is None or chosen is not None or before == count:
+    done_before = work.count_done()
+    chunks = Phase("chunks", work.count, voxels / work.count_of_job, work.count_done)
+    if plan.exchange is None or work.chunks is not None or done_before == work.count:
         return [chunks]
 
-    def computed() -> int:
-        """All, once receipts come: of quarantined chunks, and where nobody needs them, the patches stay uncomputed."""
-        return owners if _done(state, job, None) > before else state.count_sums(0, count)
+    def count_computed() -> int:
+        """Chunks whose patches are computed; all of them, once receipts come.
 
-    return [Phase("chunks of the first stage", owners, voxels / owners, computed), chunks]
+        The patches of quarantined chunks, and of those that nobody needs, are never computed.
+        """
+        if work.count_done_of_job() > done_before:
+            return owners
+        return work.state.count_sums(0, work.count_of_job)
 
-
-def _done(state: State, job: ResolvedJob, chosen: list[int] | None) -> int:
-    """How many of the chunks to do have a receipt."""
-    if chosen is not None:
-        return len(state.read_receipts(chosen))
-    return state.count_receipts(0, job.plan.chunks.count)
+    return [Phase("chunks of the first stage", owners, voxels / owners, count_computed), chunks]
 
 
 def _judge(
-    job: ResolvedJob,
-    state: State,
-    launch: Launch,
-    chosen: list[int] | None,
-    pyramid: Pyramid | None,
-    interrupted: bool,
-    error: BaseException | None,
-    seconds: float,
+    work: ChunksToDo, pyramid: Pyramid | None, execution: ExecutionResult, seconds: float
 ) -> JobOutcome:
-    everywhere = list(state.read_quarantined(0, job.plan.chunks.count))
+    """Judge a launch from the records of its job, and tidy up after it."""
+    error = execution.error
+    records = list(work.state.read_quarantined(0, work.count_of_job))
     try:
-        state.write_quarantine_file(everywhere)
+        work.state.write_quarantine_file(records)
     except BeamInferenceError as failure:
-        error = error or failure  # what ended the launch is what is told
-    done_of_job = _done(state, job, None)
-    if job.plan.exchange is not None and done_of_job == job.plan.chunks.count:
-        # of chunks done without them, if any
-        SeamFiles(state.url, job.config.storage, job.fingerprint).forget_all()
-    quarantined = (
-        everywhere if chosen is None else [r for r in everywhere if r.chunk in set(chosen)]
-    )
-    chunks = job.plan.chunks.count if chosen is None else len(chosen)
-    done = done_of_job if chosen is None else _done(state, job, chosen)
-    bound = job.config.job.max_failed_chunks
-    levels = status_of(pyramid) if pyramid else None
-    due = levels is not None and done_of_job == job.plan.chunks.count
-    if done == chunks and (levels is None or not due or levels.complete):
-        code = COMPLETE
-    elif interrupted:
-        code = INTERRUPTED
-    elif (
-        due
-        or error
-        or done + len(quarantined) < chunks
-        or (bound is not None and len(quarantined) > bound)
-    ):
-        code = FAILED
-    else:
-        code = COMPLETE_BUT_QUARANTINED
-    told = None if error is None or code == COMPLETE else explain(error)
-    return JobOutcome(
-        exit_code=code,
-        chunks=chunks,
-        done=done,
-        missing_of_job=job.plan.chunks.count - done_of_job,
-        quarantined=quarantined,
-        summary=state.read_summary(launch.id),
+        error = error or failure  # the error that ended the launch comes first
+    done_of_job = work.count_done_of_job()
+    is_job_done = done_of_job == work.count_of_job
+    if work.job.plan.exchange is not None and is_job_done:
+        # Chunks that were done without their neighbours may have left seam files.
+        files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
+        files.forget_all()
+    outcome = JobOutcome(
+        exit_code=FAILED,
+        chunks=work.count,
+        done=done_of_job if work.chunks is None else work.count_done(),
+        missing_of_job=work.count_of_job - done_of_job,
+        quarantined=work.among_chunks(records),
+        summary=work.state.read_summary(work.launch.id),
         seconds=seconds,
-        error=told,
-        pyramid=levels,
+        error=None,
+        pyramid=None if pyramid is None else pyramid_status(pyramid),
     )
+    exit_code = _exit_code(
+        outcome,
+        work.job.config.job.max_failed_chunks,
+        is_job_done=is_job_done,
+        was_interrupted=execution.interrupted,
+        has_failed=error is not None,
+    )
+    text = None if error is None or exit_code == COMPLETE else explain(error)
+    return replace(outcome, exit_code=exit_code, error=text)
+
+
+def _exit_code(
+    outcome: JobOutcome,
+    most_quarantined: int | None,
+    *,
+    is_job_done: bool,
+    was_interrupted: bool,
+    has_failed: bool,
+) -> int:
+    """Exit code of an outcome; its pyramid counts once every chunk of the job is done."""
+    is_pyramid_due = outcome.pyramid is not None and is_job_done
+    is_pyramid_complete = outcome.pyramid is None or outcome.pyramid.complete
+    if outcome.done == outcome.chunks and (is_pyramid_complete or not is_pyramid_due):
+        return COMPLETE
+    if was_interrupted:
+        return INTERRUPTED
+    is_beyond_bound = most_quarantined is not None and len(outcome.quarantined) > most_quarantined
+    if is_pyramid_due or has_failed or outcome.missing > 0 or is_beyond_bound:
+        return FAILED
+    return COMPLETE_BUT_QUARANTINED

@@ -20,7 +20,12 @@ from beam_inference.job.parts import open_input, output_spec
 from beam_inference.job.records import ChannelStatistics
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.launch.output_pyramid import PyramidStatus, pyramid_of, pyramid_told, status_of
+from beam_inference.launch.output_pyramid import (
+    PyramidStatus,
+    describe_pyramid_status,
+    output_pyramid,
+    pyramid_status,
+)
 from beam_inference.report.canvas import WIDTH
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.facts import Facts
@@ -109,9 +114,11 @@ def make_report(
     pyramid = (
         None
         if output is None
-        else _opened(lambda: pyramid_of(job.config), "pyramid", absent, may_lack=True)
+        else _opened(lambda: output_pyramid(job.config), "pyramid", absent, may_lack=True)
     )
-    levels = None if pyramid is None else _opened(lambda: status_of(pyramid), "pyramid", absent)
+    levels = (
+        None if pyramid is None else _opened(lambda: pyramid_status(pyramid), "pyramid", absent)
+    )
     finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
     if facts.sums:
         finished = {"patches computed": (facts.sums, facts.summed)} | finished
@@ -191,7 +198,8 @@ def _values(report: Report) -> dict[str, Any]:
         ),
         "verdict": _verdict(report),
         "pyramid": (
-            report.pyramid and pyramid_told(report.pyramid, waits=facts.done < facts.chunks)
+            report.pyramid
+            and describe_pyramid_status(report.pyramid, waits=facts.done < facts.chunks)
         ),
         "percent": _percents(facts),
         "voxels_done": job.plan.chunks.roi.size * facts.done / facts.chunks,

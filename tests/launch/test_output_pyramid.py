@@ -21,11 +21,11 @@ from beam_inference.errors import ConfigError
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.output_pyramid import (
-    begin_levels,
-    check_levels,
+    begin_scales,
+    check_scales,
+    output_pyramid,
     plan_output_pyramid,
-    pyramid_of,
-    status_of,
+    pyramid_status,
 )
 from beam_inference.launch.pipeline import build
 from beam_inference.launch.planned_job import plan_job
@@ -57,9 +57,9 @@ def assert_levels_are_of_the_base(folder, count, method="mean", factor=(2, 2, 2)
 def without_beam(path, *overrides, chunks=None, overwrite=False):
     """What ``run`` does, up to the end of its chunks; the pyramid, begun."""
     config = load_job(path, overrides)
-    check_levels(config, overwrite=overwrite)
+    check_scales(config, overwrite=overwrite)
     launch = prepare(config, overwrite=overwrite)
-    pyramid = begin_levels(launch, overwrite=overwrite)
+    pyramid = begin_scales(launch, overwrite=overwrite)
     worker = Worker(launch)
     list(worker.infer_chunks(range(worker.job.plan.chunks.count) if chunks is None else chunks))
     return launch, pyramid
@@ -87,8 +87,8 @@ def test_a_job_ends_with_its_pyramid_and_the_command_finds_it_done(job, tmp_path
     assert main(["status", path]) == main(["verify", path, "--deep"]) == 0
     assert capsys.readouterr().out.count("pyramid: complete, 2 levels by mean") == 2
     by_command = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), num_scales=2)
-    assert status_of(by_command).complete
-    assert by_command.job().fingerprint == pyramid_of(load_job(path)).job().fingerprint
+    assert pyramid_status(by_command).complete
+    assert by_command.job().fingerprint == output_pyramid(load_job(path)).job().fingerprint
 
 
 def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
@@ -175,19 +175,19 @@ def test_levels_made_of_holes_are_made_anew(job, tmp_path, caplog):
     without_beam(path, chunks=range(9))
     # a quick look, by the command
     made(plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), num_scales=3))
-    assert status_of(pyramid_of(load_job(path))).complete
+    assert pyramid_status(output_pyramid(load_job(path))).complete
     _, pyramid = without_beam(path)
     assert "made before all chunks of this job are done: they are removed" in caplog.text
     assert len(volume_at(f"file://{tmp_path}/out").scales) == 1, (
         "also the third, which the job does not ask for"
     )
-    assert status_of(pyramid).done == 0
+    assert pyramid_status(pyramid).done == 0
     made(pyramid)
     caplog.clear()
     without_beam(path)
-    assert status_of(pyramid).complete, "a complete one is left alone"
+    assert pyramid_status(pyramid).complete, "a complete one is left alone"
     without_beam(path, overwrite=True)
-    assert status_of(pyramid).done == 0
+    assert pyramid_status(pyramid).done == 0
     assert "removed" in caplog.text
     made(pyramid)
     other = without_beam(path, "output.pyramid={factor: 1x2x2}", overwrite=True)[1]
@@ -202,19 +202,19 @@ def test_records_of_holes_do_not_outlive_a_run_without_the_key(job, tmp_path, ca
     made(plan_pyramid(multiscale_volume(url, LOCAL), num_scales=1))
     without_beam(path)
     assert f"beam-inference pyramid {url} --overwrite" in caplog.text
-    assert not status_of(plan_pyramid(multiscale_volume(url, LOCAL), num_scales=1)).complete
+    assert not pyramid_status(plan_pyramid(multiscale_volume(url, LOCAL), num_scales=1)).complete
     with pytest.raises(
         ConfigError,
         match=r"Make them as this job says with: beam-inference pyramid .* --overwrite",
     ):
-        check_levels(load_job(path, ["output.pyramid=true"]), overwrite=False)
+        check_scales(load_job(path, ["output.pyramid=true"]), overwrite=False)
 
 
 def test_levels_made_in_another_way_are_refused_before_anything(job, tmp_path):
     path = job(output={"pyramid": {"levels": 2, "factor": [1, 2, 2]}})
     _, pyramid = without_beam(path)
     # nothing was made: another may begin
-    begin_levels(without_beam(path, "output.pyramid=true")[0], overwrite=False)
+    begin_scales(without_beam(path, "output.pyramid=true")[0], overwrite=False)
     _, pyramid = without_beam(path)
     made(pyramid)
     before = sorted(tmp_path.rglob("*"))
@@ -321,12 +321,12 @@ def test_a_sample_makes_none_and_the_rest_does(job, tmp_path, capsys):
 @pytest.mark.slow
 def test_levels_made_by_the_command_while_chunks_go_on_are_made_anew(job, tmp_path):
     launch = prepare(load_job(job(output={"pyramid": TWO})))
-    pyramid = begin_levels(launch, overwrite=False)
+    pyramid = begin_scales(launch, overwrite=False)
     list(Worker(launch).infer_chunks(range(9)))
     made(pyramid)
     with beam.Pipeline("FnApiRunner") as pipeline:
         build(pipeline, launch, 2, pyramid.job())
-    assert status_of(pyramid).complete
+    assert pyramid_status(pyramid).complete
     assert_levels_are_of_the_base(tmp_path / "out", 2)
 
 
@@ -381,11 +381,11 @@ def test_labels_in_shards_of_ome_zarr_as_zarr_python_reads_them(tmp_path, capsys
 @pytest.mark.slow
 def test_bundles_that_are_tried_again_repeat_nothing(job, tmp_path):
     launch = prepare(load_job(job(output={"pyramid": TWO})))
-    pyramid = begin_levels(launch, overwrite=False)
+    pyramid = begin_scales(launch, overwrite=False)
     for _ in range(2):
         with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions()) as pipeline:
             build(pipeline, launch, 2, pyramid.job())
-        assert status_of(pyramid).complete
+        assert pyramid_status(pyramid).complete
     assert_levels_are_of_the_base(tmp_path / "out", 2)
 
 
@@ -400,7 +400,7 @@ def test_the_graph_does_not_grow_with_the_chunks(job):
         path = job(roi={"start": [3, -5, 2], "stop": stop}, **blocks)
         launch = prepare(load_job(path, [f"output.path=out{number}"]))
         pipeline = beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions())
-        build(pipeline, launch, 2, begin_levels(launch, overwrite=False).job())
+        build(pipeline, launch, 2, begin_scales(launch, overwrite=False).job())
         sizes.append(len(pipeline.to_runner_api().SerializeToString()))
     assert launch.resolved().plan.chunks.count == 2340
     assert sizes[1] < sizes[0] + 20_000 < 200_000

@@ -8,7 +8,7 @@ from helpers import job_values
 from beam_inference import run_job
 from beam_inference.config.job_file import parse_job
 from beam_inference.launch.prepare import prepare
-from beam_inference.launch.run_job import _phases
+from beam_inference.launch.run_job import ChunksToDo, list_phases
 from beam_inference.worker.worker import Worker
 
 
@@ -55,7 +55,7 @@ def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tm
     job = launch.resolved()
     state = launch.state()
     worker = Worker(launch)
-    first, second = _phases(state, job, None)
+    first, second = list_phases(ChunksToDo(launch, job, state, None))
     assert (first.total, second.total) == (job.plan.totals.owners, job.plan.chunks.count)
     assert (
         first.total * first.voxels_per_thing
@@ -66,11 +66,13 @@ def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tm
     assert 0 < first.count_done() == len(summed) < first.total
     done = list(worker.merge_seams(range(18)))  # as where the rest is quarantined
     assert (first.count_done(), second.count_done()) == (first.total, len(done))
-    (chosen,) = _phases(state, job, [1, 2, 3])
+    (chosen,) = list_phases(ChunksToDo(launch, job, state, [1, 2, 3]))
     assert (chosen.total, chosen.count_done()) == (
         3,
         len({record.chunk for record in done} & {1, 2, 3}),
     )
     list(worker.sum_chunks(range(18)))
     list(worker.merge_seams(range(18)))
-    assert [phase.things for phase in _phases(state, job, None)] == ["chunks"]
+    assert [phase.things for phase in list_phases(ChunksToDo(launch, job, state, None))] == [
+        "chunks"
+    ]
