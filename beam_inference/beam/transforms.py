@@ -1,25 +1,56 @@
-"""The Beam transforms: wiring only. Each has a plain function or method, without Beam, that does the same.
+"""Beam transforms for inference.
 
-Elements are runs, tuples of a few chunk indices: arrays never enter a PCollection.
+Each has a plain function or method that does the same without Beam. Elements are runs, which are tuples of a few chunk indices: arrays never enter a PCollection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
 
 import apache_beam as beam
+from apache_beam.coders import Coder
+from apache_beam.coders.typecoders import registry
 from apache_beam.metrics.metric import Metrics
 from apache_beam.pvalue import PBegin, PCollection
+from apache_beam.transforms.combiners import Count
+from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils import shared
 
 from beam_inference.environment import use_one_heap
-from beam_inference.errors import Stage
-from beam_inference.geometry.partition import default_run_length, index_ranges
+from beam_inference.errors import Stage, WorkerFault
+from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.runs import missing_runs, runs_of_file
 from beam_inference.worker.worker import Worker
 
 Run = tuple[int, ...]
+InputKind = Literal["signal", "chunks"]
+
+
+class RecordCoder(Coder):
+    """Encodes a :class:`~beam_inference.job.messages.Record` as JSON, without pickle."""
+
+    def encode(self, value: Record) -> bytes:
+        """Encode one record."""
+        return json.dumps(dataclasses.asdict(value), sort_keys=True).encode()
+
+    def decode(self, encoded: bytes) -> Record:
+        """Decode one record."""
+        return Record(**json.loads(encoded))
+
+    def is_deterministic(self) -> bool:
+        """Return True: equal records have equal bytes."""
+        return True
+
+    def to_type_hint(self) -> type[Record]:
+        """Return the type of the elements."""
+        return Record
+
+
+registry.register_coder(Record, RecordCoder)
 
 
 def _run_length(launch: Launch, workers: int) -> int:
@@ -28,40 +59,47 @@ def _run_length(launch: Launch, workers: int) -> int:
 
 
 class GenerateRuns(beam.PTransform):
-    """Runs of the chunks that are to be done, spread over the workers.
+    """Runs of the chunks to be done, spread over the workers.
 
-    The graph holds a few hundred index ranges at most, whatever the number of chunks: they are
-        expanded on the workers, which list their own range's receipts and emit what is missing.
+    The graph holds a few hundred index ranges at most, whatever the number of chunks. The workers
+    expand them: each lists the receipts in its range and emits the chunks that have none.
 
     Plain functions: :func:`beam_inference.job.runs.missing_runs`,
-        :func:`beam_inference.job.runs.runs_of_file`.
+    :func:`beam_inference.job.runs.runs_of_file`.
 
     Args:
         launch: the launch.
-        workers: how many work at a time, as far as known; the more, the shorter the runs.
+        workers: estimated number of workers; the more, the shorter the runs.
+        input_kind: meaning of a PCollection to which this is applied, see :class:`InferVolume`.
     """
 
-    def __init__(self, launch: Launch, workers: int = 1) -> None:
+    def __init__(
+        self, launch: Launch, workers: int = 1, *, input_kind: InputKind = "signal"
+    ) -> None:
         super().__init__()
         self._launch = launch
         self._workers = workers
+        self._input_kind = input_kind
 
-    def expand(self, begin: PBegin) -> PCollection[Run]:
-        """From the pipeline's begin to runs."""
+    def expand(self, source: PBegin | PCollection[object]) -> PCollection[Run]:
+        """Turn the pipeline's begin, a signal or chunk indices into runs."""
+        if self._input_kind == "chunks":
+            return self._runs_of_indices(source)
         job = self._launch.resolved()
         count = job.plan.chunks.count
         length = _run_length(self._launch, self._workers)
         if self._launch.chunks_file is None:
+            ranges = index_ranges(count, self._workers)
             runs = (
-                begin
-                | "IndexRanges" >> beam.Create(index_ranges(count, self._workers))
+                source
+                | "IndexRanges" >> _CreateAfter(ranges)
                 | "MissingRuns"
                 >> beam.FlatMap(_missing_runs, self._launch, length).with_output_types(Run)
             )
         else:
             runs = (
-                begin
-                | "ChunksFile" >> beam.Create([self._launch.chunks_file])
+                source
+                | "ChunksFile" >> _CreateAfter([self._launch.chunks_file])
                 | "RunsOfFile"
                 >> beam.FlatMap(
                     runs_of_file, job.fingerprint, count, length, job.config.storage
@@ -69,22 +107,69 @@ class GenerateRuns(beam.PTransform):
             )
         return runs | beam.Reshuffle()
 
+    def _runs_of_indices(self, indices: PBegin | PCollection[object]) -> PCollection[Run]:
+        if not isinstance(indices, PCollection):
+            raise TypeError('input_kind="chunks" needs a PCollection of chunk indices')
+        count = self._launch.resolved().plan.chunks.count
+        length = _run_length(self._launch, self._workers)
+        return (
+            indices
+            | "Global" >> beam.WindowInto(GlobalWindows())
+            | "RunNumber"
+            >> beam.Map(_with_run_number, count, length).with_output_types(tuple[int, int])
+            | "GroupRuns" >> beam.GroupByKey()
+            | "Runs" >> beam.FlatMap(_distinct_run, length).with_output_types(Run)
+        )
+
+
+class _CreateAfter(beam.PTransform):
+    """Creates values, after every element of a PCollection is there if it is applied to one."""
+
+    def __init__(self, values: Sequence[object]) -> None:
+        super().__init__()
+        self._values = values
+
+    def expand(self, source: PBegin | PCollection[object]) -> PCollection[object]:
+        if not isinstance(source, PCollection):
+            return source | beam.Create(self._values)
+        # A runner has the count of a whole PCollection only when all of it is there.
+        return (
+            source
+            | "Global" >> beam.WindowInto(GlobalWindows())
+            | "Wait" >> Count.Globally()
+            | "Then" >> beam.FlatMap(_instead, self._values)
+            | "Spread" >> beam.Reshuffle()
+        )
+
+
+def _instead(_: int, values: Sequence[object]) -> Sequence[object]:
+    return values
+
+
+def _with_run_number(index: int, count: int, length: int) -> tuple[int, int]:
+    if not 0 <= index < count:
+        raise WorkerFault(f"there is no chunk {index}, only 0 … {count - 1}")
+    return index // length, index
+
+
+def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
+    return in_runs(sorted(set(run[1])), length)
+
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
     exchange = launch.resolved().plan.exchange
     receivers = None if exchange is None else exchange.receivers
-    return missing_runs(
-        index_range, launch.state() if launch.honour_receipts else None, length, receivers
-    )
+    state = launch.state() if launch.honour_receipts else None
+    return missing_runs(index_range, state, length, receivers)
 
 
-class _OnWorker(beam.DoFn):
-    """What needs the process's worker. Only a sick one raises to the runner."""
+class _WorkerDoFn(beam.DoFn):
+    """Base of the DoFns that use their process's worker; only its WorkerFaults reach the runner."""
 
     def __init__(self, launch: Launch, handle: shared.Shared | None = None) -> None:
         self._launch = launch
-        # One handle holds model, stores and lock together: Shared keeps a single object alive per
-        # process.
+        # Shared keeps a single object alive per process. With one handle in several DoFns, they
+        # have one worker: one network, one set of stores and one lock.
         self._shared = handle or shared.Shared()
 
     def setup(self) -> None:
@@ -95,26 +180,28 @@ class _OnWorker(beam.DoFn):
         )
 
 
-class InferChunks(_OnWorker):
-    """Do runs: element a run, output one :class:`~beam_inference.job.messages.Record` per chunk.
+class InferChunks(_WorkerDoFn):
+    """Processes runs: the element is a run, the output one record per chunk.
 
     Plain method: :meth:`beam_inference.worker.worker.Worker.infer_chunks`.
     """
 
     def process(self, run: Run) -> Iterator[Record]:
-        """Do a run's chunks; a record is emitted once its chunk is durable."""
+        """Process the chunks of a run; a record is emitted once its chunk is durable."""
         for record in self._worker.infer_chunks(run):
             _count(record)
             yield record
 
 
-class SumChunks(_OnWorker):
-    """First stage of ``seams: exchange``: element a run; output, keyed by their runs, the chunks that wait for it.
+class SumChunks(_WorkerDoFn):
+    """First stage of ``seams: exchange``: from a run to the chunks that wait for it, keyed by run.
 
     Plain method: :meth:`beam_inference.worker.worker.Worker.sum_chunks`.
 
     Args:
+        launch: the launch.
         length: chunks of a run of the second stage.
+        handle: holds the worker of the process; None for one of its own.
     """
 
     def __init__(self, launch: Launch, length: int, handle: shared.Shared | None = None) -> None:
@@ -122,16 +209,16 @@ class SumChunks(_OnWorker):
         self._length = length
 
     def process(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Compute the patches that a run's chunks own; what is emitted waits for no more of this run."""
+        """Compute the patches that a run's chunks own, then emit the chunks that need them."""
         for record in self._worker.sum_chunks(run):
-            if record.outcome == "summed":  # of others the second stage tells
+            if record.outcome == "summed":  # the second stage reports all other outcomes
                 _count(record)
         for chunk in self._worker.waiting_chunks(run):
             yield chunk // self._length, chunk
 
 
-class MergeSeams(_OnWorker):
-    """Second stage: element a key and chunks, repeated maybe; output one record per chunk.
+class MergeSeams(_WorkerDoFn):
+    """Second stage: from a key and its chunks, which may repeat, to one record per chunk.
 
     Plain method: :meth:`beam_inference.worker.worker.Worker.merge_seams`.
     """
@@ -144,7 +231,7 @@ class MergeSeams(_OnWorker):
 
 
 def _count(record: Record) -> None:
-    """Beam's metrics: a view, which a runner may not keep. The truth is in the receipts."""
+    """Update Beam's metrics, which a runner may not keep: only receipts prove what is done."""
     Metrics.counter("beam_inference", f"chunks_{record.outcome}").inc()
     Metrics.counter("beam_inference", "read_bytes").inc(record.read_bytes)
     Metrics.counter("beam_inference", "written_bytes").inc(record.written_bytes)
@@ -157,25 +244,38 @@ def _count(record: Record) -> None:
 
 
 class InferVolume(beam.PTransform):
-    """A whole job: from the pipeline's begin to one :class:`~beam_inference.job.messages.Record` per chunk.
+    """A whole job: one :class:`~beam_inference.job.messages.Record` per chunk that is to be done.
+
+    It is applied to a pipeline, or to a PCollection:
+
+    - with ``input_kind="signal"`` the job begins once every element of the PCollection is there;
+      the elements themselves do not matter. So one job can read what another one has written;
+    - with ``input_kind="chunks"`` the elements are indices of the chunks to do, in any order and
+      possibly repeated. As with a file of chunks, each is computed without its neighbours, and
+      those that have a receipt are skipped.
 
     Args:
         launch: from :func:`beam_inference.prepare`.
         workers: see :class:`GenerateRuns`.
+        input_kind: meaning of a PCollection to which this is applied.
     """
 
-    def __init__(self, launch: Launch, workers: int = 1) -> None:
+    def __init__(
+        self, launch: Launch, workers: int = 1, *, input_kind: InputKind = "signal"
+    ) -> None:
         super().__init__()
         self._launch = launch
         self._workers = workers
+        self._input_kind = input_kind
 
-    def expand(self, begin: PBegin) -> PCollection[Record]:
-        """From the pipeline's begin to records."""
+    def expand(self, source: PBegin | PCollection[object]) -> PCollection[Record]:
+        """Turn the pipeline's begin, a signal or chunk indices into records."""
         launch = self._launch
-        runs = begin | GenerateRuns(self._launch, self._workers)
-        # Some chunks alone are computed without their neighbours, which may never be done.
-        if launch.resolved().plan.exchange is None or launch.chunks_file is not None:
-            return runs | "InferChunks" >> beam.ParDo(InferChunks(launch))
+        runs = source | GenerateRuns(launch, self._workers, input_kind=self._input_kind)
+        # Chunks that are done alone are computed without their neighbours, which may never be done.
+        is_alone = launch.chunks_file is not None or self._input_kind == "chunks"
+        if launch.resolved().plan.exchange is None or is_alone:
+            return runs | "InferChunks" >> beam.ParDo(InferChunks(launch)).with_output_types(Record)
         length = _run_length(launch, self._workers)
         handle = shared.Shared()
         return (
@@ -183,5 +283,5 @@ class InferVolume(beam.PTransform):
             | "SumChunks"
             >> beam.ParDo(SumChunks(launch, length, handle)).with_output_types(tuple[int, int])
             | "Neighbours" >> beam.GroupByKey()
-            | "MergeSeams" >> beam.ParDo(MergeSeams(launch, handle))
+            | "MergeSeams" >> beam.ParDo(MergeSeams(launch, handle)).with_output_types(Record)
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from beam_inference.errors import Stage
 from beam_inference.job.resolved_job import ResolvedJob
@@ -17,7 +18,7 @@ class Launch:
     Attributes:
         job: the resolved job, as JSON.
         state_url: the state folder.
-        id: of this launch.
+        id: name of this launch.
         honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
         allow_pickle: load models that can execute code.
         threads_per_process: harness threads that share a worker.
@@ -36,26 +37,38 @@ class Launch:
     chunks_file: str | None = None
 
     def resolved(self) -> ResolvedJob:
-        """The job."""
-        return ResolvedJob.model_validate_json(self.job)
+        """Return the job, which each process parses once."""
+        return _parse(self.job)
 
     def state(self) -> State:
-        """The job's state folder, with its receipts and its quarantine."""
+        """Return the job's state folder, with its receipts and its quarantine."""
         job = self.resolved()
         return State(self.state_url, job.config.storage).of(job)
 
 
-class Record(NamedTuple):
-    """What became of a chunk.
+@lru_cache(maxsize=16)  # jobs of one process, which are few
+def _parse(text: str) -> ResolvedJob:
+    return ResolvedJob.model_validate_json(text)
 
-    ``outcome`` is "done", "skipped" (it had a receipt) or "quarantined"; with ``seams: exchange``
-    also "summed": its patches are computed, and their sums kept for the chunks that share voxels
-    with it.
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Outcome of a chunk.
+
+    Attributes:
+        chunk: its index.
+        outcome: "done", "skipped" (it had a receipt) or "quarantined"; with ``seams: exchange``
+            also "summed": its patches are computed, and their sums kept for the chunks that share
+            voxels with it.
+        read_bytes: bytes of decoded input.
+        written_bytes: bytes of output before compression.
+        seconds: time of each stage, by name.
+        uniform_patches: patches whose input was one value, for which the network was not run again.
     """
 
     chunk: int
     outcome: str
     read_bytes: int = 0
     written_bytes: int = 0
-    seconds: dict[Stage, float] = {}  # noqa: RUF012  # by stage; never changed
+    seconds: Mapping[Stage, float] = field(default_factory=dict)
     uniform_patches: int = 0

@@ -8,14 +8,14 @@ import apache_beam as beam
 import numpy as np
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
-from helpers import job_values, read_volume
+from helpers import job_values, read_volume, write_volume
 
-from beam_inference.beam.transforms import GenerateRuns, InferVolume
+from beam_inference.beam.transforms import GenerateRuns, InferVolume, RecordCoder
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.trial import SETTLING_CALLS
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.zyx import ceil_div
-from beam_inference.job.messages import Launch
+from beam_inference.job.messages import Launch, Record
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.job.verification import verify
@@ -26,9 +26,9 @@ from beam_inference.worker.worker import Worker
 TOYS = Path(__file__).parents[1] / "toy_networks.py"
 
 
-def make_launch(source, output, folder, chunks_file=None, **sections) -> Launch:
+def make_launch(source, target, folder, /, chunks_file=None, **sections) -> Launch:
     return prepare(
-        parse_job(job_values(source, output, **sections), folder), chunks_file=chunks_file
+        parse_job(job_values(source, target, **sections), folder), chunks_file=chunks_file
     )
 
 
@@ -84,7 +84,7 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits(position, tmp_path, 
 
 
 def test_three_faults_that_escape_are_retried_by_the_runner(position, tmp_path, monkeypatch):
-    """BundleBasedDirectRunner gives a bundle four attempts, as Dataflow does; all runs are in one bundle."""
+    """BundleBasedDirectRunner tries a bundle four times, as Dataflow does; all runs are in one."""
     launch = position()
     write_receipt = State.write_receipt
     faults = []
@@ -149,7 +149,7 @@ def test_replayed_bundles_compute_nothing_twice_unless_receipts_are_ignored(
 
 
 def test_the_transforms_compose_into_a_foreign_pipeline(position, tmp_path):
-    """Somebody's own pipeline, with a branch of its own beside ours and their own sink for our records."""
+    """A foreign pipeline has a branch of its own beside ours, and its own sink for our records."""
     launch = position()
     seen = tmp_path / "seen"
     with beam.Pipeline("FnApiRunner") as pipeline:
@@ -179,6 +179,104 @@ def test_two_jobs_in_one_pipeline_do_not_mix(volume_in, tmp_path):
             _ = pipeline | f"Job{k}" >> InferVolume(launch)
     one, two = (read_volume(tmp_path / f"out{k}") for k in (1, 2))
     np.testing.assert_allclose(two, 2 * one, rtol=1e-6)
+
+
+RUNNER_FLAGS = [(), ("--direct_runner_bundle_repeat=2",)]
+
+
+@pytest.mark.parametrize("flags", RUNNER_FLAGS)
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_a_job_waits_for_the_records_of_another(tmp_path, flags, seams):
+    """The second job reads what the first one writes: a voxel read too early would be 0."""
+    array = np.random.default_rng(3).random((40, 50, 40), np.float32)
+    source = write_volume(tmp_path / "in", array)
+    inference = {"seams": seams}
+    doubled = make_launch(
+        source,
+        tmp_path / "doubled",
+        tmp_path,
+        output={"format": "ome_zarr"},  # a folder of precomputed blocks may not be empty
+        model={"normalize": {"scale": 2.0}},
+        inference=inference,
+    )
+    tripled = make_launch(
+        tmp_path / "doubled",
+        tmp_path / "tripled",
+        tmp_path,
+        model={"normalize": {"scale": 3.0}},
+        inference=inference,
+    )
+    with beam.Pipeline("FnApiRunner", options=PipelineOptions(list(flags))) as pipeline:
+        _ = (
+            pipeline
+            | "Doubled" >> InferVolume(doubled, workers=2)
+            | "Tripled" >> InferVolume(tripled, workers=2)
+        )
+    check_complete(doubled)
+    check_complete(tripled)
+    np.testing.assert_allclose(read_volume(tmp_path / "tripled")[0], 6 * array, rtol=1e-6)
+
+
+def test_a_job_begins_after_a_signal_without_elements(volume_in, tmp_path):
+    launch = make_launch(volume_in, tmp_path / "out", tmp_path)
+    with beam.Pipeline("FnApiRunner") as pipeline:
+        _ = pipeline | beam.Create([]) | InferVolume(launch)
+    check_complete(launch)
+
+
+@pytest.mark.parametrize("flags", RUNNER_FLAGS)
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_chunk_indices_can_come_from_a_pcollection(position, tmp_path, flags, seams):
+    """In any order, repeated or not; the rest of the job stays undone."""
+    launch = position(inference={"seams": seams})
+    seen = tmp_path / "seen"
+    with beam.Pipeline("FnApiRunner", options=PipelineOptions(list(flags))) as pipeline:
+        _ = (
+            pipeline
+            | beam.Create([5, 2, 5, 6])
+            | InferVolume(launch, input_kind="chunks")
+            | beam.Map(lambda record: (record.chunk, record.outcome))
+            | beam.combiners.ToList()
+            | beam.Map(lambda records: seen.write_text(str(sorted(records))))
+        )
+    assert ast.literal_eval(seen.read_text()) == [(2, "done"), (5, "done"), (6, "done")]
+    assert list(launch.state().receipt_indices(0, 1000)) == [2, 5, 6]
+    run(launch)
+    check_complete(launch)
+    np.testing.assert_allclose(
+        read_volume(tmp_path / "out"), read_volume(tmp_path / "clean"), rtol=1e-5, atol=1e-5
+    )
+
+
+def test_an_index_beyond_the_last_chunk_ends_the_pipeline(position):
+    launch = position()
+    with (
+        pytest.raises(Exception, match="there is no chunk 1000, only 0"),
+        beam.Pipeline("FnApiRunner") as pipeline,
+    ):
+        _ = pipeline | beam.Create([1000]) | InferVolume(launch, input_kind="chunks")
+
+
+def test_chunk_indices_need_a_pcollection(position):
+    launch = position()
+    with pytest.raises(TypeError, match="needs a PCollection"):
+        beam.Pipeline("FnApiRunner") | InferVolume(launch, input_kind="chunks")
+
+
+def test_records_have_a_coder_and_a_type(position):
+    record = Record(7, "done", 10, 20, {"read": 0.5, "write": 1.25}, 3)
+    coder = beam.coders.registry.get_coder(Record)
+    assert isinstance(coder, RecordCoder)
+    assert coder.is_deterministic()
+    assert coder.decode(coder.encode(record)) == record
+    records = beam.Pipeline("FnApiRunner") | InferVolume(position())
+    assert records.element_type is Record
+
+
+def test_a_process_parses_a_job_once(position):
+    launch = position()
+    assert launch.resolved() is launch.resolved()
+    assert launch.resolved() == ResolvedJob.model_validate_json(launch.job)
 
 
 def test_a_missing_receipt_is_all_that_is_done_again(position, tmp_path):
