@@ -1,4 +1,4 @@
-"""What a process may use of its machine, and settings of the process: variables and the heap.
+"""The cores and memory that a process may use, and its settings: variables and the heap.
 
 Nothing else in the package changes the environment or the allocator. ``use_one_heap`` is called by
 the command line and by each worker, also where a worker lives in somebody else's process.

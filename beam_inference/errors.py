@@ -1,4 +1,4 @@
-"""What can go wrong, as types.
+"""The types of errors, and the exit codes.
 
 The type of an error decides what happens: a :class:`UserError` stops the launch before the first
 chunk (exit code 2), a :class:`ChunkFault` quarantines one chunk and the job goes on, a

@@ -23,7 +23,7 @@ from beam_inference.geometry.plan_totals import (
     Extremes,
     axis_totals,
 )
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import Zyx, round_down
 
 DENSE = 64
 """The smallest numbers of blocks on an axis are all candidates, up to this one.
@@ -203,7 +203,7 @@ def _large_candidates(
     while number < all_blocks and misfits < 3:
         before = number
         number = min(all_blocks, number + max(1, number // 16))
-        fitted = number // fit * fit
+        fitted = round_down(number, fit)
         for blocks in sorted({number, fitted} if before < fitted else {number}):
             candidates.append(_candidate(plan, axis, blocks))
         misfits = 0 if may_fit(axis, candidates[-1]) else misfits + 1

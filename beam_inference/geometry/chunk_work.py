@@ -1,4 +1,4 @@
-"""What is to be computed for one chunk: its boxes and its patches."""
+"""The work for one chunk: its boxes and its patches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from beam_inference.geometry.zyx import Zyx
 
 @dataclass(frozen=True, slots=True)
 class ChunkWork:
-    """What is to be done for one chunk.
+    """The patches that are to be computed for one chunk, and its boxes.
 
     Attributes:
         index: the chunk's number in the grid.

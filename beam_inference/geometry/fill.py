@@ -1,4 +1,4 @@
-"""What the network sees outside the volume: reflection or a constant, in volume coordinates.
+"""Fills in voxels outside the volume, by reflection or a constant, in volume coordinates.
 
 The rule depends on the volume only, never on the cutout, so two chunks that share a voxel outside
 the volume see the same value there.

@@ -75,7 +75,7 @@ class ChunkGrid:
         return BoundingBox(start, zyx.minimum(zyx.add(start, self.chunk_shape), self.roi.stop))
 
     def position(self, index: int) -> Zyx:
-        """Where chunk ``index`` stands among the chunks, on each axis."""
+        """The position of chunk ``index`` among the chunks, on each axis."""
         _, ny, nx = self.shape
         return (index // (ny * nx), index // nx % ny, index % nx)
 

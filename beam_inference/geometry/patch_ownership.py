@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from beam_inference.geometry.grids import LatticeAxis
-from beam_inference.geometry.zyx import ceil_div
+from beam_inference.geometry.zyx import ceil_div, round_up
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OwnershipAxis:
 
     @property
     def positions(self) -> int:
-        """Chunks on this axis."""
+        """Number of chunks on this axis."""
         return ceil_div(self.stop - self.start, self.chunk)
 
     def interval(self, position: int) -> tuple[int, int]:
@@ -74,10 +74,9 @@ class OwnershipAxis:
         return max(self.lattice.patch_start(patches[0]), self.start), min(last, self.stop)
 
     def private_start(self, position: int) -> int:
-        """The first block after which only a chunk's own patches touch its voxels.
+        """The start of a chunk's private voxels, those that only its own patches touch.
 
-        Returns:
-            The start of this block; the chunk's stop if there is none.
+        They are whole blocks at the chunk's end. If there are none, this is the chunk's stop.
         """
         start, stop = self.interval(position)
         # the last patch of an earlier chunk
@@ -85,8 +84,7 @@ class OwnershipAxis:
         if before < self.patches.start:
             return start
         foreign = self.lattice.patch_start(before) + self.lattice.patch
-        blocks = ceil_div(max(0, foreign - start), self.block)
-        return min(start + blocks * self.block, stop)
+        return min(start + round_up(max(0, foreign - start), self.block), stop)
 
     def contributors(self, position: int) -> list[int]:
         """The chunks whose patches touch a chunk, in order, itself last if it owns any."""

@@ -57,7 +57,7 @@ class InferencePlan:
 
     @cached_property
     def exchange(self) -> SeamExchangePlan | None:
-        """What chunks give to each other; None if each computes all that it needs."""
+        """The exchange between chunks; None if each chunk computes all that it needs."""
         if self.seams != "exchange":
             return None
         return SeamExchangePlan(self.lattice, self.chunks, self.block_shape, self.crop_margin)
@@ -68,9 +68,7 @@ class InferencePlan:
         return PlanTotals(self)
 
     def work(self, index: int) -> ChunkWork:
-        """What is to be done for a chunk without its neighbours.
-
-        These are all patches that touch its core or halo.
+        """The work for a chunk without its neighbours: all patches that touch its core or halo.
 
         Raises:
             IndexError: there is no such chunk.

@@ -76,7 +76,7 @@ def count_and_sample(indices: Iterable[int], size: int) -> tuple[int, list[int]]
 
 
 def spread(indices: Sequence[int], count: int) -> list[int]:
-    """At most ``count`` of some indices, evenly spaced in their order."""
+    """Up to ``count`` of some indices, evenly spaced in their order."""
     if len(indices) <= count:
         return list(indices)
     return [indices[round(k * (len(indices) - 1) / max(1, count - 1))] for k in range(count)]

@@ -19,7 +19,7 @@ from beam_inference.geometry.zyx import Zyx
 
 @dataclass(frozen=True)
 class SeamExchangePlan:
-    """What each chunk computes, gives to its neighbours and receives from them.
+    """The patches that chunks own, and the sums that they give and receive.
 
     Get it from :attr:`beam_inference.geometry.plan.InferencePlan.exchange`.
 
@@ -81,7 +81,7 @@ class SeamExchangePlan:
         return [self.chunks.index(position) for position in product(*per_axis)]
 
     def contributions(self, index: int) -> list[ChunkWork]:
-        """What each contributor computes for a chunk, in order.
+        """The work of a chunk's contributors, in order, as far as it touches the chunk.
 
         Returns:
             Works whose core boxes cover the chunk's core box and overlap at seams. Each has the

@@ -24,7 +24,7 @@ Sums = NDArray[np.float32]
 
 
 def seam_boxes(exchange: SeamExchangePlan, contributor: int, receiver: int) -> list[BoundingBox]:
-    """Where a contributor's sums are added to a receiver's.
+    """The boxes in which a contributor's sums are added to a receiver's.
 
     Returns:
         Disjoint boxes, one in each shared box of the receiver that the contributor's patches reach.

@@ -25,6 +25,11 @@ def round_up(number: int, unit: int) -> int:
     return ceil_div(number, unit) * unit
 
 
+def round_down(number: int, unit: int) -> int:
+    """The greatest multiple of ``unit`` that is not greater than ``number``."""
+    return number // unit * unit
+
+
 def triple(values: Iterable[int]) -> Zyx:
     """Three values as a tuple.
 
@@ -76,5 +81,5 @@ def round_up_each(a: Zyx, unit: Zyx) -> Zyx:
 
 
 def with_axis(a: Zyx, axis: int, value: int) -> Zyx:
-    """The same three numbers but for one axis, which has another value."""
+    """A copy of three numbers in which one axis has another value."""
     return triple(value if k == axis else n for k, n in enumerate(a))

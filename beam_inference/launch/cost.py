@@ -1,4 +1,4 @@
-"""How long a job will take and what it will cost, from measurements and the user's prices."""
+"""Estimates of a job's run time and cost, from measurements and the user's prices."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Price = Annotated[float, Field(ge=0)]
 
 
 class Prices(Model):
-    """What things cost, in one currency, as in ``templates/prices.yaml``. All are 0 by default."""
+    """Prices in one currency, as in ``templates/prices.yaml``. All are 0 by default."""
 
     worker_hour: Price = Field(
         0.0, description="one worker process, on demand: its share of the machine, GPU included"
@@ -103,7 +103,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How a job is expected to go.
+    """The expected time and cost of a job.
 
     Attributes:
         workers: processes at a time.

@@ -101,7 +101,7 @@ class ChunkShapes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSizes:
-    """How large the values of a voxel are, on their way from input to output.
+    """Sizes of the values of a voxel, on their way from input to output.
 
     Attributes:
         input_channels: of the input.
@@ -156,7 +156,7 @@ class ValueSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """How a worker process works on chunks.
+    """Settings of a worker process that bear on its memory.
 
     Attributes:
         threads: harness threads, which take turns on the device.

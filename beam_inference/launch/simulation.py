@@ -21,7 +21,7 @@ HOPELESS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be done, and by whom.
+    """The chunks to do, and the workers that do them.
 
     Attributes:
         chunks: number of chunks to do.
@@ -42,7 +42,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """How one simulated job went.
+    """The outcome of one simulated job.
 
     Attributes:
         seconds: from the start to the last chunk.

@@ -25,6 +25,13 @@ def test_round_up_is_the_least_multiple_that_is_not_less(number, unit):
     assert number <= rounded < number + unit
 
 
+@given(numbers, units)
+def test_round_down_is_the_greatest_multiple_that_is_not_greater(number, unit):
+    rounded = zyx.round_down(number, unit)
+    assert rounded % unit == 0
+    assert number - unit < rounded <= number
+
+
 @given(threes, threes)
 def test_each_axis_is_computed_for_itself(a, b):
     axes = range(3)

@@ -1,4 +1,4 @@
-"""``plan --calibrate`` and ``plan --json`` on a small job: figures are right, nothing is created."""
+"""``plan --calibrate`` and ``plan --json`` on a small job: figures are right, nothing created."""
 
 import json
 import shutil
