@@ -1,4 +1,4 @@
-# Each target works as the first and only command after a clone: it makes .venv and installs what it needs, once.
+# Each target works as the first command after a clone: it creates .venv and installs what it needs, once.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,13 @@ PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
-setup: $(READY)
+help:  ## list the targets
+	@sed -n 's/^\([a-z][a-z-]*\):[^#]*## \(.*\)/\1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-16s %s\n", $$1, $$2 }'
+
+setup: $(READY)  ## create .venv and install the package (the default target)
 
 $(READY): requirements.txt setup.py
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or later is needed; found " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.11 …")'
@@ -19,36 +22,36 @@ $(READY): requirements.txt setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	touch $@
 
-demo: $(READY)  ## segment a brain MRI template, verify the result, draw it: demo-output/tissue.png
+demo: $(READY)  ## segment a brain MRI template, verify the result and draw it: demo-output/tissue.png
 	$(BIN)/beam-inference demo
 
-test: $(READY)  ## everything but what is slow; under ten minutes on two cores
+test: $(READY)  ## run all tests but the slow ones; under ten minutes on two cores
 	$(BIN)/python -m pytest
 
-test-all: $(READY)  ## the slow tests too
+test-all: $(READY)  ## run all tests, also the slow ones
 	$(BIN)/python -m pytest -m "not gpu"
 
-test-gpu: $(READY)  ## those that need a CUDA device
+test-gpu: $(READY)  ## run the tests that need a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-lint: $(READY)
+lint: $(READY)  ## check the code with ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-type: $(READY)
+type: $(READY)  ## check the types with mypy
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(READY)  ## format the code with ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## measure, and write benchmarks/results
+bench: $(READY)  ## run the benchmarks, and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench
 
-bench-gpu: $(READY)  ## the same on a GPU: benchmarks/results/job-cuda.json
+bench-gpu: $(READY)  ## run the benchmarks on a GPU, and write benchmarks/results/job-cuda.json
 	$(BIN)/python -m benchmarks.bench --device cuda
 
-bench-peers: $(READY) $(PEERS)/.ready  ## the patch loop against MONAI, nnU-Net, torchio and chunkflow; half an hour
+bench-peers: $(READY) $(PEERS)/.ready  ## compare the patch loop with MONAI, nnU-Net, torchio and chunkflow; half an hour
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
 
 $(PEERS)/.ready: benchmarks/peers-requirements.txt
@@ -56,7 +59,7 @@ $(PEERS)/.ready: benchmarks/peers-requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r benchmarks/peers-requirements.txt
 	touch $@
 
-igneous-test: $(READY) $(IGNEOUS)/.ready  ## pyramids against igneous's, which is in an environment of its own; some minutes
+igneous-test: $(READY) $(IGNEOUS)/.ready  ## compare pyramids with those of igneous, in an environment of its own; some minutes
 	IGNEOUS_PYTHON=$(CURDIR)/$(IGNEOUS)/bin/python $(BIN)/python -m pytest tests/igneous -m slow -s
 
 $(IGNEOUS)/.ready: tests/igneous/requirements.txt
@@ -64,13 +67,13 @@ $(IGNEOUS)/.ready: tests/igneous/requirements.txt
 	$(IGNEOUS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/igneous/requirements.txt
 	touch $@
 
-load: $(READY)  ## a null network over 10^5 chunks: what the engine costs; some ten minutes
+load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead; about ten minutes
 	$(BIN)/python -m benchmarks.load
 
-airflow-test: $(READY) $(AIRFLOW)/.ready  ## the DAGs in a real Airflow, in an environment of its own; some ten minutes
+airflow-test: $(READY) $(AIRFLOW)/.ready  ## test the DAGs in a real Airflow, in an environment of its own; about ten minutes
 	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow
 
-airflow-parse: $(READY) $(AIRFLOW)/.ready  ## of these tests, the quick ones: that the DAGs parse, and what their forms refuse
+airflow-parse: $(READY) $(AIRFLOW)/.ready  ## run the quick ones of these tests: the DAGs parse, and their forms refuse bad input
 	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow/test_parsing.py
 
 $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constraints.txt
@@ -78,11 +81,11 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	$(AIRFLOW)/bin/python -m pip install --quiet --disable-pip-version-check -r templates/airflow/requirements.txt
 	touch $@
 
-clean:
+clean:  ## remove the environments, builds and caches
 	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Dataflow, see docs/dataflow.md. Variables may stand in the environment: make image PROJECT=… REGION=…
+# Dataflow, see docs/dataflow.md. Variables may be in the environment, or be given: make image PROJECT=… REGION=…
 REPOSITORY ?= inference
 TAG ?= $(shell git rev-parse --short HEAD)
 DOCKERFILE ?= templates/flex/Dockerfile
@@ -92,28 +95,28 @@ NAME ?= beam-inference-$(shell date +%Y%m%d-%H%M%S)
 WORKERS ?= 1
 LAUNCHER ?= n1-standard-2
 comma := ,
-needs = $(foreach name,$(1),$(if $($(name)),,$(error $(name) is not set. Say make $@ $(name)=…; see docs/dataflow.md)))
+needs = $(foreach name,$(1),$(if $($(name)),,$(error $(name) is not set. Run make $@ $(name)=…; see docs/dataflow.md)))
 
 .PHONY: hadolint metadata image template-build template-run
 
 hadolint: $(READY)  ## lint the Dockerfiles
 	$(BIN)/hadolint templates/flex/Dockerfile templates/flex/Dockerfile.cpu
 
-metadata: $(READY)  ## write the template's form anew, from the flags
+metadata: $(READY)  ## generate the form of the Flex Template from the flags
 	$(BIN)/python -m beam_inference.cli.flex_template > templates/flex/metadata.json.new
 	mv templates/flex/metadata.json.new templates/flex/metadata.json
 
-image:  ## build and push the image of launcher and workers, in Cloud Build
+image:  ## build and push the image of launcher and workers, with Cloud Build
 	$(call needs,PROJECT REGION)
 	gcloud builds submit --project=$(PROJECT) --config=templates/flex/cloudbuild.yaml \
 		--substitutions=_IMAGE=$(IMAGE),_DOCKERFILE=$(DOCKERFILE),_REVISION=$(TAG) .
 
-template-build:  ## write the Flex Template of an image to the bucket
+template-build:  ## write the Flex Template of the image to the bucket
 	$(call needs,PROJECT REGION BUCKET)
 	gcloud dataflow flex-template build $(TEMPLATE) --project=$(PROJECT) --image=$(IMAGE) --sdk-language=PYTHON \
 		--metadata-file=templates/flex/metadata.json
 
-template-run:  ## run a job: JOB=gs://…/job.yaml, and GPU=l4 for GPUs
+template-run:  ## run a job from the template: JOB=gs://…/job.yaml, and GPU=l4 for GPUs
 	$(call needs,PROJECT REGION BUCKET JOB WORKER)
 	gcloud dataflow flex-template run $(NAME) --project=$(PROJECT) --region=$(REGION) \
 		--template-file-gcs-location=$(TEMPLATE) --service-account-email=$(WORKER) \

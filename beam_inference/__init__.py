@@ -13,16 +13,21 @@ if TYPE_CHECKING:
     from beam_inference.beam.transforms import GenerateRuns, InferChunks, InferVolume
     from beam_inference.config.job import JobConfig
     from beam_inference.config.job_file import parse_job
+    from beam_inference.conversion.convert import convert
     from beam_inference.errors import BeamInferenceError, UserError
     from beam_inference.geometry.bounding_box import BoundingBox
     from beam_inference.geometry.plan import InferencePlan, make_plan
     from beam_inference.job.messages import Launch, Record
     from beam_inference.job.place import Place
     from beam_inference.job.state import State
-    from beam_inference.job.verification import verify
+    from beam_inference.job.status import JobStatus
+    from beam_inference.job.verification import VerifyReport
+    from beam_inference.launch.count_levels import count_levels
     from beam_inference.launch.job_files import load_job
+    from beam_inference.launch.launched_job import status, verify
     from beam_inference.launch.prepare import prepare
-    from beam_inference.launch.run_job import run_job
+    from beam_inference.launch.run_job import JobOutcome, run_job
+    from beam_inference.pyramid.pyramid import make_pyramid
     from beam_inference.volumes.opening import open_volume
     from beam_inference.volumes.volume import Volume
     from beam_inference.worker.predict import predict
@@ -31,29 +36,37 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "BoundingBox": "geometry.bounding_box",
-    "JobConfig": "config.job",
-    "load_job": "launch.job_files",
-    "parse_job": "config.job_file",
     "BeamInferenceError": "errors",
-    "UserError": "errors",
-    "Place": "job.place",
-    "prepare": "launch.prepare",
-    "InferencePlan": "geometry.plan",
-    "make_plan": "geometry.plan",
-    "run_job": "launch.run_job",
-    "State": "job.state",
+    "BoundingBox": "geometry.bounding_box",
     "GenerateRuns": "beam.transforms",
     "InferChunks": "beam.transforms",
     "InferVolume": "beam.transforms",
-    "verify": "job.verification",
-    "Volume": "volumes.volume",
-    "open_volume": "volumes.opening",
+    "InferencePlan": "geometry.plan",
+    "JobConfig": "config.job",
+    "JobOutcome": "launch.run_job",
+    "JobStatus": "job.status",
     "Launch": "job.messages",
+    "Place": "job.place",
     "Record": "job.messages",
+    "State": "job.state",
+    "UserError": "errors",
+    "VerifyReport": "job.verification",
+    "Volume": "volumes.volume",
     "Worker": "worker.worker",
+    "convert": "conversion.convert",
+    "count_levels": "launch.count_levels",
+    "load_job": "launch.job_files",
+    "make_plan": "geometry.plan",
+    "make_pyramid": "pyramid.pyramid",
+    "open_volume": "volumes.opening",
+    "parse_job": "config.job_file",
     "predict": "worker.predict",
+    "prepare": "launch.prepare",
+    "run_job": "launch.run_job",
+    "status": "launch.launched_job",
+    "verify": "launch.launched_job",
 }
+"""The module of each public name."""
 
 __all__ = [
     "BeamInferenceError",
@@ -63,20 +76,27 @@ __all__ = [
     "InferVolume",
     "InferencePlan",
     "JobConfig",
+    "JobOutcome",
+    "JobStatus",
     "Launch",
     "Place",
     "Record",
     "State",
     "UserError",
+    "VerifyReport",
     "Volume",
     "Worker",
+    "convert",
+    "count_levels",
     "load_job",
     "make_plan",
+    "make_pyramid",
     "open_volume",
     "parse_job",
     "predict",
     "prepare",
     "run_job",
+    "status",
     "verify",
 ]
 

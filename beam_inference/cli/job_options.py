@@ -10,13 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from beam_inference.cli.command import Options, add_logging
-from beam_inference.errors import StateError
 
 if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
-    from beam_inference.job.resolved_job import ResolvedJob
-    from beam_inference.job.state import State
-    from beam_inference.launch.output_pyramid import PyramidStatus
+    from beam_inference.launch.launched_job import LaunchedJob
 
 
 @dataclass(frozen=True)
@@ -54,41 +51,6 @@ class JobOptions(OverrideOptions):
         return load_job(self.job, self.overrides)
 
 
-@dataclass(frozen=True)
-class LaunchedJob:
-    """A job that was launched before.
-
-    Attributes:
-        config: the job file as it is now.
-        state: the state folder of the job.
-        job: the job as it was launched.
-    """
-
-    config: JobConfig
-    state: State
-    job: ResolvedJob
-
-    def pyramid_status(self) -> PyramidStatus | None:
-        """The progress of the pyramid of the output; None if the job has none to make."""
-        if self.config.output.pyramid is None:
-            return None
-        # slow to import: Beam
-        from beam_inference.launch.output_pyramid import output_pyramid, pyramid_status
-
-        pyramid = output_pyramid(self.config)
-        return None if pyramid is None else pyramid_status(pyramid)
-
-    def at_its_place(self) -> ResolvedJob:
-        """The job as it was launched, with the output where the job file has it now.
-
-        Raises:
-            StateError: the job file describes another job.
-        """
-        from beam_inference.launch.resume import as_launched
-
-        return as_launched(self.config, self.job, self.state.url)
-
-
 def load_launched_job(options: JobOptions, consequence: str) -> LaunchedJob:
     """Read the job file, and find the job that was launched with it.
 
@@ -99,16 +61,9 @@ def load_launched_job(options: JobOptions, consequence: str) -> LaunchedJob:
     Raises:
         StateError: the state folder holds no job.
     """
-    from beam_inference.job.state import State, default_state_url
+    from beam_inference.launch.launched_job import find_launched_job
 
-    config = options.load()
-    state = State(default_state_url(config), config.storage)
-    job = state.load_job()
-    if job is None:
-        raise StateError(
-            f"{consequence}: {state.url} holds no job. Has it been run, and with this output.path?"
-        )
-    return LaunchedJob(config, state, job)
+    return find_launched_job(options.load(), consequence)
 
 
 def add_job(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,10 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from beam_inference.cli.command import Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
-from beam_inference.errors import COMPLETE, FAILED, StateError
+from beam_inference.errors import COMPLETE, FAILED
 
 WATCH_SECONDS = 5.0
 """Pause of ``status --watch``, at least."""
@@ -98,10 +97,9 @@ def _print_status(options: StatusOptions) -> bool:
         print_status,
         status_values,
     )
-    from beam_inference.job.status import job_status
 
     launched = load_launched_job(options, "nothing to tell")
-    progress = job_status(launched.job, launched.state, datetime.now(UTC))
+    progress = launched.status()
     pyramid = launched.pyramid_status()
     if options.json:
         print(as_json(status_values(progress, pyramid)))
@@ -123,21 +121,12 @@ def verify(options: VerifyOptions) -> int:
         print_verification,
         verification_values,
     )
-    from beam_inference.job.parts import output_spec
-    from beam_inference.job.verification import verify as verify_job
-    from beam_inference.volumes.outputs import open_output
 
     launched = load_launched_job(options, "nothing to verify")
-    job = launched.at_its_place()
-    output = open_output(output_spec(job)) if options.deep else None
-    if options.deep and output is None:
-        raise StateError(f"nothing to verify: the output {job.config.output.path} is gone")
     with Console(stderr=True).status("verifying") as line:
-        report = verify_job(
-            job,
-            launched.state,
-            output,
-            lambda done: line.update(f"verifying: {done:,} chunks checked"),
+        report = launched.verify(
+            deep=options.deep,
+            progress=lambda done: line.update(f"verifying: {done:,} chunks checked"),
         )
     pyramid = launched.pyramid_status()
     values = verification_values(report, pyramid, deep=options.deep)
@@ -158,17 +147,6 @@ def clean(options: JobOptions) -> int:
 
     There are some if a worker that was given up for dead wrote them late.
     """
-    from beam_inference.worker.seam_files import SeamFiles
-
     launched = load_launched_job(options, "nothing to clean")
-    job = launched.job
-    count = job.plan.chunks.count
-    unfinished = count - launched.state.of(job).count_receipts(0, count)
-    if unfinished:
-        raise StateError(
-            f"{unfinished} of {count} chunks have no receipt, and may still need their seam files: "
-            "run them first"
-        )
-    seam_files = SeamFiles(launched.state.url, launched.config.storage, job.fingerprint)
-    print(f"{seam_files.forget_all()} seam files removed")
+    print(f"{launched.remove_seam_files()} seam files removed")
     return COMPLETE

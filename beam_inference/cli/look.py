@@ -145,7 +145,7 @@ def report(options: ReportOptions) -> int:
     from beam_inference.report.page import make_report, render
 
     launched = load_launched_job(options, "nothing to report")
-    job = launched.at_its_place()
+    job = launched.relocated_job
     facts = gather(job, launched.state)
     page = make_report(job, launched.state, facts, datetime.now(UTC), options.worker_price)
     path.write_text(render(page), encoding="utf-8")
@@ -184,22 +184,19 @@ def _add_mosaic(subparsers: Subparsers) -> None:
 def mosaic(options: MosaicOptions) -> int:
     """Draw a sample of the finished chunks."""
     from beam_inference.geometry.sampling import spread
-    from beam_inference.job.parts import open_input, output_spec
+    from beam_inference.job.parts import open_input
     from beam_inference.report.mosaic import draw
-    from beam_inference.volumes.outputs import open_output
 
     check_picture(options.to)
     launched = load_launched_job(options, "nothing to draw")
-    job = launched.at_its_place()
+    job = launched.relocated_job
     state = launched.state.of(job)
     indices = list(state.receipt_indices(0, job.plan.chunks.count))
     if not indices:
         raise StateError(
             f"nothing to draw: {state.url} holds no receipt. Run the job, or a sample of it, first."
         )
-    output = open_output(output_spec(job))
-    if output is None:
-        raise StateError(f"nothing to draw: the output {job.config.output.path} is gone")
+    output = launched.open_output("nothing to draw")
     receipts = state.read_receipts(spread(indices, options.count))
     draw(job, receipts, open_input(job.config), output, Path(options.to))
     print(f"{options.to}: {len(receipts)} of {len(indices)} finished chunks")

@@ -1,0 +1,162 @@
+"""A job that was launched before, found by its job file: its progress, and whether it is complete.
+
+What is slow to import is imported where it is used: most questions need neither Beam nor PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from beam_inference.config.job import JobConfig
+from beam_inference.errors import StateError
+from beam_inference.job import verification
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State, default_state_url
+from beam_inference.job.status import JobStatus, job_status
+from beam_inference.job.verification import VerifyReport
+
+if TYPE_CHECKING:
+    from beam_inference.launch.output_pyramid import PyramidStatus
+    from beam_inference.volumes.volume import Volume
+
+
+@dataclass(frozen=True)
+class LaunchedJob:
+    """A job that was launched before.
+
+    Attributes:
+        config: the job file as it is now.
+        state: the state folder of the job.
+        job: the job as it was launched.
+    """
+
+    config: JobConfig
+    state: State
+    job: ResolvedJob
+
+    def status(self) -> JobStatus:
+        """The progress of the job by now.
+
+        Raises:
+            WorkerFault: the state folder cannot be read.
+        """
+        return job_status(self.job, self.state, datetime.now(UTC))
+
+    def pyramid_status(self) -> PyramidStatus | None:
+        """The progress of the pyramid of the output; None if the job has none to make."""
+        if self.config.output.pyramid is None:
+            return None
+        from beam_inference.launch.output_pyramid import output_pyramid, pyramid_status
+
+        pyramid = output_pyramid(self.config)
+        return None if pyramid is None else pyramid_status(pyramid)
+
+    def verify(
+        self, *, deep: bool = False, progress: Callable[[int], None] | None = None
+    ) -> VerifyReport:
+        """Compare the job's receipts with its plan.
+
+        Args:
+            deep: whether to read every chunk back and compare it with its receipt.
+            progress: is called with the number of chunks looked at so far.
+
+        Raises:
+            StateError: the job file describes another job, or the output is gone.
+        """
+        output = self.open_output("nothing to verify") if deep else None
+        return verification.verify(self.relocated_job, self.state, output, progress)
+
+    @cached_property
+    def relocated_job(self) -> ResolvedJob:
+        """The job as it was launched, with the output where the job file has it now.
+
+        Raises:
+            StateError: the job file describes another job.
+        """
+        from beam_inference.launch.resume import as_launched
+
+        return as_launched(self.config, self.job, self.state.url)
+
+    def open_output(self, consequence: str) -> Volume:
+        """Open the output.
+
+        Args:
+            consequence: what it means if there is none, such as "nothing to draw".
+
+        Raises:
+            StateError: there is none.
+        """
+        from beam_inference.job.parts import output_spec
+        from beam_inference.volumes.outputs import open_output
+
+        output = open_output(output_spec(self.relocated_job))
+        if output is None:
+            raise StateError(
+                f"{consequence}: the output {self.relocated_job.config.output.path} is gone"
+            )
+        return output
+
+    def remove_seam_files(self) -> int:
+        """Remove seam files that workers wrote late, when they had been given up; how many.
+
+        Raises:
+            StateError: the job is not complete, and may still need them.
+        """
+        from beam_inference.worker.seam_files import SeamFiles
+
+        count = self.job.plan.chunks.count
+        unfinished = count - self.state.of(self.job).count_receipts(0, count)
+        if unfinished:
+            raise StateError(
+                f"{unfinished} of {count} chunks have no receipt, and may still need their seam "
+                "files: run them first"
+            )
+        return SeamFiles(self.state.url, self.config.storage, self.job.fingerprint).forget_all()
+
+
+def find_launched_job(config: JobConfig, consequence: str = "nothing to tell") -> LaunchedJob:
+    """Find the job that was launched with a job file.
+
+    Args:
+        config: the job file as it is now.
+        consequence: what it means if there is none, such as "nothing to verify".
+
+    Raises:
+        StateError: the state folder holds no job.
+    """
+    state = State(default_state_url(config), config.storage)
+    job = state.load_job()
+    if job is None:
+        raise StateError(
+            f"{consequence}: {state.url} holds no job. Has it been run, and with this output.path?"
+        )
+    return LaunchedJob(config, state, job)
+
+
+def status(config: JobConfig) -> JobStatus:
+    """The progress of the job that was launched with a job file.
+
+    Raises:
+        StateError: the state folder holds no job.
+    """
+    return find_launched_job(config).status()
+
+
+def verify(
+    config: JobConfig, *, deep: bool = False, progress: Callable[[int], None] | None = None
+) -> VerifyReport:
+    """Check whether the job that was launched with a job file is complete, without its pyramid.
+
+    Args:
+        config: the job file as it is now.
+        deep: whether to read every chunk back and compare it with its receipt.
+        progress: is called with the number of chunks looked at so far.
+
+    Raises:
+        StateError: the state folder holds no job or another one, or the output is gone.
+    """
+    return find_launched_job(config, "nothing to verify").verify(deep=deep, progress=progress)
