@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_inference.cli.argument_types import channels, natural, positive, shape
 from beam_inference.cli.command import (
@@ -15,8 +15,10 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.config.plugins import list_plugins
-from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
+
+if TYPE_CHECKING:
+    from beam_inference.segmentation.plans import LabelPlan
 
 
 @dataclass(frozen=True)
@@ -216,39 +218,26 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
 
 def components(options: ComponentsOptions) -> int:
     """Label the connected components of a volume."""
-    from beam_inference.segmentation.component_job import components_described, plan_components
-    from beam_inference.segmentation.component_stages import component_stages
-    from beam_inference.segmentation.make_labels import make_labels
+    from beam_inference.segmentation.component_job import plan_components
 
-    work = plan_components(
-        *_source_and_target(options),
+    plan = plan_components(
+        options.source,
+        options.target,
         threshold=options.threshold,
         channel=options.channel,
         connectivity=options.connectivity,
         **_common_arguments(options),
     )
-    return make_labels(
-        work,
-        components_described(work),
-        component_stages,
-        options.beam_flags,
-        again=options.command_to_continue,
-        overwrite=options.overwrite,
-        pyramid=options.pyramid,
-    )
+    return _make_labels(plan, options)
 
 
 def segment(options: SegmentOptions) -> int:
     """Segment a volume of affinities."""
-    from beam_inference.segmentation.make_labels import make_labels
-    from beam_inference.segmentation.segment_job import (
-        plan_segmentation,
-        segmentation_described,
-    )
-    from beam_inference.segmentation.segment_stages import segment_stages
+    from beam_inference.segmentation.segment_job import plan_segmentation
 
-    work = plan_segmentation(
-        *_source_and_target(options),
+    plan = plan_segmentation(
+        options.source,
+        options.target,
         threshold=options.threshold,
         low=options.low,
         high=options.high,
@@ -256,29 +245,7 @@ def segment(options: SegmentOptions) -> int:
         to_next=options.to_next,
         **_common_arguments(options),
     )
-    return make_labels(
-        work,
-        segmentation_described(work),
-        segment_stages,
-        options.beam_flags,
-        again=options.command_to_continue,
-        overwrite=options.overwrite,
-        pyramid=options.pyramid,
-    )
-
-
-def _source_and_target(options: LabelOptions) -> tuple[str, str]:
-    from beam_inference.beam.stage_runner import check_place
-    from beam_inference.volumes.kvstores import url_of
-
-    source = url_of(options.source)
-    target = url_of(options.target)
-    check_place(options.beam_flags, [source, target])
-    if target.startswith("http"):
-        raise ConfigError(
-            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
-        )
-    return source, target
+    return _make_labels(plan, options)
 
 
 def _common_arguments(options: LabelOptions) -> dict[str, Any]:
@@ -296,4 +263,33 @@ def _common_arguments(options: LabelOptions) -> dict[str, Any]:
         "min_size": options.min_size,
         "layout": layout,
         "storage": storage_of_environment(LOCAL),
+        "flags": options.beam_flags,
     }
+
+
+def _make_labels(plan: LabelPlan, options: LabelOptions) -> int:
+    """Run a plan, and print what it needs and its outcome."""
+    from beam_inference.segmentation.make_labels import (
+        check_holds_scales,
+        make_coarser_scales,
+        make_labels,
+    )
+
+    if options.pyramid:
+        check_holds_scales(plan)
+    print(
+        f"{plan.grid.count} chunks, {plan.chunk_memory_gib:.2g} GiB for each that is under "
+        f"way{plan.more_memory}",
+        flush=True,
+    )
+    result = make_labels(plan, options.beam_flags, overwrite=options.overwrite)
+    product = f"{result.objects} {plan.table_folder} in {result.url}, listed in {result.table_url}"
+    print(result.outcome.summary(product, options.command_to_continue))
+    if not (options.pyramid and result.outcome.is_complete):
+        return result.exit_code
+    pyramid = make_coarser_scales(plan, options.beam_flags)
+    if pyramid is None:
+        return result.exit_code
+    scales = f"{len(pyramid.scales)} coarser scales"
+    print(pyramid.outcome.summary(scales, options.command_to_continue))
+    return pyramid.outcome.exit_code

@@ -1,20 +1,21 @@
-"""A job of components, from what a user asks for."""
+"""The plan of a volume's connected components."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation.layout import (
     Layout,
+    check_urls,
     comparable_threshold,
-    described,
     open_input,
     plan_output,
 )
 from beam_inference.segmentation.plans import ComponentPlan
+from beam_inference.volumes.kvstores import url_of
 
 _SIDE = 256
 
@@ -30,24 +31,29 @@ def plan_components(
     min_size: int = 1,
     layout: Layout,
     storage: Storage,
+    flags: Sequence[str] = (),
 ) -> ComponentPlan:
-    """What is to be made, all open questions decided; its scratch folder is named later.
+    """Plan a volume of components; nothing is created.
 
     Args:
-        source: URL of the input.
-        target: URL of the output.
+        source: path or URL of the input.
+        target: path or URL of the output.
         threshold: voxels of this value or more, in stored units, are foreground; None: the input is
             a segmentation.
-        channel: of the input; may be left out where there is one.
-        scale: of a precomputed input.
-        connectivity: 6, 18 or 26.
+        channel: channel of the input; may be left out where there is one.
+        scale: number of the input's scale.
+        connectivity: 6, 18 or 26 neighbours.
         min_size: components of fewer voxels are removed.
-        layout: of the output; chunks are some 256 on a side by default.
+        layout: layout of the output; chunks are about 256 on a side by default.
         storage: how object stores are reached.
+        flags: Beam's flags.
 
     Raises:
-        UserError: it cannot be done as asked.
+        UserError: the components cannot be made so.
     """
+    source = url_of(source)
+    target = url_of(target)
+    check_urls(source, target, flags)
     volume = open_input(source, target, scale, storage)
     if channel is None and volume.channels > 1:
         raise ConfigError(
@@ -76,12 +82,3 @@ def plan_components(
         storage=storage,
         input_bytes=volume.dtype.itemsize,
     )
-
-
-def components_described(plan: ComponentPlan) -> dict[str, Any]:
-    """What determines the bytes that are written."""
-    return described(plan) | {
-        "input": {"path": plan.source, "scale": plan.scale, "channel": plan.channel},
-        "threshold": plan.threshold,
-        "connectivity": plan.connectivity,
-    }

@@ -1,128 +1,306 @@
-"""Run the stages of a job of labels, components or a segmentation, from start to exit code."""
+"""Make a volume of labels: connected components, or a segmentation of affinities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from beam_inference.beam.stage_runner import (
+    StageOutcome,
     StageRecords,
     run_stages,
     stage_job,
 )
 from beam_inference.beam.stages import StageJob
 from beam_inference.config.formats import get_format, multiscale_formats
-from beam_inference.errors import COMPLETE, ConfigError, StateError
+from beam_inference.config.storage import Storage
+from beam_inference.errors import ConfigError, StateError
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import (
     NoScaleNeeded,
     Pyramid,
+    PyramidResult,
     plan_pyramid,
     remove_scales,
     run_pyramid,
 )
-from beam_inference.segmentation.layout import memory_gib
+from beam_inference.segmentation.component_job import plan_components
+from beam_inference.segmentation.component_stages import component_stages
+from beam_inference.segmentation.layout import Layout
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
+from beam_inference.segmentation.segment_job import plan_segmentation
+from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.segmentation.table import count_of
-from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.kvstores import LOCAL, delete_folder, open_kvstore
 from beam_inference.volumes.outputs import create_output
 
-Work = TypeVar("Work", bound=LabelPlan)
+
+@dataclass(frozen=True, slots=True)
+class LabelResult:
+    """A volume of labels, and how far it is.
+
+    Attributes:
+        url: URL of the volume.
+        table_url: URL of the folder with the table of objects.
+        objects: number of objects; None unless the volume is complete.
+        outcome: how the stages ended.
+        pyramid: coarser scales, if they were to be made, the volume is complete, and one block does
+            not hold it.
+    """
+
+    url: str
+    table_url: str
+    objects: int | None
+    outcome: StageOutcome
+    pyramid: PyramidResult | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0 complete, 1 failed, 130 interrupted."""
+        return self.outcome.exit_code if self.pyramid is None else self.pyramid.outcome.exit_code
 
 
-def make_labels(
-    plan: Work,
-    description: dict[str, Any],
-    stages: Callable[[Work], tuple[Stage, ...]],
-    flags: Sequence[str],
-    again: str,
+def components(
+    source: str,
+    target: str,
     *,
-    overwrite: bool,
-    pyramid: bool,
-) -> int:
-    """Make what was planned, or what is missing of it, and say what it came to; returns the exit code.
+    threshold: float | None,
+    channel: int | None = None,
+    connectivity: int = 6,
+    min_size: int = 1,
+    scale: int = 0,
+    format: str = "precomputed",
+    chunk_shape: Zyx | None = None,
+    block_shape: Zyx | None = None,
+    shard_shape: Zyx | None = None,
+    pyramid: bool = False,
+    overwrite: bool = False,
+    storage: Storage = LOCAL,
+    flags: Sequence[str] = (),
+) -> LabelResult:
+    """Label the connected components of a volume, as if all of it were in memory.
 
-    ``flags`` are Beam's, ``again`` is the command that goes on, ``pyramid`` whether coarser levels
-    are made as well. The scratch folder is in the output's state folder, but not among the records
-    of what is done, which are listed.
+    Called again, it continues a job that was interrupted.
+
+    Args:
+        source: path or URL of the volume to read.
+        target: path or URL of the volume to write.
+        threshold: voxels of this value or more, in stored units, are foreground; None: the source
+            is a segmentation, of which touching voxels with the same label are one component.
+        channel: channel of the source; may be left out where there is one.
+        connectivity: 6, 18 or 26 neighbours.
+        min_size: components of fewer voxels are removed.
+        scale: number of the source's scale.
+        format: format of the target.
+        chunk_shape: unit of work, ZYX; None: about 256 on a side.
+        block_shape: ZYX; None for the source's.
+        shard_shape: ZYX; None for one file a block.
+        pyramid: whether to make coarser scales of the target, too.
+        overwrite: whether to discard what was done for the target.
+        storage: how object stores are reached.
+        flags: Beam's flags.
+
+    Returns:
+        The target, and how far it is: chunks may have failed.
 
     Raises:
-        UserError: it cannot be done as asked.
+        UserError: the components cannot be made so.
     """
-    if pyramid and not get_format(plan.output.format).is_multiscale:
+    plan = plan_components(
+        source,
+        target,
+        threshold=threshold,
+        channel=channel,
+        scale=scale,
+        connectivity=connectivity,
+        min_size=min_size,
+        layout=Layout(
+            format=format,
+            chunk_shape=chunk_shape,
+            block_shape=block_shape,
+            shard_shape=shard_shape,
+        ),
+        storage=storage,
+        flags=flags,
+    )
+    return _make_all(plan, flags, overwrite=overwrite, pyramid=pyramid)
+
+
+def segment(
+    source: str,
+    target: str,
+    *,
+    threshold: float,
+    low: float,
+    high: float,
+    channels: Zyx = (0, 1, 2),
+    to_next: bool = False,
+    min_size: int = 1,
+    scale: int = 0,
+    format: str = "precomputed",
+    chunk_shape: Zyx | None = None,
+    block_shape: Zyx | None = None,
+    shard_shape: Zyx | None = None,
+    pyramid: bool = False,
+    overwrite: bool = False,
+    storage: Storage = LOCAL,
+    flags: Sequence[str] = (),
+) -> LabelResult:
+    """Segment a volume of affinities, as if all of it were in memory.
+
+    Called again, it continues a job that was interrupted.
+
+    Args:
+        source: path or URL of the affinities.
+        target: path or URL of the volume to write.
+        threshold: fragments are joined while their mean affinity, in stored units, is at least
+            this.
+        low: the watershed joins no voxels of a lower affinity.
+        high: the watershed joins all voxels of this affinity or more.
+        channels: channels of the source that hold the affinities along z, y and x.
+        to_next: whether a voxel's affinities are to the next voxels; else to the previous ones.
+        min_size: segments of fewer voxels are removed.
+        scale: number of the source's scale.
+        format: format of the target.
+        chunk_shape: unit of work, ZYX; None: about 128 on a side.
+        block_shape: ZYX; None for the source's.
+        shard_shape: ZYX; None for one file a block.
+        pyramid: whether to make coarser scales of the target, too.
+        overwrite: whether to discard what was done for the target.
+        storage: how object stores are reached.
+        flags: Beam's flags.
+
+    Returns:
+        The target, and how far it is: chunks may have failed.
+
+    Raises:
+        UserError: the segmentation cannot be made so.
+    """
+    plan = plan_segmentation(
+        source,
+        target,
+        threshold=threshold,
+        low=low,
+        high=high,
+        channels=channels,
+        to_next=to_next,
+        scale=scale,
+        min_size=min_size,
+        layout=Layout(
+            format=format,
+            chunk_shape=chunk_shape,
+            block_shape=block_shape,
+            shard_shape=shard_shape,
+        ),
+        storage=storage,
+        flags=flags,
+    )
+    return _make_all(plan, flags, overwrite=overwrite, pyramid=pyramid)
+
+
+def _make_all(
+    plan: LabelPlan, flags: Sequence[str], *, overwrite: bool, pyramid: bool
+) -> LabelResult:
+    if pyramid:
+        check_holds_scales(plan)
+    result = make_labels(plan, flags, overwrite=overwrite)
+    if pyramid and result.outcome.is_complete:
+        return replace(result, pyramid=make_coarser_scales(plan, flags))
+    return result
+
+
+def check_holds_scales(plan: LabelPlan) -> None:
+    """Refuse coarser scales in a format that holds one scale.
+
+    Raises:
+        ConfigError: the plan's format does.
+    """
+    if not get_format(plan.output.format).is_multiscale:
         raise ConfigError(
             f"--pyramid: {plan.output.format} holds one scale; {multiscale_formats()} hold several"
         )
-    job = stage_job(plan.kind, description, plan.output.url, plan.storage, ())
-    plan = replace(plan, scratch_url=f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}")
-    job = replace(job, stages=stages(plan))
+
+
+def make_labels(plan: LabelPlan, flags: Sequence[str], *, overwrite: bool = False) -> LabelResult:
+    """Make what is missing of a planned volume of labels.
+
+    Args:
+        plan: a :class:`ComponentPlan` or a :class:`SegmentationPlan`.
+        flags: Beam's flags.
+        overwrite: whether to discard what was done for the target.
+
+    Raises:
+        StateError: something else was begun there.
+    """
+    job = stage_job(plan.kind, plan.description, plan.output.url, plan.storage, ())
+    # In the state folder, but not in the job's own: that is listed to find out what is done.
+    scratch_url = f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}"
+    plan = replace(plan, scratch_url=scratch_url)
+    job = replace(job, stages=_stages(plan))
     if not overwrite:
-        _refuse_another_kind(job)
+        _check_no_other_kind(job)
     StageRecords(job).begin(overwrite=overwrite)
     create_output(plan.output)
     if overwrite:
-        _forget(job, plan)
-    grid = plan.grid
-    print(
-        f"{grid.count} chunks, {memory_gib(plan):.2g} GiB for each that is under "
-        f"way{plan.more_memory}",
-        flush=True,
-    )
-    outcome = run_stages(job, flags, grid.roi.size / sum(task.count for task in job.stages))
-    done = outcome.exit_code == COMPLETE
-    made = (
-        f"{count_of(plan)} {plan.table_folder} in {plan.output.url}, listed in {plan.table_url}"
-        if done
-        else ""
-    )
-    print(outcome.summary(made, again))
-    return _coarser(plan, flags, again) if done and pyramid else outcome.exit_code
+        _remove_products(job, plan)
+    tasks = sum(stage.count for stage in job.stages)
+    outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
+    objects = count_of(plan) if outcome.is_complete else None
+    return LabelResult(plan.output.url, plan.table_url, objects, outcome)
+
+
+def _stages(plan: LabelPlan) -> tuple[Stage, ...]:
+    if isinstance(plan, ComponentPlan):
+        return component_stages(plan)
+    assert isinstance(plan, SegmentationPlan)
+    return segment_stages(plan)
 
 
 _KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
-def _refuse_another_kind(job: StageJob) -> None:
-    for other in _KINDS:
-        if (
-            other.kind != job.kind
-            and StageRecords(replace(job, kind=other.kind)).earlier_job() is not None
-        ):
+def _check_no_other_kind(job: StageJob) -> None:
+    """Refuse a target in which labels of another kind were begun. Raises StateError."""
+    for kind in (plan.kind for plan in _KINDS if plan.kind != job.kind):
+        if StageRecords(replace(job, kind=kind)).earlier_job() is not None:
             raise StateError(
-                f"{job.state_url}/{other.kind} holds records of {other.kind}: what it has made "
+                f"{job.state_url}/{kind} holds records of {kind}: what it has made "
                 "there would be mixed with this. Use another target, or pass --overwrite to make "
                 "everything anew."
             )
 
 
-def _forget(job: StageJob, plan: LabelPlan) -> None:
-    """Remove what is made of the output's voxels, by either kind of job: tables, coarser levels, scratch files."""
-    state, output = (open_kvstore(url, plan.storage) for url in (job.state_url, plan.output.url))
-    for each in _KINDS:
-        if each.kind != job.kind:
-            delete_folder(state, job.state_url, f"{each.kind}/")
-        delete_folder(state, job.state_url, f"{each.kind}_scratch/")
-        delete_folder(output, plan.output.url, f"{each.table_folder}/")
-    if (levels := _levels(plan)) is not None:
-        remove_scales(levels.job())
+def _remove_products(job: StageJob, plan: LabelPlan) -> None:
+    """Remove everything made of the output's voxels: tables, coarser scales, scratch files."""
+    state = open_kvstore(job.state_url, plan.storage)
+    output = open_kvstore(plan.output.url, plan.storage)
+    for kind in _KINDS:
+        if kind.kind != job.kind:
+            delete_folder(state, job.state_url, f"{kind.kind}/")
+        delete_folder(state, job.state_url, f"{kind.kind}_scratch/")
+        delete_folder(output, plan.output.url, f"{kind.table_folder}/")
+    pyramid = _plan_scales(plan)
+    if pyramid is not None:
+        remove_scales(pyramid.job())
 
 
-def _levels(plan: LabelPlan) -> Pyramid | None:
-    """The pyramid of the output, which is there; None if it has no place for one, or is one block."""
+def make_coarser_scales(plan: LabelPlan, flags: Sequence[str]) -> PyramidResult | None:
+    """Make the coarser scales of a complete volume of labels, by mode.
+
+    Returns:
+        The scales; None if one block holds the volume.
+    """
+    pyramid = _plan_scales(plan)
+    return None if pyramid is None else run_pyramid(pyramid, flags)
+
+
+def _plan_scales(plan: LabelPlan) -> Pyramid | None:
+    """The pyramid of an output that exists; None if it can hold none, or is one block."""
     if not get_format(plan.output.format).is_multiscale:
         return None
     try:
         return plan_pyramid(multiscale_volume(plan.output.url, plan.storage), "mode")
     except NoScaleNeeded:
         return None
-
-
-def _coarser(plan: LabelPlan, flags: Sequence[str], again: str) -> int:
-    planned = _levels(plan)
-    if planned is None:
-        return COMPLETE
-    outcome = run_pyramid(planned, flags).outcome
-    print(outcome.summary(f"{len(planned.scales)} coarser levels", again))
-    return outcome.exit_code

@@ -1,7 +1,8 @@
-"""What is made of what: the values that all stages of a job share."""
+"""The plans of label jobs: the values that all stages of a job share."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,23 +10,29 @@ from numpy.typing import NDArray
 
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
+from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.geometry.zyx import Zyx, ceil_div
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.scratch import Scratch
+
+_STAGES_VERSION = 2
+"""Counts up when the files that stages write for one another change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelPlan:
-    """Chunks whose labels become objects with ids, in a volume.
+    """Plan of a volume of labels: objects with ids, which extend over many chunks.
 
     Attributes:
-        source: URL of the input. scale: which of its scales.
+        source: URL of the input.
+        scale: number of the input's scale.
         grid: the chunks; they tile the whole volume.
         min_size: objects of fewer voxels are removed.
         output: the output.
         storage: how object stores are reached.
-        input_bytes: of the input, for each voxel of the output.
-        scratch_url: a folder that the stages have for themselves.
+        input_bytes: bytes that are read of the input for each voxel of the output.
+        scratch_url: a folder for the files that stages write for one another; named by
+            :func:`~beam_inference.segmentation.make_labels.make_labels`.
     """
 
     source: str
@@ -37,26 +44,53 @@ class LabelPlan:
     input_bytes: int
     scratch_url: str = ""
     kind: ClassVar[str]
+    """Name of the job's folder among records."""
     table_folder: ClassVar[str]
+    """Name of the table's folder in the output, and of the objects in messages."""
     working_bytes: ClassVar[int]
+    """Memory for each voxel of a chunk besides the input: measured, see the pages under docs/."""
     more_memory: ClassVar[str] = ""
+    """Words on further memory, for messages."""
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the bytes that are written, as JSON values."""
+        return {
+            "min_size": self.min_size,
+            "bounds": [self.grid.roi.start, self.grid.roi.stop],
+            "chunk_shape": self.grid.chunk_shape,
+            "output": {
+                "format": self.output.format,
+                "dtype": self.output.dtype,
+                "block_shape": self.output.block_shape,
+                "shard_shape": self.output.shard_shape,
+                "voxel_size_nm": self.output.voxel_size_nm,
+            },
+            "stages": _STAGES_VERSION,
+        }
 
     @property
     def bytes_per_voxel(self) -> int:
-        """Memory that a chunk takes while it is worked on: measured, see the commands' pages under docs/."""
+        """Memory for each voxel of a chunk while it is worked on."""
         return self.working_bytes + self.input_bytes
 
     @property
+    def chunk_memory_gib(self) -> float:
+        """Memory of the largest chunk, which each of a worker's threads needs."""
+        shape = zyx.minimum(self.grid.chunk_shape, self.grid.roi.shape)
+        return math.prod(shape) * self.bytes_per_voxel / 2**30
+
+    @property
     def table_url(self) -> str:
-        """The folder of the table's parts, in the output's."""
+        """The folder of the table's parts, inside the output."""
         return f"{self.output.url}/{self.table_folder}"
 
     def scratch(self) -> Scratch:
-        """The arrays that stages leave for one another."""
+        """The arrays that stages write for one another."""
         return Scratch(self.scratch_url, self.storage)
 
     def scratch_labels(self) -> OutputSpec:
-        """The volume of the chunks' own labels."""
+        """The volume of labels that are unique in their chunk only."""
         return OutputSpec(
             url=f"{self.scratch_url}/labels",
             format="precomputed",
@@ -70,21 +104,25 @@ class LabelPlan:
         )
 
     def row(self, z: int, y: int) -> int:
-        """The number of a row of chunks along x."""
+        """The number of a row of chunks along x, by its position on the grid of chunks."""
         return z * self.grid.shape[1] + y
 
     def planes_of(self, z: int) -> tuple[int, int]:
-        """The planes of a slab of chunks, counted from the volume's first."""
+        """The first plane of a slab of chunks and the one after its last, from the volume's first.
+
+        Args:
+            z: position of the slab on the grid of chunks.
+        """
         start, stop = self.grid.axis_interval(0, z)
         return start - self.grid.roi.start[0], stop - self.grid.roi.start[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComponentPlan(LabelPlan):
-    """Connected components.
+    """Plan of a volume's connected components.
 
     Attributes:
-        channel: of the input.
+        channel: channel of the input.
         threshold: voxels of this value or more are foreground; None: the input is a segmentation, 0
             is background.
         connectivity: 6, 18 or 26 neighbours.
@@ -97,22 +135,34 @@ class ComponentPlan(LabelPlan):
     table_folder: ClassVar[str] = "components"
     working_bytes: ClassVar[int] = 16
 
+    @property
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the bytes that are written, as JSON values."""
+        return super().description | {
+            "input": {"path": self.source, "scale": self.scale, "channel": self.channel},
+            "threshold": self.threshold,
+            "connectivity": self.connectivity,
+        }
+
     def foreground(self, values: NDArray[Any]) -> NDArray[Any]:
-        """What is labelled of the input's voxels: booleans, or a segmentation as it is. NaN is background."""
+        """The foreground among the input's voxels as booleans; a segmentation as it is.
+
+        NaN is background.
+        """
         return values if self.threshold is None else values >= self.threshold
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentationPlan(LabelPlan):
-    """Fragments of a watershed of affinities, agglomerated by mean affinity.
+    """Plan of a segmentation: fragments of a watershed, agglomerated by mean affinity.
 
     Attributes:
-        channels: of the input: the affinities along z, y and x.
-        to_next: whether a voxel's affinities are those to the next voxels; else to the ones before.
-        low: of lower affinity, voxels are not joined by the watershed. high: of this affinity or
-            more, they always are.
+        channels: channels of the input that hold the affinities along z, y and x.
+        to_next: whether a voxel's affinities are to the next voxels; else to the previous ones.
+        low: the watershed joins no voxels of a lower affinity.
+        high: the watershed joins all voxels of this affinity or more.
         threshold: fragments are joined while their mean affinity is at least this.
-        floats: whether affinities are no integers.
+        floats: whether affinities are floating-point numbers.
     """
 
     channels: Zyx
@@ -127,10 +177,28 @@ class SegmentationPlan(LabelPlan):
     more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
 
     @property
+    def description(self) -> dict[str, Any]:
+        """Everything that determines the bytes that are written, as JSON values."""
+        return super().description | {
+            "input": {
+                "path": self.source,
+                "scale": self.scale,
+                "channels": self.channels,
+                "to_next": self.to_next,
+            },
+            "low": self.low,
+            "high": self.high,
+            "threshold": self.threshold,
+        }
+
+    @property
     def levels(self) -> tuple[Zyx, ...]:
-        """The shapes of the grids of chunks, of groups of 2 × 2 × 2 of them, of groups of those, … to one of all."""
+        """Shapes of the grids on which regions are joined.
+
+        The first is the grid of chunks, the next that of groups of 2 × 2 × 2 chunks, then that of
+        groups of those, up to one group of all.
+        """
         shapes = [self.grid.shape]
         while max(shapes[-1]) > 1:
-            z, y, x = (ceil_div(n, 2) for n in shapes[-1])
-            shapes.append((z, y, x))
+            shapes.append(zyx.ceil_div_each(shapes[-1], (2, 2, 2)))
         return tuple(shapes)

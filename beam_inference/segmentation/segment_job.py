@@ -1,9 +1,9 @@
-"""A job that segments affinities, from what a user asks for."""
+"""The plan of a segmentation of affinities."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
@@ -11,12 +11,13 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.layout import (
     Layout,
+    check_urls,
     comparable_threshold,
-    described,
     open_input,
     plan_output,
 )
 from beam_inference.segmentation.plans import SegmentationPlan
+from beam_inference.volumes.kvstores import url_of
 
 _SIDE = 128
 _DTYPES = ("uint8", "uint16", "float16", "float32", "float64")
@@ -35,26 +36,31 @@ def plan_segmentation(
     min_size: int = 1,
     layout: Layout,
     storage: Storage,
+    flags: Sequence[str] = (),
 ) -> SegmentationPlan:
-    """What is to be made, all open questions decided; its scratch folder is named later.
+    """Plan a segmentation; nothing is created.
 
     Args:
-        source: URL of the input.
-        target: URL of the output.
+        source: path or URL of the input.
+        target: path or URL of the output.
         threshold: fragments are joined while their mean affinity, in stored units, is at least
             this.
-        low: the watershed joins no voxels of lower affinity.
-        high: and all of this affinity or more.
-        channels: of the input: the affinities along z, y and x.
-        to_next: whether a voxel's affinities are those to the next voxels; else to the ones before.
-        scale: of a precomputed input.
+        low: the watershed joins no voxels of a lower affinity.
+        high: the watershed joins all voxels of this affinity or more.
+        channels: channels of the input that hold the affinities along z, y and x.
+        to_next: whether a voxel's affinities are to the next voxels; else to the previous ones.
+        scale: number of the input's scale.
         min_size: segments of fewer voxels are removed.
-        layout: of the output; chunks are some 128 on a side by default.
+        layout: layout of the output; chunks are about 128 on a side by default.
         storage: how object stores are reached.
+        flags: Beam's flags.
 
     Raises:
-        UserError: it cannot be done as asked.
+        UserError: the segmentation cannot be made so.
     """
+    source = url_of(source)
+    target = url_of(target)
+    check_urls(source, target, flags)
     volume = open_input(source, target, scale, storage)
     if len(set(channels)) < 3 or max(channels) >= volume.channels:
         raise ConfigError(
@@ -75,7 +81,7 @@ def plan_segmentation(
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
     output, grid = plan_output(volume, target, layout, _SIDE, storage)
     if volume.dtype.kind == "u":
-        low = max(low, 0)  # what is less stands for "no voxel"
+        low = max(low, 0)  # lower values stand for "no voxel"
     return SegmentationPlan(
         source=source,
         scale=scale,
@@ -91,18 +97,3 @@ def plan_segmentation(
         storage=storage,
         input_bytes=3 * volume.dtype.itemsize,
     )
-
-
-def segmentation_described(plan: SegmentationPlan) -> dict[str, Any]:
-    """What determines the bytes that are written."""
-    return described(plan) | {
-        "input": {
-            "path": plan.source,
-            "scale": plan.scale,
-            "channels": plan.channels,
-            "to_next": plan.to_next,
-        },
-        "low": plan.low,
-        "high": plan.high,
-        "threshold": plan.threshold,
-    }

@@ -15,9 +15,8 @@ from oracles.label_volumes import made, read_table, rows_by_brute_force, with_la
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation import table
-from beam_inference.segmentation.component_job import components_described, plan_components
+from beam_inference.segmentation.component_job import plan_components
 from beam_inference.segmentation.component_stages import component_stages
-from beam_inference.segmentation.layout import memory_gib
 from beam_inference.volumes.kvstores import open_kvstore
 from beam_inference.volumes.outputs import create_output
 
@@ -215,9 +214,7 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
-        components_described(
-            plan_components(url, "memory://other", **with_layout({"threshold": 1} | asked))
-        )
+        plan_components(url, "memory://other", **with_layout({"threshold": 1} | asked)).description
         for asked in (
             {},
             {"threshold": 2},
@@ -233,6 +230,6 @@ def test_the_description_holds_all_that_the_caller_decides():
     assert len({str(each) for each in descriptions}) == len(descriptions)
     assert (
         0
-        < memory_gib(plan_components(url, "memory://other", **with_layout({"threshold": 1})))
+        < plan_components(url, "memory://other", **with_layout({"threshold": 1})).chunk_memory_gib
         < 1e-4
     )

@@ -12,7 +12,7 @@ from oracles.label_volumes import made, read_table, rows_by_brute_force, with_la
 
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation import table
-from beam_inference.segmentation.segment_job import plan_segmentation, segmentation_described
+from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.volumes.kvstores import open_kvstore
 
@@ -206,9 +206,7 @@ def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((4, 20, 9, 9), np.uint16))
     basis = {"threshold": 3, "low": 1, "high": 5}
     descriptions = [
-        segmentation_described(
-            plan_segmentation(url, "memory://other", **with_layout(basis | asked))
-        )
+        plan_segmentation(url, "memory://other", **with_layout(basis | asked)).description
         for asked in (
             {},
             {"threshold": 2},
