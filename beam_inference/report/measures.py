@@ -10,10 +10,11 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.errors import Stage
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.job.records import ChannelStatistics, Receipt
 
-STAGES = ("read", "infer", "merge", "write")
+STAGES: tuple[Stage, ...] = ("read", "infer", "merge", "write")
 _BINS = 80
 _CHUNKS_IN_BIN = 3
 _PAUSE_SECONDS = 60.0
@@ -24,7 +25,7 @@ _PAUSE_IN_CHUNKS = 10
 class StageTime:
     """Seconds of a stage over some chunks: all together, and of a chunk the median, 5th and 95th percentile, most."""
 
-    stage: str
+    stage: Stage
     total: float
     median: float
     low: float

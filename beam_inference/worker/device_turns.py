@@ -54,6 +54,14 @@ class ChunkOutput:
     effort: Effort
 
 
+@dataclass(frozen=True, slots=True)
+class _Combined:
+    """The array made of the results of works, and the number of their uniform patches."""
+
+    array: NDArray[Any]
+    uniform_patches: int
+
+
 class DeviceTurns:
     """Lets the threads of a process take turns on the device.
 
@@ -107,26 +115,25 @@ class DeviceTurns:
                 read.input.free_device_array()
             self._first_failures = None
             batch_size = self._inference.batch_size
-        array, uniform_patches = success.value
+        combined = success.value
         effort = Effort(
             batch_size,
-            uniform_patches,
+            combined.uniform_patches,
             {"read": read.seconds, "infer": time.perf_counter() - start},
             {"read": read.attempts, "infer": success.attempts},
         )
-        return ChunkOutput(array, read.input.array.nbytes, effort)
+        return ChunkOutput(combined.array, read.input.array.nbytes, effort)
 
     def _compute(
         self,
         cutout: ChunkInput,
         works: Sequence[ChunkWork],
         combine: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
-    ) -> tuple[NDArray[Any], int]:
-        """The combined array, and the number of uniform patches."""
+    ) -> _Combined:
         while True:
             results = _Results(self._inference, cutout, works)
             try:
-                return combine(iter(results)), results.uniform_patches
+                return _Combined(combine(iter(results)), results.uniform_patches)
             except NonFiniteError:
                 raise NonFiniteError(_non_finite_cause(cutout.array)) from None
             except DeviceOutOfMemory:
@@ -157,7 +164,7 @@ class DeviceTurns:
 
 
 class _Results:
-    """Cores of works, each computed when it is asked for; counts uniform patches."""
+    """Iterates over cores of works, each computed in its turn; counts uniform patches."""
 
     def __init__(
         self, inference: ChunkInference, cutout: ChunkInput, works: Sequence[ChunkWork]

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _SeamInput:
-    """The sums that a chunk is made of.
+    """Sums that make up a chunk.
 
     Attributes:
         receipt: the chunk's first receipt, if it owns patches.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.config.normalize import FromLevels, Sections
+from beam_inference.config.normalize import Affine, FromLevels, Sections
 from beam_inference.engines.devices import resolved_device
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
@@ -154,7 +154,7 @@ def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
 def _parse_settings(
     model: dict[str, Any], inference: dict[str, Any], fill: dict[str, Any]
 ) -> JobConfig:
-    """A job with these settings, whose volumes are not there."""
+    """The settings as those of a job, which checks them; its volumes do not exist."""
     values = {
         "input": {"path": "array", **fill},
         "output": {"path": "prediction", "dtype": "float32"},
@@ -164,7 +164,7 @@ def _parse_settings(
     return parse_job(values, Path.cwd(), "what predict was called with")
 
 
-def _affine(config: JobConfig) -> Any:
+def _affine(config: JobConfig) -> Literal["none", "unit"] | Affine:
     normalize = config.model.normalize
     if isinstance(normalize, (FromLevels, Sections)):
         raise ConfigError("normalize: levels belong to a volume; give scale, offset and clip")
