@@ -16,7 +16,7 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.errors import COMPLETE, ConfigError
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from beam_inference.conversion.convert import ConversionPlan
@@ -42,7 +42,7 @@ class ConvertOptions(PipelineOptions):
     shard_shape: Zyx | None
     encoding: str | None
     labels: bool
-    voxel_size: tuple[float, float, float] | None
+    voxel_size: VoxelSizeNm | None
     offset: Zyx | None
     drop: str
     overwrite: bool

@@ -12,6 +12,7 @@ from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
 from beam_inference.config.normalize import Affine, Sections, normalization_kind
 from beam_inference.config.volumes import Output
+from beam_inference.geometry.zyx import Zyx
 
 DefiniteDevice = Literal["cpu", "cuda"]
 DefiniteNormalize = Annotated[
@@ -61,8 +62,8 @@ class Settings:
     device: DefiniteDevice
     threads: int
     normalize: DefiniteNormalize
-    chunk_shape: tuple[int, int, int]
-    chunk_crop_margin: tuple[int, int, int] | None
+    chunk_shape: Zyx
+    chunk_crop_margin: Zyx | None
     value_range: tuple[float, float] | None
 
 

@@ -41,7 +41,7 @@ from beam_inference.config.formats import (
 )
 from beam_inference.config.storage import Storage
 from beam_inference.geometry.fill import Fill
-from beam_inference.geometry.zyx import VoxelSizeNm
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 _SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
 
@@ -271,7 +271,7 @@ class Output(Model):
         return self
 
     @property
-    def write_shape(self) -> tuple[int, int, int]:
+    def write_shape(self) -> Zyx:
         """What is written whole, by one chunk, ZYX: a shard where there are any, else a block."""
         return self.shard_shape or self.block_shape
 

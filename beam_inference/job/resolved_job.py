@@ -18,7 +18,7 @@ from beam_inference.config.fields import Frozen
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, SeamMode
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.identity import identify, identify_box
 from beam_inference.limits import cached_cutouts
@@ -69,7 +69,7 @@ class ResolvedJob(Frozen):
     input_block_shape: Zyx
     roi: BoundingBox
     output_bounds: BoundingBox
-    voxel_size_nm: tuple[float, float, float]
+    voxel_size_nm: VoxelSizeNm
     model_sha256: str
     engine: dict[str, str]
     working_set_bytes: int

@@ -27,6 +27,7 @@ from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import with_best_chunk_shape
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.plan_totals import Extremes
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.parts import describe_output, make_normalization, open_input, voxel_size_nm
 from beam_inference.job.place import THIS_PROCESS, Place
@@ -359,9 +360,7 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
     return replace(spec, bounds=existing.bounds), True
 
 
-def _preliminary_chunk_shape(
-    config: JobConfig, earlier: ResolvedJob | None
-) -> tuple[int, int, int]:
+def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> Zyx:
     """The chunk shape as it is written; one block stands for ``auto`` until it is decided."""
     chunk_shape = config.inference.chunk_shape
     if chunk_shape != "auto":

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import triple
 from beam_inference.segmentation.watershed import Links, no_link
 from beam_inference.volumes.volume import Volume
 
@@ -63,18 +63,13 @@ def _links(
         stop[axis] = last - to_next
         there = np.moveaxis(links, axis, 0)[first - core.start[axis] : last - core.start[axis]]
         there[...] = np.moveaxis(
-            values[BoundingBox(_zyx(start), _zyx(stop)).slices_in(box)], axis, 0
+            values[BoundingBox(triple(start), triple(stop)).slices_in(box)], axis, 0
         )
         if dtype.kind == "f":
             # minus infinity is an affinity; NaN stays
             np.maximum(there, np.finfo(np.float32).min, out=there)
             there[np.isnan(there)] = no_link(dtype)
     return links
-
-
-def _zyx(values: list[int]) -> Zyx:
-    z, y, x = values
-    return z, y, x
 
 
 def as_summands(links: NDArray[Any]) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 RECORD = np.dtype(
     [
@@ -46,7 +46,7 @@ def table_lines(
     records: NDArray[np.void],
     ids: NDArray[np.int64],
     offset: Zyx,
-    voxel_size_nm: tuple[float, float, float],
+    voxel_size_nm: VoxelSizeNm,
 ) -> str:
     """The lines of objects with these ids; ``offset`` is the volume's first voxel, ZYX."""
     centres = (records["sums"] / records["voxels"][:, None] + offset + 0.5) * voxel_size_nm

@@ -8,7 +8,7 @@ from itertools import product
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
-from beam_inference.geometry.zyx import Zyx
+from beam_inference.geometry.zyx import Zyx, triple
 from beam_inference.view.viewer_state import Boxes
 
 
@@ -19,7 +19,7 @@ def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:
     center = [
         (m - a) // n for m, a, n in zip(middle, chunks.roi.start, chunks.chunk_shape, strict=True)
     ]
-    indices = map(chunks.index, around(chunks.shape, _zyx(center), most))
+    indices = map(chunks.index, around(chunks.shape, triple(center), most))
     return _boxes(
         "chunks",
         "#ffd24d",
@@ -32,9 +32,9 @@ def patch_boxes(plan: InferencePlan, most: int) -> Boxes:
     """What patches predict."""
     lattice = plan.lattice
     middle = _middle(plan)
-    touching = lattice.touching(BoundingBox(middle, _zyx([m + 1 for m in middle])))
-    shape = _zyx([axis.count for axis in lattice.axes])
-    near = around(shape, _zyx([each[0] for each in touching]), most)
+    touching = lattice.touching(BoundingBox(middle, triple([m + 1 for m in middle])))
+    shape = triple([axis.count for axis in lattice.axes])
+    near = around(shape, triple([each[0] for each in touching]), most)
     boxes = [(f"patch {z}, {y}, {x} (z, y, x)", lattice.patch_box((z, y, x))) for z, y, x in near]
     return _boxes("patches", "#66ccff", lattice.count, boxes)
 
@@ -60,11 +60,6 @@ def _boxes(name: str, color: str, count: int, boxes: Sequence[tuple[str, Boundin
 
 
 def _middle(plan: InferencePlan) -> Zyx:
-    return _zyx(
+    return triple(
         [(a + b) // 2 for a, b in zip(plan.chunks.roi.start, plan.chunks.roi.stop, strict=True)]
     )
-
-
-def _zyx(values: Sequence[int]) -> Zyx:
-    z, y, x = values
-    return (z, y, x)
