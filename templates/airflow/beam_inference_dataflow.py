@@ -261,7 +261,7 @@ class RunOnceOperator(DataflowStartFlexTemplateOperator):
 
     @staticmethod
     def _is_over(job: dict[str, Any], since: datetime | None) -> bool:
-        """Whether another job is needed: this one failed, or was done before the run was cleared."""
+        """Whether another job is needed: this one failed, or was done before the run started."""
         if job["currentState"] == DataflowJobStatus.JOB_STATE_DONE:
             return since is not None and _created(job) < since
         return job["currentState"] in DataflowJobStatus.TERMINAL_STATES
