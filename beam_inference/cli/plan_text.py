@@ -118,7 +118,7 @@ def _pyramid_rows(pyramid: Pyramid | None) -> Iterator[Row]:
     coarsest = format_shape(pyramid.scales[-1].bounds.shape)
     yield (
         "pyramid",
-        f"{len(pyramid.scales)} levels by {pyramid.method}, the coarsest {coarsest} voxels; once "
+        f"{len(pyramid.scales)} scales by {pyramid.method}, the coarsest {coarsest} voxels; once "
         "every chunk is done",
     )
     yield (

@@ -94,7 +94,13 @@ def pyramid_status_values(status: PyramidStatus | None, *, waits: bool) -> dict[
     """
     if status is None:
         return None
-    return {"complete": status.complete and not waits, "waits": waits, **asdict(status)}
+    # A pyramid has scales; "levels" is the former name of the key.
+    return {
+        "complete": status.complete and not waits,
+        "waits": waits,
+        **asdict(status),
+        "levels": status.scales,
+    }
 
 
 def _record_values(record: QuarantineRecord) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The pyramid of a job's output: planned with the job, begun with a launch, made once every chunk of it is done.
+"""The pyramid of a job's output: planned with the job, made once every chunk of it is done.
 
-It is the pyramid that the command ``pyramid`` makes of the same volume, with the same records:
-either goes on where the other stood. Levels are only as good as what they are made of, so those
-that were made while chunks were missing are made anew.
+It is the pyramid that the command ``pyramid`` makes of the same volume, with the same records, so
+either goes on where the other stopped. Scales are only as good as the output that they are made of:
+those that were made while chunks were missing are made anew.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ from beam_inference.volumes.outputs import create_output
 
 logger = logging.getLogger(__name__)
 
-_EVERY = 64
-"""More levels than there are: a pyramid ends where its volume is one voxel."""
+_ALL_SCALES = 64
+"""More scales than any pyramid has: a pyramid ends where its volume is one voxel."""
 
 
 @dataclass(frozen=True, slots=True)
 class PyramidStatus:
-    """How far a job's pyramid is.
+    """Progress of a job's pyramid.
 
     Attributes:
-        levels: of it. method: "mean" or "mode".
-        chunks: of all levels. done: how many of them are.
-        listed: whether readers are told of every level.
-        failures: why chunks could not be done, the first few of each level.
+        scales: number of its scales.
+        method: "mean" or "mode".
+        chunks: number of chunks of all scales.
+        done: number of these that are done.
+        listed: whether the output's metadata lists every scale, so that readers see it.
+        failures: why chunks could not be done, the first few of each scale.
     """
 
-    levels: int
+    scales: int
     method: str
     chunks: int
     done: int
@@ -56,14 +58,15 @@ class PyramidStatus:
 
     @property
     def complete(self) -> bool:
-        """Whether all of it is there, and readers know."""
+        """Whether every chunk is done and readers see every scale."""
         return self.done == self.chunks and self.listed
 
 
 def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
-    """What a job's pyramid would be, also where its output is not there yet; creates nothing that stays.
+    """Plan the pyramid of a job's output, also where that is not there yet.
 
-    None if the job asks for none, or one block holds its output.
+    Returns:
+        The pyramid; None if the job asks for none, or one block holds its output.
 
     Raises:
         UserError: it cannot be made.
@@ -76,102 +79,128 @@ def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
 
 
 def output_pyramid(config: JobConfig, url: str | None = None) -> Pyramid | None:
-    """What a job asks for of its output, or of one like it at ``url``, which is there.
+    """Plan the pyramid that a job asks for.
 
-    None and errors as for :func:`planned`.
+    Args:
+        config: the job file.
+        url: URL of a volume like the output; by default the output itself, which must be there.
+
+    Returns:
+        The pyramid; None if the job asks for none, or one block holds its output.
+
+    Raises:
+        UserError: it cannot be made.
     """
-    asked = config.output.pyramid
-    if asked is None:
+    request = config.output.pyramid
+    if request is None:
         return None
-    method = asked.method or ("mode" if config.gives_labels else "mean")
+    method = request.method or ("mode" if config.gives_labels else "mean")
     url = url or config.output.path
-    # its blocks are not checked: there may be nothing in it yet
+    # Blocks are not checked, because there may be none yet.
     base = open_source(VolumeSource(url, storage=config.storage), check_blocks=False)
+    volume = multiscale_volume(url, config.storage)
     try:
-        return plan_pyramid(
-            multiscale_volume(url, config.storage), method, asked.factor, asked.levels, base=base
-        )
+        return plan_pyramid(volume, method, request.factor, request.levels, base=base)
     except NoScaleNeeded:
         return None
 
 
 def check_scales(config: JobConfig, *, overwrite: bool) -> None:
-    """Refuse an output whose levels are not those that the job asks for, before anything is created.
+    """Refuse an output whose scales are not those that the job asks for, before anything is created.
+
+    Args:
+        config: the job file.
+        overwrite: whether the output is made anew, so that its scales do not matter.
 
     Raises:
-        ConfigError: it has such levels, and is not to be made anew.
+        ConfigError: it has other scales.
     """
-    found = None if config.output.pyramid is None else volume_at(config.output.path, config.storage)
-    if found is None or not found.is_multiscale:
-        return  # nothing is there, or what the job is refused for
+    if config.output.pyramid is None:
+        return
+    output = volume_at(config.output.path, config.storage)
+    if output is None or not output.is_multiscale:
+        return  # There is no output, or one that the job is refused for later.
     pyramid = output_pyramid(config)
     if pyramid is None or overwrite:
         return
     job = pyramid.job()
-    before = StageRecords(job).earlier_job()
-    if before is not None and before.fingerprint == job.fingerprint:
+    earlier = StageRecords(job).earlier_job()
+    if earlier is not None and earlier.fingerprint == job.fingerprint:
         return
-    if pyramid.volume.listed_scales(pyramid.scales) or (
-        before is not None and StageRecords(before).chunk_counter()()
-    ):
+    was_begun = earlier is not None and StageRecords(earlier).chunk_counter()() > 0
+    if was_begun or pyramid.volume.listed_scales(pyramid.scales):
         raise ConfigError(
-            f"output.pyramid: {config.output.path} has coarser levels already, made by something "
+            f"output.pyramid: {config.output.path} has coarser scales already, made by something "
             "else, or in another way. Make them as this job says with: "
             f"{_command(config, pyramid)} --overwrite; or remove the key."
         )
 
 
 def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
-    """Record what this launch will make of the output, which is there; what is of an earlier state of it is removed.
+    """Record the pyramid that a launch will make of its output, and remove scales that are too old.
 
-    None if the job asks for none, or one block holds its output.
+    Args:
+        launch: the launch, whose output is there.
+        overwrite: whether the output is made anew.
+
+    Returns:
+        The pyramid; None if the job asks for none, or one block holds its output.
 
     Raises:
         StateError: another launch is making another pyramid.
     """
     resolved = launch.resolved()
-    state = launch.state()
     config = resolved.config
     count = resolved.plan.chunks.count
     pyramid = output_pyramid(config)
     if pyramid is None:
-        job = stage_job("pyramid", {}, config.output.path, config.storage, ())
-        if StageRecords(job).earlier_job() is not None and state.count_receipts(0, count) < count:
-            delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
-            logger.warning(
-                "%s has coarser levels, made before all chunks of this job are done. Make them "
-                "anew then, with: beam-inference pyramid %s --overwrite",
-                *[config.output.path] * 2,
-            )
+        if launch.state().count_receipts(0, count) < count:
+            _forget_scales(config)
         return None
     job = pyramid.job()
-    before = StageRecords(job).earlier_job()
-    # nothing came of it: it was looked at
-    other = before is not None and before.fingerprint != job.fingerprint
-    if overwrite or other or (before is not None and state.count_receipts(0, count) < count):
-        factors = {
-            pyramid.factor,
-            pyramid.factor if before is None else _factor(before),
-        }
-        # An earlier launch, or the command, may have made more of them, or others.
-        several = [
-            plan_pyramid(pyramid.volume, pyramid.method, each, _EVERY, base=pyramid.base)
-            for each in factors
-        ]
-        if any(each.volume.listed_scales(each.scales) for each in several):
-            logger.warning(
-                "%s has coarser levels, made before all chunks of this job are done: they are "
-                "removed, and made anew",
-                config.output.path,
-            )
-        for each in several:
-            remove_scales(each.job())
+    earlier = StageRecords(job).earlier_job()
+    # A launch with another fingerprint made no chunk: check_scales has looked.
+    is_other = earlier is not None and earlier.fingerprint != job.fingerprint
+    is_of_holes = earlier is not None and launch.state().count_receipts(0, count) < count
+    if overwrite or is_other or is_of_holes:
+        factors = {pyramid.factor} | ({_factor(earlier)} if earlier is not None else set())
+        _remove_scales(pyramid, factors)
     StageRecords(job).begin()
     return pyramid
 
 
+def _forget_scales(config: JobConfig) -> None:
+    """Forget the records of scales that were made before all chunks of a job were done."""
+    job = stage_job("pyramid", {}, config.output.path, config.storage, ())
+    if StageRecords(job).earlier_job() is None:
+        return
+    delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
+    logger.warning(
+        "%s has coarser scales, made before all chunks of this job are done. Make them anew then, "
+        "with: beam-inference pyramid %s --overwrite",
+        config.output.path,
+        config.output.path,
+    )
+
+
+def _remove_scales(pyramid: Pyramid, factors: set[Zyx | None]) -> None:
+    """Remove all scales of a volume, also those that an earlier launch or the command has added."""
+    several = [
+        plan_pyramid(pyramid.volume, pyramid.method, factor, _ALL_SCALES, base=pyramid.base)
+        for factor in factors
+    ]
+    if any(each.volume.listed_scales(each.scales) for each in several):
+        logger.warning(
+            "%s has coarser scales, made before all chunks of this job are done: they are removed, "
+            "and made anew",
+            pyramid.volume.url,
+        )
+    for each in several:
+        remove_scales(each.job())
+
+
 def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
-    """How far it is, from its records.
+    """Read how far a pyramid is from its records.
 
     Raises:
         WorkerFault: they cannot be read.
@@ -179,7 +208,7 @@ def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
     job = pyramid.job()
     done = StageRecords(job).chunk_counter()()
     return PyramidStatus(
-        levels=len(pyramid.scales),
+        scales=len(pyramid.scales),
         method=pyramid.method,
         chunks=pyramid.count,
         done=done,
@@ -189,21 +218,21 @@ def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
 
 
 def add_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
-    """What is stored and asked of the object store, with a pyramid's share of it; hours remain those of the chunks."""
+    """Add a pyramid's bytes and requests to the totals of a job; its time is not counted."""
     if pyramid is None:
         return whole
-    below = [pyramid.base.bounds, *(level.bounds for level in pyramid.scales[:-1])]
+    sources = [pyramid.base.bounds, *(scale.bounds for scale in pyramid.scales[:-1])]
+    read = sum(ChunkGrid(bounds, pyramid.base.read_shape).count for bounds in sources)
     return replace(
         whole,
         stored_bytes=whole.stored_bytes + pyramid.size,
-        read_requests=whole.read_requests
-        + sum(ChunkGrid(each, pyramid.base.read_shape).count for each in below),
+        read_requests=whole.read_requests + read,
         write_requests=whole.write_requests + sum(pyramid.blocks) + pyramid.count,
     )
 
 
 def _factor(job: StageJob) -> Zyx | None:
-    """From each level of a pyramid that was begun to the next, as far as its record says."""
+    """Factor between the scales of a pyramid that was begun, as its record gives it, ZYX."""
     factor = job.description.get("factor")
     if (
         not isinstance(factor, list)
@@ -216,22 +245,27 @@ def _factor(job: StageJob) -> Zyx | None:
 
 
 def _command(config: JobConfig, pyramid: Pyramid) -> str:
-    """The command that makes the same."""
-    asked = config.output.pyramid
+    """The command that makes the pyramid of a job."""
+    request = config.output.pyramid
     words = ["beam-inference", "pyramid", config.output.path, f"--method={pyramid.method}"]
-    if asked is not None and asked.factor is not None:
-        words.append(f"--factor={'x'.join(map(str, asked.factor))}")
-    if asked is not None and asked.levels is not None:
-        words.append(f"--levels={asked.levels}")
+    if request is not None and request.factor is not None:
+        words.append(f"--factor={'x'.join(map(str, request.factor))}")
+    if request is not None and request.levels is not None:
+        words.append(f"--levels={request.levels}")
     return shlex.join(words)
 
 
 def describe_pyramid_status(status: PyramidStatus, *, waits: bool) -> str:
-    """The same in a line, without why chunks could not be done."""
+    """Describe the progress of a pyramid in a line.
+
+    Args:
+        status: the progress.
+        waits: whether chunks of the job are not done yet, so that the pyramid cannot be made.
+    """
     if waits:
         return (
             "not made yet, because not all chunks of the job are done; once they are, run makes it"
         )
     if status.complete:
-        return f"complete, {status.levels} levels by {status.method}"
+        return f"complete, {status.scales} scales by {status.method}"
     return f"{status.done} of {status.chunks} chunks done"

@@ -154,7 +154,7 @@ def test_a_job_that_is_complete(job, told, tmp_path):
     assert main(["report", path, "--to", str(tmp_path / "report.html")]) == 0
     levels = ran["pyramid"]["levels"]
     assert (
-        f"Pyramid of the output: complete, {levels} levels by mean."
+        f"Pyramid of the output: complete, {levels} scales by mean."
         in (tmp_path / "report.html").read_text()
     )
     code, out = told("run", path, "--json", "--set", "output.pyramid=false")  # nothing to do

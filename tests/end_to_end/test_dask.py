@@ -86,7 +86,7 @@ def test_every_worker_process_computes_and_the_bytes_are_the_same(
 def test_the_pyramid_follows_there_too(conv_job, cluster, tmp_path, capsys):
     path, _ = conv_job
     assert main(["run", path, *cluster, "--set", "output.pyramid={levels: 2}"]) == 0
-    assert "pyramid: complete, 2 levels by mean" in capsys.readouterr().out
+    assert "pyramid: complete, 2 scales by mean" in capsys.readouterr().out
     for scale in (1, 2):
         below, level = (
             open_volume((tmp_path / "out").as_uri(), scale=k) for k in (scale - 1, scale)

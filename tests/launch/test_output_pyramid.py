@@ -82,10 +82,10 @@ def test_a_job_ends_with_its_pyramid_and_the_command_finds_it_done(job, tmp_path
     assert main(["run", path]) == 0
     out = capsys.readouterr().out
     assert "18 of 18 chunks done" in out
-    assert "pyramid: complete, 2 levels by mean\ncomplete: file://" in out
+    assert "pyramid: complete, 2 scales by mean\ncomplete: file://" in out
     assert_levels_are_of_the_base(tmp_path / "out", 2)
     assert main(["status", path]) == main(["verify", path, "--deep"]) == 0
-    assert capsys.readouterr().out.count("pyramid: complete, 2 levels by mean") == 2
+    assert capsys.readouterr().out.count("pyramid: complete, 2 scales by mean") == 2
     by_command = plan_pyramid(multiscale_volume(f"file://{tmp_path}/out", LOCAL), num_scales=2)
     assert pyramid_status(by_command).complete
     assert by_command.job().fingerprint == output_pyramid(load_job(path)).job().fingerprint
@@ -108,7 +108,7 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     assert pyramid.blocks == there.blocks == (12, 2, 1)
     assert main(["plan", path]) == 0
     assert (
-        "pyramid  3 levels by mean, the coarsest 6×10×7 voxels; once every chunk"
+        "pyramid  3 scales by mean, the coarsest 6×10×7 voxels; once every chunk"
         in capsys.readouterr().out
     )
     values = {}
@@ -276,7 +276,7 @@ def test_a_finished_job_that_is_given_one_makes_only_that(job, tmp_path, capsys)
     }
     for launch in range(2):
         assert main(["run", path, "--set", "output.pyramid=true"]) == 0
-        assert "(0 by this launch)\npyramid: complete, 3 levels by mean" in capsys.readouterr().out
+        assert "(0 by this launch)\npyramid: complete, 3 scales by mean" in capsys.readouterr().out
         if launch == 0:
             stored = {each: each.stat().st_mtime_ns for each in (tmp_path / "out").glob("[0-9]*/*")}
     assert all(each.read_bytes() == text for each, text in receipts.items())
@@ -365,7 +365,7 @@ def test_labels_in_shards_of_ome_zarr_as_zarr_python_reads_them(tmp_path, capsys
     values["postprocess"] = [{"operator": "argmax"}]
     path = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", path]) == 0
-    assert "pyramid: complete, 3 levels by mode" in capsys.readouterr().out
+    assert "pyramid: complete, 3 scales by mode" in capsys.readouterr().out
     group = zarr.open_group(str(tmp_path / "out"), mode="r")
     level = group["0"][:]
     assert 0.01 < level.mean() < 0.99
