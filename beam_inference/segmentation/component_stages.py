@@ -34,19 +34,21 @@ from beam_inference.segmentation.numbering import (
 )
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan
 from beam_inference.segmentation.scratch import Arrays
-from beam_inference.segmentation.table import tabulate
+from beam_inference.segmentation.table import LINES_PER_PART, tabulate
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
 
 
-def component_stages(plan: ComponentPlan) -> tuple[Stage, ...]:
-    """All stages, in their order."""
+def component_stages(
+    plan: ComponentPlan, lines_per_part: int = LINES_PER_PART
+) -> tuple[Stage, ...]:
+    """All stages, in their order; ``lines_per_part`` are the lines of a part of the table."""
     return (
         Stage("label", plan.grid.count, partial(label, plan)),
         Stage("match", plan.grid.count, partial(match, plan)),
         *numbering_stages(plan),
         Stage("relabel", plan.grid.count, partial(relabel, plan)),
-        Stage("tabulate", plan.grid.shape[0], partial(tabulate, plan)),
+        Stage("tabulate", plan.grid.shape[0], partial(tabulate, plan, lines_per_part)),
         Stage("clean", 1, partial(clean, plan)),
     )
 

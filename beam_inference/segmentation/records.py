@@ -1,4 +1,4 @@
-"""What is known of a component, or of a part of one: an array of :data:`RECORD`; and its line in the table."""
+"""Records of objects and their parts, arrays of :data:`RECORD`, and their lines in the table."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ RECORD = np.dtype(
         ("sums", "<f8", (3,)),
     ]
 )
-"""Number of voxels; the first of them, as its position in the whole volume in C order; bounding
-box, half-open, ZYX; sums of the voxels' z, y and x (whole numbers, exact to 2^53). Voxels are
-counted from the volume's first.
+"""Record of an object or a part of one. Coordinates count from the volume's first voxel, ZYX.
+
+``voxels``: their number; ``first``: the first of them, as its place in the whole volume in C order;
+``start`` and ``stop``: bounding box, half-open; ``sums``: sums of the voxels' z, y and x (whole
+numbers, exact to 2^53).
 """
 
 HEADER = "id,voxels,z_start,y_start,x_start,z_stop,y_stop,x_stop,z_nm,y_nm,x_nm\n"
-"""Of the table: the box is half-open, in voxels; the centroid is the mean of the voxels' centres, in nanometres."""
+"""Header of the table; boxes are half-open and in voxels, centroids are in nanometres."""
 
 
 def no_records(count: int) -> NDArray[np.void]:
-    """Records of nothing, to which parts are added."""
+    """Records of objects without voxels, to which parts can be added."""
     records = np.zeros(count, RECORD)
     records["first"] = np.iinfo(np.int64).max
     records["start"] = np.iinfo(np.int64).max
@@ -34,7 +36,7 @@ def no_records(count: int) -> NDArray[np.void]:
 
 
 def add_parts(records: NDArray[np.void], which: NDArray[np.int64], parts: NDArray[np.void]) -> None:
-    """Add parts to the components that they are parts of."""
+    """Add the records of parts to those of objects; ``which`` are the objects' places, in place."""
     np.add.at(records["voxels"], which, parts["voxels"])
     np.minimum.at(records["first"], which, parts["first"])
     np.minimum.at(records["start"], which, parts["start"])
@@ -48,13 +50,20 @@ def table_lines(
     offset: Zyx,
     voxel_size_nm: VoxelSizeNm,
 ) -> str:
-    """The lines of objects with these ids; ``offset`` is the volume's first voxel, ZYX."""
+    """The table's lines for some objects.
+
+    Args:
+        records: records of the objects.
+        ids: their ids.
+        offset: coordinates of the volume's first voxel, ZYX.
+        voxel_size_nm: ZYX.
+    """
     centres = (records["sums"] / records["voxels"][:, None] + offset + 0.5) * voxel_size_nm
-    whole = np.column_stack(
+    integers = np.column_stack(
         [ids, records["voxels"], records["start"] + offset, records["stop"] + offset]
     )
     lines = (
         f"{','.join(map(str, numbers))},{z:.3f},{y:.3f},{x:.3f}\n"
-        for numbers, (z, y, x) in zip(whole.tolist(), centres.tolist(), strict=True)
+        for numbers, (z, y, x) in zip(integers.tolist(), centres.tolist(), strict=True)
     )
     return "".join(lines)

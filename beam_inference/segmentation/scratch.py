@@ -1,4 +1,7 @@
-"""Arrays that stages leave for one another: one file per chunk and kind, ``KIND/000000000/000000000012``."""
+"""Arrays that stages write for one another: a file for each chunk and kind of data.
+
+The file of chunk 12 is ``KIND/000000000/000000000012``.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,14 @@ Arrays = Mapping[str, NDArray[Any]]
 Value = TypeVar("Value")
 
 _AT_A_TIME = 32
-"""Requests under way, and files held, while many are read or written."""
+"""Requests under way, and files in memory, while many are read or written."""
 
 
 class Scratch:
-    """The files under a URL. Requests that fail in a way that may pass are made again; then there is a WorkerFault."""
+    """The files under a URL.
+
+    Requests that fail in a way that may pass are repeated; in the end they raise a WorkerFault.
+    """
 
     def __init__(self, url: str, storage: Storage) -> None:
         self._url = url
@@ -44,15 +50,15 @@ class Scratch:
     def write_all(self, kind: str, files: Iterable[tuple[int, Arrays]]) -> None:
         """Write many files, some at a time."""
 
-        def begun(index: int, arrays: Arrays) -> Callable[[], Any]:
+        def begin(index: int, arrays: Arrays) -> Callable[[], Any]:
             content = io.BytesIO()
             np.savez_compressed(content, allow_pickle=False, **arrays)
             return self._request(
                 "write", _key(kind, index), lambda key: self._store.write(key, content.getvalue())
             )
 
-        for written in _some_ahead(begun(index, arrays) for index, arrays in files):
-            written()
+        for finish in _some_ahead(begin(index, arrays) for index, arrays in files):
+            finish()
 
     def read(self, kind: str, index: int) -> Arrays:
         """The named arrays of one file.
@@ -63,16 +69,16 @@ class Scratch:
         return next(self.read_all(kind, [index]))
 
     def read_all(self, kind: str, indices: Iterable[int]) -> Iterator[Arrays]:
-        """Those of many files, in order, in bounded memory: some are read ahead. Raises as :meth:`read`."""
+        """Read the arrays of many files, in order, some of them ahead; raises as `read`."""
         keys = (_key(kind, index) for index in indices)
         for key, result in _some_ahead(
             (key, self._request("read", key, self._store.read)) for key in keys
         ):
-            found = result()
+            response = result()
             try:
-                if found.state != "value":
+                if response.state != "value":
                     raise self._broken(key, "is absent")
-                arrays = _parsed(bytes(found.value))
+                arrays = _parse(bytes(response.value))
             except (zipfile.BadZipFile, ValueError, OSError, EOFError) as error:
                 raise self._broken(key, f"is damaged ({error})") from None
             yield arrays
@@ -85,9 +91,9 @@ class Scratch:
     def read_records(
         self, kind: str, parts: Iterable[tuple[int, int, int]], dtype: np.dtype[np.void]
     ) -> Iterator[NDArray[np.void]]:
-        """Records ``start … stop`` of each ``(index, start, stop)``, in order. Raises as :meth:`read`."""
+        """Read the records ``start … stop`` of each ``(index, start, stop)``; raises as `read`."""
 
-        def begun(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
+        def begin(index: int, start: int, stop: int) -> tuple[str, int, Callable[[], Any]]:
             part = slice(start * dtype.itemsize, stop * dtype.itemsize)
             key = _key(kind, index)
             return (
@@ -96,18 +102,18 @@ class Scratch:
                 self._request("read", key, lambda key: self._store.read(key, byte_range=part)),
             )
 
-        for key, count, result in _some_ahead(begun(*part) for part in parts):
-            found = result()
-            if found.state != "value" or len(found.value) != count * dtype.itemsize:
+        for key, count, result in _some_ahead(begin(*part) for part in parts):
+            response = result()
+            if response.state != "value" or len(response.value) != count * dtype.itemsize:
                 raise self._broken(key, "is absent or cut off")
-            yield np.frombuffer(bytes(found.value), dtype)
+            yield np.frombuffer(bytes(response.value), dtype)
 
     def delete(self) -> None:
         """Delete everything under the URL."""
         delete_folder(self._store, self._url)
 
     def _request(self, what: str, key: str, send: Callable[[str], Any]) -> Callable[[], Any]:
-        """A request, sent at once; its result when that is called."""
+        """Send a request; the function returned waits for its result, and retries it."""
         result = again_if_failed(send(key), lambda: send(key), TRANSFER_SECONDS)
         return lambda: persistently(what, f"{self._url}/{key}", result)
 
@@ -119,12 +125,14 @@ class Scratch:
 
 
 _PARSING = threading.Lock()
-"""NumPy parses headers with ``ast``, which in Python 3.11 fails now and then where two threads do
-so at the same time ("AST constructor recursion depth mismatch").
+"""Held while NumPy parses a header.
+
+It does so with ``ast``, which in Python 3.11 fails now and then when two threads use it at the same
+time ("AST constructor recursion depth mismatch").
 """
 
 
-def _parsed(content: bytes) -> Arrays:
+def _parse(content: bytes) -> Arrays:
     with _PARSING, np.load(io.BytesIO(content), allow_pickle=False) as arrays:
         return {name: arrays[name] for name in arrays.files}
 
@@ -134,7 +142,7 @@ def _key(kind: str, index: int) -> str:
 
 
 def _some_ahead(requests: Iterable[Value]) -> Iterator[Value]:
-    """The same, with some taken before they are asked for."""
+    """Yield requests in order, but take some in advance: they are sent as they are taken."""
     waiting: deque[Value] = deque()
     for request in requests:
         waiting.append(request)

@@ -1,4 +1,4 @@
-"""The table of components or segments: CSV files of a million lines each, in the order of ids, beside the output."""
+"""The table of components or segments: CSV files in the order of ids, inside the output."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, pers
 
 _SUMMARY = "summary.json"
 LINES_PER_PART = 1_000_000
-"""Of each part of the table but the last."""
+"""Lines of each part of the table but the last."""
 
 
-def tabulate(plan: LabelPlan) -> Callable[[int], None]:
-    """Write the parts of the table that begin in a slab of chunks."""
+def tabulate(plan: LabelPlan, lines_per_part: int = LINES_PER_PART) -> Callable[[int], None]:
+    """Write the parts of the table that begin in a slab of chunks; a stage's worker.
+
+    Args:
+        plan: the plan.
+        lines_per_part: lines of each part of the table but the last.
+    """
     scratch = plan.scratch()
     write = _writer(plan)
 
-    def do(z: int) -> None:
-        before = scratch.read("before", z)["before"]
-        last = z == plan.grid.shape[0] - 1
-        first_part, stop_part = (
-            ceil_div(int(count), LINES_PER_PART) for count in (before[0], before[-1])
-        )
-        if last:
+    def write_parts(z: int) -> None:
+        before = scratch.read("before", z)["before"]  # objects before each row, see numbering
+        first_part = ceil_div(int(before[0]), lines_per_part)
+        stop_part = ceil_div(int(before[-1]), lines_per_part)
+        if z == plan.grid.shape[0] - 1:
             write(_SUMMARY, json.dumps({"objects": int(before[-1])}))
-            stop_part += before[-1] == 0  # a header at least
+            if not before[-1]:
+                stop_part += 1  # an empty table has a header
         for part in range(first_part, stop_part):
-            write(
-                f"{part:06d}.csv",
-                HEADER + "".join(_lines(plan, scratch, z, part * LINES_PER_PART)),
-            )
+            lines = _lines(plan, scratch, z, part * lines_per_part, lines_per_part)
+            write(f"{part:06d}.csv", HEADER + "".join(lines))
 
-    return do
+    return write_parts
 
 
-def _lines(plan: LabelPlan, scratch: Scratch, z: int, done: int) -> Iterator[str]:
-    """Lines of the components after the ``done`` first, which begin in a slab of chunks; LINES_PER_PART at most."""
-    left = LINES_PER_PART
+def _lines(plan: LabelPlan, scratch: Scratch, z: int, done: int, most: int) -> Iterator[str]:
+    """At most ``most`` lines: the components after the first ``done``, from a slab of chunks on."""
+    left = most
     for slab in range(z, plan.grid.shape[0]):
         for first, records in _records_of(plan, scratch, slab, done):
             some = records[:left]
@@ -58,16 +60,20 @@ def _lines(plan: LabelPlan, scratch: Scratch, z: int, done: int) -> Iterator[str
 def _records_of(
     plan: LabelPlan, scratch: Scratch, z: int, done: int
 ) -> Iterator[tuple[int, NDArray[np.void]]]:
-    """Records of a slab's components after the ``done`` first of all, in the order of ids, each with the first id."""
-    ny = plan.grid.shape[1]
+    """Records of a slab's components but the first ``done`` of all, in the order of ids.
+
+    Yields:
+        The first id, and the records of consecutive ids from there on.
+    """
+    rows = plan.grid.shape[1]
     before = scratch.read("before", z)["before"]
-    counts = np.diff(before).reshape(-1, ny)
-    # where a plane's components begin in the file of their row
+    counts = np.diff(before).reshape(-1, rows)
+    # Where a plane's components begin in the file of their row.
     within = np.cumsum(counts, axis=0) - counts
     parts = []
     firsts = []
     for (plane, y), count in np.ndenumerate(counts):
-        earlier = int(before[plane * ny + y])
+        earlier = int(before[plane * rows + y])
         skipped = min(max(done - earlier, 0), int(count))
         if skipped < count:
             start = int(within[plane, y])
@@ -77,27 +83,35 @@ def _records_of(
 
 
 def tabulate_segments(
-    plan: LabelPlan, found: Callable[[Scratch], Iterator[Arrays]]
+    plan: LabelPlan,
+    read_records: Callable[[Scratch], Iterator[Arrays]],
+    lines_per_part: int = LINES_PER_PART,
 ) -> Callable[[int], None]:
-    """Write the whole table: of the names and records that are found in the scratch folder, in any order."""
+    """Write the whole table; a stage's worker.
+
+    Args:
+        plan: the plan.
+        read_records: reads "names" and "records" of all segments from the scratch folder, in any
+            order.
+        lines_per_part: lines of each part of the table but the last.
+    """
     scratch = plan.scratch()
     write = _writer(plan)
 
-    def do(_: int) -> None:
-        parts = list(found(scratch))
-        names, records = (
-            np.concatenate([part[of] for part in parts]) for of in ("names", "records")
-        )
+    def write_table(_: int) -> None:
+        arrays = list(read_records(scratch))
+        names = np.concatenate([part["names"] for part in arrays])
+        records = np.concatenate([part["records"] for part in arrays])
         order = np.argsort(names)
         write(_SUMMARY, json.dumps({"objects": len(order)}))
-        for part in range(max(1, ceil_div(len(order), LINES_PER_PART))):
-            some = order[part * LINES_PER_PART : (part + 1) * LINES_PER_PART]
+        for part in range(max(1, ceil_div(len(order), lines_per_part))):
+            some = order[part * lines_per_part : (part + 1) * lines_per_part]
             lines = table_lines(
                 records[some], names[some], plan.grid.roi.start, plan.output.voxel_size_nm
             )
             write(f"{part:06d}.csv", HEADER + lines)
 
-    return do
+    return write_table
 
 
 def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
@@ -115,5 +129,5 @@ def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
 
 
 def count_of(plan: LabelPlan) -> int:
-    """How many objects there are, once the table is written."""
+    """The number of objects, once the table is written."""
     return int(json.loads(read_file(f"{plan.table_url}/{_SUMMARY}", plan.storage))["objects"])

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 Labels = NDArray[np.int64]
 
-_BLOCK = 2**20
+_BLOCK_LABELS = 2**20
 
 
 def unite(parent: Labels, one: Labels, other: Labels) -> None:
     """Make each ``one[k]`` and ``other[k]`` the same component.
 
-    All pairs at once: the greater of two roots is hooked to the smaller, again for those that are
-        still apart. Each round leaves fewer roots.
+    All pairs are united at once: the greater of two roots becomes a child of the smaller. Where
+    several pairs share their greater root, only one of them is united in a round, so rounds are
+    repeated for the pairs that are still apart. Each round leaves fewer roots.
     """
     while len(one):
         one = _roots(parent, one)
@@ -30,6 +31,7 @@ def unite(parent: Labels, one: Labels, other: Labels) -> None:
 
 
 def _roots(parent: Labels, labels: Labels) -> Labels:
+    """Find the roots of labels, and make them the labels' parents, so that paths stay short."""
     roots = parent[labels]
     while not np.array_equal(above := parent[roots], roots):
         roots = above
@@ -37,16 +39,25 @@ def _roots(parent: Labels, labels: Labels) -> Labels:
     return roots
 
 
-def number_components(parent: Labels) -> int:
-    """Put the number of its component, ``0 … n - 1``, in the place of each label's parent; returns n. In place."""
-    for start in range(0, len(parent), _BLOCK):
-        _roots(parent, np.arange(start, min(start + _BLOCK, len(parent))))
+def number_components(parent: Labels, block_labels: int = _BLOCK_LABELS) -> int:
+    """Replace each label's parent by the number of its component, ``0 … n - 1``, in place.
+
+    Args:
+        parent: the parents.
+        block_labels: labels that are worked on at a time.
+
+    Returns:
+        The number of components, n.
+    """
+    for start in range(0, len(parent), block_labels):
+        _roots(parent, np.arange(start, min(start + block_labels, len(parent))))
     count = 0
-    for start in range(0, len(parent), _BLOCK):
-        block = parent[start : start + _BLOCK]
+    for start in range(0, len(parent), block_labels):
+        block = parent[start : start + block_labels]
         roots = block.copy()
-        own = roots == np.arange(start, start + len(block))
-        block[own] = np.arange(count, count + np.count_nonzero(own))
-        block[~own] = parent[roots[~own]]  # roots come before, and have their number by now
-        count += int(np.count_nonzero(own))
+        is_root = roots == np.arange(start, start + len(block))
+        block[is_root] = np.arange(count, count + np.count_nonzero(is_root))
+        # A root is not greater than its labels, so its place holds its number by now.
+        block[~is_root] = parent[roots[~is_root]]
+        count += int(np.count_nonzero(is_root))
     return count

@@ -38,17 +38,17 @@ def write(array, start=(3, -5, 2), voxel_size_nm=(40.0, 8.0, 4.0), **spec):
     return url
 
 
-def with_layout(asked):
-    """What a job is asked for, with the keys of its layout in one value, on this machine."""
+def with_layout(options):
+    """Options of a job with those of its layout in one value, on this machine."""
     keys = {field.name for field in fields(Layout)}
-    layout = Layout(**{key: value for key, value in asked.items() if key in keys})
+    layout = Layout(**{key: value for key, value in options.items() if key in keys})
     return {"storage": LOCAL, "layout": layout} | {
-        key: value for key, value in asked.items() if key not in keys
+        key: value for key, value in options.items() if key not in keys
     }
 
 
-def made(plan, stages):
-    """Run all stages of a job, without Beam: the job with its scratch folder, and the output's voxels."""
+def run_stages(plan, stages):
+    """Run all stages of a plan, without Beam: the plan with scratch folder, the output's voxels."""
     plan = replace(plan, scratch_url=f"{plan.output.url}/scratch")
     for stage in stages(plan):
         do = pickle.loads(pickle.dumps(stage)).make_worker()

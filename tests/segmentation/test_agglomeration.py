@@ -1,4 +1,4 @@
-"""Agglomeration by mean affinity: against joining the best pair of all again and again, whole and in parts."""
+"""Agglomeration, whole and in parts, against joining the best pair of all again and again."""
 
 import numpy as np
 import pytest

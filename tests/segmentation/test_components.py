@@ -1,8 +1,9 @@
-"""The stages of a segmentation into components: the output, the table, and what is refused."""
+"""The stages that make components: the output, the table, and what is refused."""
 
 import csv
 import io
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 import cc3d
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.label_volumes import made, read_table, rows_by_brute_force, with_layout, write
+from oracles.label_volumes import read_table, rows_by_brute_force, run_stages, with_layout, write
 
 from beam_inference.errors import AlignmentError, ConfigError, StateError, VolumeError
 from beam_inference.geometry.zyx import ceil_div
@@ -23,14 +24,10 @@ from beam_inference.volumes.outputs import create_output
 _numbers = count()
 
 
-def make(url, **asked):
-    """Run all stages, without Beam: the planned plan, and the output's voxels."""
-    return made(
-        plan_components(
-            url, f"memory://out{next(_numbers)}", **with_layout({"threshold": 1} | asked)
-        ),
-        component_stages,
-    )
+def make(url, stages=component_stages, **options):
+    """Run all stages, without Beam: the plan, and the output's voxels."""
+    options = with_layout({"threshold": 1} | options)
+    return run_stages(plan_components(url, f"memory://out{next(_numbers)}", **options), stages)
 
 
 def without_small(labels, min_size):
@@ -85,15 +82,15 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
     np.testing.assert_allclose(np.reshape(rows, (-1, 11)), np.reshape(brute, (-1, 11)), atol=6e-4)
 
 
-def test_a_long_table_comes_in_parts(monkeypatch):
+def test_a_long_table_comes_in_parts():
     values = (np.random.default_rng(1).random((20, 17, 23)) < 0.1).astype(np.uint8)
     url = write(values)
     whole, _ = make(url, chunk_shape=(24, 24, 24))
     (text,) = read_table(whole)
     header, *lines = text.splitlines(keepends=True)
-    monkeypatch.setattr(table, "LINES_PER_PART", 100)
+    stages = partial(component_stages, lines_per_part=100)
     for chunk_shape in ((8, 8, 8), (24, 8, 24)):
-        plan, _ = make(url, chunk_shape=chunk_shape)
+        plan, _ = make(url, stages, chunk_shape=chunk_shape)
         parts = read_table(plan, ceil_div(len(lines), 100))
         assert parts == [
             header + "".join(lines[start : start + 100]) for start in range(0, len(lines), 100)
@@ -152,7 +149,7 @@ def test_channels_thresholds_and_nan():
 
 
 @pytest.mark.parametrize(
-    ("asked", "error", "message"),
+    ("options", "error", "message"),
     [
         ({"channel": 1}, ConfigError, "has the channels 0 … 0"),
         ({"threshold": float("nan")}, ConfigError, "is no number"),
@@ -166,9 +163,9 @@ def test_channels_thresholds_and_nan():
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(asked, error, message):
+def test_what_cannot_be_done_is_refused(options, error, message):
     with pytest.raises(error, match=message):
-        make(write(np.zeros((9, 9, 9), np.uint8)), **asked)
+        make(write(np.zeros((9, 9, 9), np.uint8)), **options)
 
 
 def test_more_that_is_refused():
@@ -214,8 +211,10 @@ def test_scratch_files_that_are_gone_or_damaged_are_told_of():
 def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((20, 9, 9), np.uint16))
     descriptions = [
-        plan_components(url, "memory://other", **with_layout({"threshold": 1} | asked)).description
-        for asked in (
+        plan_components(
+            url, "memory://other", **with_layout({"threshold": 1} | options)
+        ).description
+        for options in (
             {},
             {"threshold": 2},
             {"threshold": None},

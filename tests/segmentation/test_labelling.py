@@ -16,7 +16,7 @@ CONNECTIVITIES = {6: 1, 18: 2, 26: 3}
 
 
 def by_chunks(values, chunk_shape, connectivity):
-    """Labels of the whole volume made of those of its chunks, and the parts of components with their numbers."""
+    """Labels of the whole volume by those of its chunks, the labelled chunks, and their boxes."""
     grid = ChunkGrid(BoundingBox((0, 0, 0), values.shape), chunk_shape)
     boxes = [grid.core_box(index) for index in range(grid.count)]
     labelled = [

@@ -1,4 +1,4 @@
-"""The stages of a segmentation of affinities, against the whole volume done at once, edge by edge."""
+"""The stages of a segmentation, against the whole volume segmented at once, edge by edge."""
 
 import csv
 import io
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from oracles.label_volumes import made, read_table, rows_by_brute_force, with_layout, write
+from oracles.label_volumes import read_table, rows_by_brute_force, run_stages, with_layout, write
 
 from beam_inference.errors import ConfigError
 from beam_inference.segmentation import table
@@ -20,7 +20,7 @@ _numbers = itertools.count()
 
 
 def edges_of(affinities, to_next):
-    """Every edge of a volume, as (affinity, axis, first voxel, second voxel), voxels as places in C order."""
+    """Every edge of a volume: (affinity, axis, first voxel, second voxel), voxels in C order."""
     shape = affinities.shape[1:]
     places = np.arange(np.prod(shape)).reshape(shape)
     for axis in range(3):
@@ -59,7 +59,7 @@ def fragments_by_brute_force(affinities, low, high, to_next):
 
 
 def segments_by_brute_force(affinities, fragments, threshold, to_next):
-    """The least voxel of each voxel's segment, by joining the best pair of all, and counting everything anew."""
+    """The least voxel of each voxel's segment, by joining the best pair of all again and again."""
     part = fragments.copy()
     edges = [
         edge for edge in edges_of(affinities, to_next) if min(part[edge[2]], part[edge[3]]) >= 0
@@ -86,12 +86,10 @@ def as_ids(segments, fragments, shape, min_size):
     return np.array([ranks[name] if name in kept else 0 for name in segments]).reshape(shape)
 
 
-def make(url, **asked):
-    """Run all stages, without Beam: the planned plan, and the output's voxels."""
-    return made(
-        plan_segmentation(url, f"memory://segmented{next(_numbers)}", **with_layout(asked)),
-        segment_stages,
-    )
+def make(url, **options):
+    """Run all stages, without Beam: the plan, and the output's voxels."""
+    target = f"memory://segmented{next(_numbers)}"
+    return run_stages(plan_segmentation(url, target, **with_layout(options)), segment_stages)
 
 
 @settings(deadline=None, max_examples=12, phases=[Phase.generate])
@@ -152,25 +150,25 @@ def test_the_output_is_the_whole_volumes_whatever_the_chunks(
 def test_channels_shards_formats_and_background():
     random = np.random.default_rng(1)
     affinities = random.integers(0, 256, (4, 11, 12, 13)).astype(np.uint8)
-    asked = {
+    options = {
         "threshold": 150,
         "low": 60,
         "high": 250,
         "chunk_shape": (8, 8, 8),
         "block_shape": (4, 4, 4),
     }
-    _, expected = make(write(affinities[[2, 3, 0]]), **asked)
+    _, expected = make(write(affinities[[2, 3, 0]]), **options)
     url = write(affinities, start=(0, 0, 0))
-    _, output = make(url, channels=(2, 3, 0), **asked, format="zarr3", shard_shape=(8, 8, 8))
+    _, output = make(url, channels=(2, 3, 0), **options, format="zarr3", shard_shape=(8, 8, 8))
     np.testing.assert_array_equal(output, expected)
-    assert make(url, **asked | {"low": 256, "high": 300})[1].max() == 0
-    assert make(url, **asked | {"low": 0, "high": 0, "threshold": 300})[1].max() == 1, (
+    assert make(url, **options | {"low": 256, "high": 300})[1].max() == 0
+    assert make(url, **options | {"low": 0, "high": 0, "threshold": 300})[1].max() == 1, (
         "all of it is one fragment"
     )
 
 
 @pytest.mark.parametrize(
-    ("asked", "message"),
+    ("options", "message"),
     [
         ({"channels": (0, 1, 3)}, "has the channels 0 … 2"),
         ({"channels": (0, 1, 1)}, "three different ones"),
@@ -183,10 +181,10 @@ def test_channels_shards_formats_and_background():
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused(asked, message):
-    url = write(np.zeros((3, 4, 4, 4), asked.get("dtype", np.uint8)))
+def test_what_cannot_be_done_is_refused(options, message):
+    url = write(np.zeros((3, 4, 4, 4), options.get("dtype", np.uint8)))
     limits = {"threshold": 1, "low": 1, "high": 2} | {
-        name: asked[name] for name in asked if name != "dtype"
+        name: options[name] for name in options if name != "dtype"
     }
     with pytest.raises(ConfigError, match=message):
         make(url, **limits)
@@ -206,8 +204,8 @@ def test_the_description_holds_all_that_the_caller_decides():
     url = write(np.zeros((4, 20, 9, 9), np.uint16))
     basis = {"threshold": 3, "low": 1, "high": 5}
     descriptions = [
-        plan_segmentation(url, "memory://other", **with_layout(basis | asked)).description
-        for asked in (
+        plan_segmentation(url, "memory://other", **with_layout(basis | options)).description
+        for options in (
             {},
             {"threshold": 2},
             {"low": 2},

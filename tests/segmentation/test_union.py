@@ -7,15 +7,14 @@ from hypothesis import strategies as st
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from beam_inference.segmentation import union
 from beam_inference.segmentation.union import number_components, unite
 
 
-def united(count, pairs, batch):
+def unite_in_batches(count, pairs, batch, **options):
     parent = np.arange(count)
     for start in range(0, len(pairs), batch):
         unite(parent, *pairs[start : start + batch].T)
-    return number_components(parent), parent
+    return number_components(parent, **options), parent
 
 
 @settings(deadline=None)
@@ -27,17 +26,16 @@ def united(count, pairs, batch):
 )
 def test_components_are_those_of_the_graph(count, pairs, batch, seed):
     edges = np.random.default_rng(seed).integers(0, count, (pairs, 2))
-    found, numbers = united(count, edges, batch)
+    number, numbers = unite_in_batches(count, edges, batch)
     graph = coo_array((np.ones(pairs), tuple(edges.T)), (count, count))
     expected, components = connected_components(graph, directed=False)
-    assert found == expected
+    assert number == expected
     _, first = np.unique(components, return_index=True)
     np.testing.assert_array_equal(numbers, np.argsort(np.argsort(first))[components])
 
 
 @pytest.mark.parametrize("order", ["forward", "backward", "shuffled"])
-def test_long_chains_and_blocks(monkeypatch, order):
-    monkeypatch.setattr(union, "_BLOCK", 1000)
+def test_long_chains_and_blocks(order):
     count = 20_000
     pairs = np.stack([np.arange(count - 1), np.arange(1, count)], axis=1)[
         np.arange(count - 1) % 5000 != 4999
@@ -48,8 +46,8 @@ def test_long_chains_and_blocks(monkeypatch, order):
         "shuffled": np.random.default_rng(0).permutation(pairs),
     }[order]
     for batch in (500, count):
-        found, numbers = united(count, pairs, batch)
-        assert found == 4
+        number, numbers = unite_in_batches(count, pairs, batch, block_labels=1000)
+        assert number == 4
         np.testing.assert_array_equal(numbers, np.arange(count) // 5000)
 
 
