@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import apache_beam as beam
-import tenacity
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
@@ -32,6 +31,7 @@ from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
 from beam_inference.job.chunk_records import ChunkEntries, list_absent
 from beam_inference.job.state import State, StopRequest
+from beam_inference.volumes.backoff import retry_with_backoff
 from beam_inference.volumes.kvstores import open_kvstore
 from beam_inference.volumes.volume import TransientWriteError
 
@@ -150,7 +150,7 @@ class StageWorker:
                 return unfinished + len(remaining) - position
             start = time.perf_counter()
             try:
-                _retrying()(self._do, index)
+                retry_with_backoff(_is_transient, attempts=ATTEMPTS)(self._do, index)
             except WorkerFault:
                 raise
             except Exception as error:
@@ -164,13 +164,8 @@ class StageWorker:
         return unfinished
 
 
-def _retrying() -> tenacity.Retrying:
-    return tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(ATTEMPTS),
-        wait=tenacity.wait_exponential_jitter(initial=0.1, max=20, jitter=0.2),
-        retry=tenacity.retry_if_exception_type((TransientReadError, TransientWriteError)),
-        reraise=True,
-    )
+def _is_transient(error: BaseException) -> bool:
+    return isinstance(error, (TransientReadError, TransientWriteError))
 
 
 class DoStages(beam.PTransform):

@@ -328,6 +328,7 @@ def pyramid(options: PyramidOptions) -> int:
     """Make coarser scales of a volume."""
     from beam_inference.beam.stage_runner import check_place
     from beam_inference.cli.plan_text import print_pyramid
+    from beam_inference.config.storage import check_writable
     from beam_inference.pyramid.multiscale import multiscale_volume
     from beam_inference.pyramid.pyramid import plan_pyramid, run_pyramid
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
@@ -336,10 +337,7 @@ def pyramid(options: PyramidOptions) -> int:
         raise ConfigError("--json shows what would be made: give it with --dry-run")
     url = url_of(options.volume)
     check_place(options.beam_flags, [url])
-    if url.startswith("http"):
-        raise ConfigError(
-            f"{url}: http(s):// can only be read from; levels are written beside their volume"
-        )
+    check_writable(url)  # coarser scales are written beside their volume
     volume = multiscale_volume(url, storage_of_environment(LOCAL), options.scale)
     plan = plan_pyramid(volume, options.method, options.factor, options.levels)
     print_pyramid(plan, as_json=options.json)

@@ -53,11 +53,17 @@ def refuse_credentials(url: str) -> None:
         )
 
 
-def _as_writable(value: object) -> object:
-    if isinstance(value, str) and re.match("https?://", value):
+def refuse_http(url: str) -> None:
+    """Refuse a URL that can only be read from. Raises ValueError."""
+    if re.match("https?://", url):
         raise ValueError(
             "http(s):// can only be read from; write to a local folder, gs:// or s3://"
         )
+
+
+def _as_writable(value: object) -> object:
+    if isinstance(value, str):
+        refuse_http(value)
     return _as_path(value)
 
 

@@ -1,12 +1,14 @@
-"""How object stores are reached, and URLs, which carry no secrets: the part of the job that stores need to know."""
+"""How object stores are reached, and which URLs are refused: what stores need to know of a job."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from beam_inference.config.fields import Count, Model, Url
+from beam_inference.config.fields import Count, Model, Url, refuse_credentials, refuse_http
+from beam_inference.errors import ConfigError
 
 
 class Gcs(Model):
@@ -63,8 +65,40 @@ class Http(Model):
 
 
 class Storage(Model):
-    """How object stores are reached; nothing here changes the output's bytes, and nothing here is secret."""
+    """How object stores are reached.
+
+    Nothing here changes the output's bytes, and nothing here is secret.
+    """
 
     gcs: Gcs = Gcs()
     s3: S3 = S3()
     http: Http = Http()
+
+
+def check_url(url: str, name: str | None = None) -> None:
+    """Refuse a URL that carries credentials.
+
+    Args:
+        url: a URL, or a path.
+        name: what it is, for the message, which does not repeat the URL.
+
+    Raises:
+        ConfigError: it carries credentials.
+    """
+    _refuse(refuse_credentials, url, name)
+
+
+def check_writable(url: str) -> None:
+    """Refuse a URL that can only be read from.
+
+    Raises:
+        ConfigError: it is of the web, ``http(s)://``.
+    """
+    _refuse(refuse_http, url, url)
+
+
+def _refuse(check: Callable[[str], None], url: str, name: str | None) -> None:
+    try:
+        check(url)
+    except ValueError as error:
+        raise ConfigError(str(error) if name is None else f"{name}: {error}") from None

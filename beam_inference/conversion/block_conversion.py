@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 import uuid
@@ -20,6 +19,7 @@ from beam_inference.config.formats import (
     names_of,
     sharded_formats,
 )
+from beam_inference.config.storage import check_writable
 from beam_inference.conversion.blocks import CopyBlocks, default_block_shape
 from beam_inference.conversion.find_source import StoredVolume
 from beam_inference.conversion.options import (
@@ -126,10 +126,7 @@ def plan_block_conversion(
     voxel_size_nm = options.voxel_size_nm or source.info.voxel_size_nm
     if voxel_size_nm is None:
         raise ConfigError(NO_VOXEL_SIZE)
-    if re.match("https?://", target):
-        raise ConfigError(
-            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
-        )
+    check_writable(target)
     url = url_of(target)
     source_url = source.url if isinstance(source, StoredVolume) else url_of(source_path)
     check_place(options.flags, [source_url, url])

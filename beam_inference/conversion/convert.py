@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.formats import installed_formats
-from beam_inference.config.storage import Storage
+from beam_inference.config.storage import Storage, check_url
 from beam_inference.conversion.block_conversion import BlockConversion, plan_block_conversion
 from beam_inference.conversion.copying import WINDOW_BYTES
 from beam_inference.conversion.file_conversion import FileConversion, plan_file_conversion
@@ -106,10 +105,7 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
         UserError: the volume cannot be converted so.
     """
     for url in (source, target):
-        try:
-            refuse_credentials(url)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        check_url(url)
     if not set(options.drop) <= _DROPPABLE:
         raise ConfigError(f"--drop {','.join(options.drop)}: expected offset, voxel-size, or both")
     volume = find_source(source, options.dataset, options.scale, options.storage)

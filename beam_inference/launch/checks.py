@@ -9,9 +9,9 @@ import numpy as np
 
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
+from beam_inference.config.storage import check_url
 from beam_inference.engines.devices import device_memory
 from beam_inference.environment import usable_memory
 from beam_inference.errors import ConfigError
@@ -82,10 +82,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         ConfigError: workers could not reach one of them, or it carries credentials.
     """
     if chunks_file is not None:
-        try:
-            refuse_credentials(chunks_file)
-        except ValueError as error:
-            raise ConfigError(f"--chunks: {error}") from None
+        check_url(chunks_file, "--chunks")
     if place.shares_files:
         return
     factory = factory_parts(config.model.path)

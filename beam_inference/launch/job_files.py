@@ -13,9 +13,9 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from beam_inference.config.fields import refuse_credentials
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job_text
+from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.launch.cost import Prices
@@ -34,10 +34,7 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
             fault.
     """
     url = str(path)
-    try:
-        refuse_credentials(url)
-    except ValueError as error:
-        raise ConfigError(f"the job file: {error}") from None
+    check_url(url, "the job file")
     try:
         if "://" in url:
             folder: str | Path = url.rpartition("/")[0]

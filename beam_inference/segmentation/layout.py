@@ -11,7 +11,7 @@ import numpy as np
 
 from beam_inference.beam.stage_runner import check_place
 from beam_inference.config.formats import OutputSpec, get_format, sharded_formats
-from beam_inference.config.storage import Storage
+from beam_inference.config.storage import Storage, check_writable
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
@@ -57,10 +57,7 @@ def check_urls(source: str, target: str, flags: Sequence[str]) -> None:
         ConfigError: a URL is refused, or a flag.
     """
     check_place(flags, [source, target])
-    if target.startswith("http"):
-        raise ConfigError(
-            f"{target}: http(s):// can only be read from; write to a local folder, gs:// or s3://"
-        )
+    check_writable(target)
 
 
 def open_input(source: str, target: str, scale: int, storage: Storage) -> Volume:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from beam_inference.config.fields import refuse_credentials
+from beam_inference.config.storage import check_url
 from beam_inference.errors import COMPLETE, ConfigError
 from beam_inference.launch.job_files import load_job
 from beam_inference.view.layers import View, view_of
@@ -102,10 +102,7 @@ def _is_job(thing: str) -> bool:
 
 def _url(volume: str) -> str:
     """Of a path, or of a URL as it is; what TensorStore would have after a bar stays."""
-    try:
-        refuse_credentials(volume)
-    except ValueError as error:
-        raise ConfigError(f"a volume to view: {error}") from None
+    check_url(volume, "a volume to view")
     path, bar, driver = volume.partition("|")
     return volume if "://" in path else Path(path).absolute().as_uri() + bar + driver
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote, urlsplit
 
-import tenacity
 import tensorstore as ts
 
-from beam_inference.config.fields import holds_credentials, refuse_credentials
-from beam_inference.config.storage import Storage
+from beam_inference.config.fields import holds_credentials
+from beam_inference.config.storage import Storage, check_url
 from beam_inference.environment import set_variable
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
+from beam_inference.volumes.backoff import retry_with_backoff
 
 Value = TypeVar("Value")
 
@@ -167,14 +167,8 @@ def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
     Raises:
         WorkerFault: it failed for good.
     """
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(5),
-        wait=tenacity.wait_exponential_jitter(initial=0.1, max=5, jitter=0.2),
-        retry=tenacity.retry_if_exception(is_transient),
-        reraise=True,
-    )
     try:
-        return retrying(action)
+        return retry_with_backoff(is_transient, attempts=5, longest_wait=5)(action)
     except (ValueError, OSError) as error:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
 
@@ -307,10 +301,7 @@ def url_of(path: str) -> str:
     Raises:
         ConfigError: the URL carries credentials.
     """
-    try:
-        refuse_credentials(path)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
+    check_url(path)
     return path.rstrip("/") if "://" in path else Path(path).expanduser().absolute().as_uri()
 
 

@@ -16,6 +16,7 @@ from beam_inference.errors import (
     StateError,
     WorkerFault,
 )
+from beam_inference.volumes.backoff import retry_with_backoff
 
 Value = TypeVar("Value")
 
@@ -49,14 +50,12 @@ def attempt(
         WorkerFault, DeviceOutOfMemory, StateError: as raised by the action; they are not the
             chunk's fault.
     """
-    retrying = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(attempts),
-        wait=tenacity.wait_exponential_jitter(initial=0.1, max=20, jitter=0.2),
-        retry=tenacity.retry_if_exception(is_transient),
-        before_sleep=lambda state: log(
+    retrying = retry_with_backoff(
+        is_transient,
+        attempts=attempts,
+        before_wait=lambda state: log(
             state.attempt_number, _first_line(state.outcome.exception() if state.outcome else None)
         ),
-        reraise=True,
     )
     try:
         value = retrying(action)
