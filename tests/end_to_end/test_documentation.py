@@ -87,12 +87,13 @@ def looked_at(arguments):
 
 
 SLOW_PAGES = ("laptop.md", "components.md", "segment.md", "tutorial.md")
+SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 
 
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=pytest.mark.slow if page.name in SLOW_PAGES else (), id=page.name)
+        pytest.param(page, marks=SLOW if page.name in SLOW_PAGES else (), id=page.name)
         for page in PAGES
     ],
 )
