@@ -3,7 +3,7 @@
 Architecture: Lee, Zung, Li, Jain and Seung, "Superhuman Accuracy on the SNEMI3D Connectomics
     Challenge", 2017 (arXiv:1706.00120), in the form of Wu et al., "Chunkflow", Nature Methods 2021,
     Fig. 4: instance normalisation, 1×5×5 convolutions in and out, pooling and resize-convolutions
-    in the plane of the sections only. This is an implementation of its own, and no published
+    in the plane of the sections only. This is an independent implementation, and no published
     weights load into it.
 
 A job names a factory without arguments, in a file of one's own, and as ``model.weights`` what
@@ -32,9 +32,10 @@ class ResidualUNet(nn.Module):
     shape it was trained with.
 
     Args:
-        input_channels, output_channels: Of the volume read, and of the result.
+        input_channels: Channels of the volume that is read.
+        output_channels: Channels of the result.
         widths: Feature maps of each level, the finest first.
-        pooling: By which each level is coarser than the one above it, ZYX.
+        pooling: Factors by which each level is coarser than the one above it, ZYX.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class ResidualUNet(nn.Module):
         self.leave = nn.Conv3d(widths[0], output_channels, (1, 5, 5), padding=(0, 2, 2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits of a batch."""
+        """Compute the logits of a batch."""
         x = self.down[0](self.enter(x))
         skipped = []
         for level in self.down[1:]:
@@ -68,7 +69,7 @@ class ResidualUNet(nn.Module):
 
 
 def _convolution(inputs: int, outputs: int, shape: tuple[int, int, int]) -> nn.Sequential:
-    """Convolution, normalisation, ReLU; the normalisation removes any constant, so there is no bias to learn."""
+    """Convolution without bias, which the normalisation would remove; normalisation; ReLU."""
     return nn.Sequential(
         nn.Conv3d(
             inputs,

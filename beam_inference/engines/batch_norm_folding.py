@@ -1,11 +1,9 @@
-"""BatchNorm with stored statistics, folded into the convolution before it: for PyTorch's eager mode.
+"""Folds BatchNorm with stored statistics into the convolution before it, for PyTorch's eager mode.
 
-Other engines do so themselves. With y = (w * x + b) the layer gives γ (y - μ) / √(σ² + ε) + β,
-which is a convolution,
-too: of the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and Training of Neural
-    Networks for Efficient Integer-Arithmetic-Only Inference", eq. 14). And in such a network
-    activations that are the only ones to want an array overwrite it; others say so themselves
-    (``inplace=True``).
+Other engines do so themselves. Of y = (w * x + b) the layer makes γ (y - μ) / √(σ² + ε) + β, which
+is a convolution, too: with the weights γ w / √(σ² + ε) (Jacob et al. 2018, "Quantization and
+Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference", eq. 14). In a folded
+network an activation that alone reads an array overwrites it.
 """
 
 from __future__ import annotations
@@ -38,20 +36,27 @@ _ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Mish, nn.Hardswish)
 
 
 def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.device) -> nn.Module:
-    """A network in eval mode with its BatchNorms folded, or as it is where that cannot be done.
+    """Fold a network's BatchNorms, as far as that can be done.
 
-    torch.fx follows its code, and says where what it does depends on its input; what it may not
-    notice, such as a question of types, shows as another answer to a batch of ``shape``, on the
-    network's ``device``.
+    torch.fx traces the network's code, and fails where that depends on its input. What it does not
+    notice, such as a branch on a type, shows as another answer to a batch of noise.
+
+    Args:
+        network: in evaluation mode; it is not changed.
+        shape: of the batch that is tried.
+        device: that the network is on.
+
+    Returns:
+        The folded network, or the network itself where nothing can be folded.
 
     Raises:
-        MemoryError, RuntimeError: there is no memory to try it; what is computed must not depend on
-            that.
+        MemoryError, RuntimeError: there is no memory to try the folded network. What is computed
+            must not depend on that.
     """
     if not any(isinstance(layer, _NORMS) for layer in network.modules()):
         return network
     try:
-        simpler = _followed(network)
+        simpler = _fold_traced(network)
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
@@ -81,8 +86,8 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
     return simpler
 
 
-def _followed(network: nn.Module) -> nn.Module | None:
-    """The network with its BatchNorms folded, as its code is followed; None if none can be."""
+def _fold_traced(network: nn.Module) -> nn.Module | None:
+    """Fold the BatchNorms of the network's traced code; None if there is none to fold."""
     traced = fx.symbolic_trace(copy.deepcopy(network))
     modules: dict[str, Any] = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")

@@ -16,8 +16,8 @@ from beam_inference.models.loading import gives_function, loader_of
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
 """By how much, root mean square over a patch, a precision may differ from PyTorch in float32.
 
-It is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or BatchNorm
-in the wrong mode, is far beyond it.
+It is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or
+BatchNorm in the wrong mode, is far beyond it.
 """
 
 
@@ -147,7 +147,7 @@ def keeps_memory(engine_name: str) -> bool:
 
 
 def runs_on_cpu_only(model: Network, inference: Inference) -> bool:
-    """Whether the engine, as far as it is chosen, or all that read the network's file, need a CPU."""
+    """Whether the engine, or every engine that reads the network's file, runs on CPUs only."""
     if inference.engine not in ("auto", "fastest"):
         return engine_named(inference.engine).devices == ("cpu",)
     readers = _readers(model)

@@ -1,4 +1,4 @@
-"""Conversions of a network for other engines: one at a time, quiet, with errors that say what to do."""
+"""Conversion of networks for other engines than PyTorch: quiet, and one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device a process has."""
+"""The device that a process uses."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _CLAIMS: list[int] = []
 
 
 @functools.cache
-def claimed_cuda_device(count: int) -> int:
-    """This process's device: process k of the machine uses device k mod count.
+def claim_cuda_device(count: int) -> int:
+    """The number of this process's device: process k of the machine uses device k mod count.
 
     Processes count themselves by locking the first free one of a row of files, which the system
     unlocks at their end.
@@ -32,15 +32,13 @@ def claimed_cuda_device(count: int) -> int:
     return 0
 
 
-def resolved_device(device: str) -> str:
-    """Make "auto" definite: "cuda" where torch sees a CUDA device, else "cpu"."""
-    if device != "auto":
-        return device
+def has_cuda() -> bool:
+    """Whether PyTorch is there and sees a CUDA device."""
     try:
         import torch
     except ImportError:
-        return "cpu"
-    return "cuda" if torch.cuda.is_available() else "cpu"
+        return False
+    return torch.cuda.is_available()
 
 
 def device_memory() -> int | None:

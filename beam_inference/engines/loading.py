@@ -77,7 +77,14 @@ def load_reference(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What an engine is given; ``parameters`` is their hash, where no file of weights states them."""
+    """What an engine is given.
+
+    Attributes:
+        network: a network, or the path of a file.
+        kind: what the network is.
+        device: the device as PyTorch names it.
+        parameters: hash of the network's parameters, where no file of weights states them.
+    """
 
     network: Any
     kind: NetworkKind

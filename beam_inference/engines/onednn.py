@@ -1,11 +1,11 @@
-"""Convolutions of PyTorch's eager mode on a CPU, by oneDNN.
+"""Convolutions of PyTorch's eager mode on a CPU, run by oneDNN.
 
-PyTorch leaves those of one patch to other code where channels, depth and height multiply to 20480
-or less (``use_mkldnn`` in its Convolution.cpp): that writes out the neighbours of every voxel, 27
+PyTorch gives a batch of one patch to other code where channels, depth and height multiply to 20480
+or less (``use_mkldnn`` in its Convolution.cpp). That code copies the neighbours of every voxel, 27
 times the array for a kernel of 3×3×3, and multiplies matrices. Batches of two patches go to oneDNN,
-several times as fast in as little memory, and here those of one do, too, with the bits of a batch
-of two. Transposed convolutions, which gain nothing, and kernels of one voxel in the plane, which
-are products of matrices, are PyTorch's as ever.
+which is several times as fast and needs little memory. Here a batch of one goes there, too, and has
+the bits of a batch of two. Transposed convolutions gain nothing, and kernels of one voxel in the
+plane are products of matrices: both stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def run_by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """A network whose 3-D convolutions of float32 are oneDNN's, if PyTorch was built with it; all else is as it was.
+    """A network whose float32 3-D convolutions are run by oneDNN, if PyTorch was built with it.
 
-    Of modules, functions and ``torch.export`` files: TorchScript asks nobody.
+    It works for modules, functions and programs of ``torch.export``; TorchScript cannot be
+    intercepted.
     """
 
     def forward(batch: Tensor) -> Any:
@@ -56,7 +57,7 @@ def _conv3d(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    """By oneDNN, or by PyTorch, which has words for what is wrong."""
+    """Use oneDNN where it applies; otherwise PyTorch, which also raises the error messages."""
     if _is_for_onednn(input, weight, groups):
         kernel = weight.shape[2:]
         strides = _per_axis(stride)
@@ -89,7 +90,7 @@ def _is_for_onednn(batch: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def _margins(padding: Any, strides: list[int], extents: list[int]) -> list[int] | None:
-    """Of each axis, where they are the same on both sides."""
+    """Margins along each axis; None where the two sides differ."""
     if padding == "valid":
         return [0, 0, 0]
     if padding == "same":
@@ -99,7 +100,7 @@ def _margins(padding: Any, strides: list[int], extents: list[int]) -> list[int] 
 
 
 def _per_axis(value: Any) -> list[int] | None:
-    """An integer for each axis; None if it is not what is usual."""
+    """An integer for each axis; None if the value has another form."""
     values = (
         [value]
         if isinstance(value, int)

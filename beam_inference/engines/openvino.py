@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
-    """A network of PyTorch, or one in a file, as OpenVINO runs it; errors as for the function below."""
+    """The forward pass of a network of PyTorch, or of one in a file.
+
+    Raises:
+        EngineError: OpenVINO is absent, or cannot convert the network.
+    """
     return openvino_forward(request.network, request.batch_shape, request.threads, request.weights)
 
 

@@ -1,4 +1,8 @@
-"""Means and normalisations of networks as OpenVINO reads them, from files or TorchScript: as in :mod:`~.short_sums`."""
+"""Means and normalisations of networks in OpenVINO's form, from files or TorchScript.
+
+They are computed as in :mod:`beam_inference.engines.stable_norms`, which says why and states the
+formula.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +16,17 @@ from openvino import Model, Type, opset13
 from openvino.passes import ConstantFolding, Manager
 
 _SHORT = 1024
-"""Along an axis of more voxels they are summed up in two steps."""
+"""Most voxels of an axis that are summed in one step; longer axes take two."""
 
 
 def replace_long_sums(network: Model) -> Model:
-    """The network, changed in place wherever it takes a mean of many voxels, or normalises by one, in float32.
+    """Replace means of many voxels, and normalisations, in float32.
 
-    Its shapes must be known; where one is not, what it is of stays as it is.
+    Args:
+        network: is changed in place. An operation on an array of unknown shape stays as it is.
+
+    Returns:
+        The network.
     """
     for node in network.get_ordered_ops():
         kind = node.get_type_name()
@@ -35,7 +43,7 @@ def replace_long_sums(network: Model) -> Model:
 
 
 def _mvn(node: Any, array: Any) -> tuple[Any, Any] | None:
-    """MVN: array minus its mean, over its standard deviation; with the weights that it is multiplied with."""
+    """Replace MVN, (array - mean) / standard deviation, and the product with weights after it."""
     axes = _axes(node)
     attributes = node.get_attributes()
     array, pieces = _in_pieces(array, axes)
@@ -52,9 +60,10 @@ def _mvn(node: Any, array: Any) -> tuple[Any, Any] | None:
 
 
 def _weighted(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
-    """What multiplies a node with a constant that is the same along these axes, and the constant; else only the node.
+    """The product of a node with a constant, and the constant, if it is uniform along the axes.
 
-    To multiply a few numbers before they meet the array is one operation less on all of it.
+    Multiplying the few numbers of a scale by the constant saves one operation on the whole array.
+    Where there is no such product, the node and None.
     """
     consumers = [each.get_node() for each in node.output(0).get_target_inputs()]
     shape = node.output(0).get_shape()
@@ -70,7 +79,7 @@ def _weighted(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
 
 
 def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
-    """GroupNormalization (Wu and He, arXiv:1803.08494): groups of channels are normalised as one."""
+    """Replace GroupNormalization (Wu and He, arXiv:1803.08494)."""
     attributes = node.get_attributes()
     shape = list(array.get_shape())
     pieces, axes = _in_pieces(array, range(2, len(shape)))
@@ -100,9 +109,16 @@ def _normal(
     weight: Any = None,
     groups: int | None = None,
 ) -> Any:
-    """The array minus its mean over some axes, times weight / √(σ² + ε), or weight / (σ + ε) if not ``inside``.
+    """Normalise an array over some axes.
 
-    With ``groups``, mean and variance are those of groups of channels.
+    Args:
+        array: (N, C, …).
+        axes: over which mean μ and variance σ² are taken.
+        epsilon: ε, which keeps the divisor from zero.
+        inside: whether ε is inside the root: 1 / √(σ² + ε) instead of 1 / (σ + ε).
+        weight: multiplies the result.
+        groups: number of groups of channels that share a mean and a variance; None if each channel
+            has its own.
     """
     difference = opset13.subtract(array, _shared(_mean(array, axes), groups))
     norm = opset13.reduce_l2(difference, [axes[0]], True)
@@ -121,7 +137,7 @@ def _normal(
 
 
 def _shared(means: Any, groups: int | None) -> Any:
-    """Of the channels of a group, their mean: the array keeps its shape, as it is only these few that are regrouped."""
+    """Replace the means of channels by the mean of their group; the shape stays."""
     if groups is None:
         return means
     shape = list(means.output(0).get_shape())
@@ -131,9 +147,10 @@ def _shared(means: Any, groups: int | None) -> Any:
 
 
 def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
-    """Over one axis after the other; means and sums take turns, or OpenVINO would make one long sum of them.
+    """The mean over some axes, one after the other.
 
-    ``begun``: how many axes have been summed over before.
+    Means and sums take turns: OpenVINO would merge several of a kind into one long sum. ``begun``
+    axes have been summed before.
     """
     shape = array.get_shape()
     for position, axis in enumerate(axes, begun):
@@ -146,7 +163,7 @@ def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
 
 
 def _in_pieces(array: Any, axes: Sequence[int]) -> tuple[Any, list[int]]:
-    """The array with its long ones of some axes as two each, if they can be; and these axes there."""
+    """Split the long ones of some axes in two, where they have factors; the axes' new numbers."""
     shape = list[int]()
     pieces = list[int]()
     for axis, length in enumerate(array.get_shape()):
@@ -166,7 +183,7 @@ def _reshaped(array: Any, shape: Sequence[int]) -> Any:
 
 
 def _axes(node: Any) -> list[int]:
-    """Those that a node sums over, if they are constant, or computed of constants."""
+    """The axes that a node sums over, if they are constant, or computed from constants."""
     if node.get_input_size() < 2:
         return []
     if node.input_value(1).get_node().get_type_name() != "Constant":

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 Forward = Callable[[Any], Any]
 """A network's forward pass, on device arrays.
 
-It maps a float32 batch (N, C_in, Z, Y, X) to a float32 array (N, C_out, Z', Y', X'), where Z', Y', X'
-are the patch, or the patch grown by the crop margin. The activation is part of it. The next call may
-overwrite what this one returned. It raises :class:`beam_inference.errors.DeviceOutOfMemory` where a
-smaller batch may do.
+It maps a float32 batch (N, C_in, Z, Y, X) to a float32 array (N, C_out, Z', Y', X'), where
+Z', Y', X' are the patch, or the patch grown by the crop margin. The activation is part of it. The
+next call may overwrite what this one returned. It raises
+:class:`beam_inference.errors.DeviceOutOfMemory` where a smaller batch may do.
 """
 
 

@@ -1,4 +1,4 @@
-"""How fast a network is, tried where it will run, and how many patches it is best given at a time."""
+"""Measures how fast a network is, and how many patches a call should have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_BATCH = 32
 WORTH_IT = 0.95
-"""Twice the patches a call are worth their memory if a patch takes at most this share of the time."""
+"""A doubled batch is worth its memory if a patch takes at most this share of the time."""
 
 
 def fastest_batch_size(
@@ -24,17 +24,24 @@ def fastest_batch_size(
     patch: NDArray[Any],
     normalize: Callable[[Any], Any],
     fits: Callable[[int], bool],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> int:
-    """The batch size, of 1, 2, 4 …, beyond which a patch takes hardly less time; what does not fit is not tried.
+    """Find the batch size, of 1, 2, 4 …, beyond which a patch takes hardly less time.
 
-    ``patch`` is (channels, Z, Y, X), stored values, the crop margin included. A size that the
-    device has too little memory for, or that the network refuses, ends the search.
+    A size that the device has too little memory for, or that the network refuses, ends the search.
+
+    Args:
+        predictor: the network on its device.
+        patch: (channels, Z, Y, X), stored values, the crop margin included.
+        normalize: maps a float32 batch of stored values to the network's input.
+        fits: whether a batch size fits the memory; what does not is not tried.
+        clock: counts seconds.
     """
     best = 1
-    best_seconds = seconds_per_patch(predictor, patch, normalize, 1)
+    best_seconds = seconds_per_patch(predictor, patch, normalize, 1, clock)
     while 2 * best <= LARGEST_BATCH and fits(2 * best):
         try:
-            seconds = seconds_per_patch(predictor, patch, normalize, 2 * best)
+            seconds = seconds_per_patch(predictor, patch, normalize, 2 * best, clock)
         except (BeamInferenceError, RuntimeError, ValueError) as error:
             logger.info("inference.batch_size: auto does not go beyond %d: %s", best, error)
             break
@@ -47,17 +54,24 @@ def fastest_batch_size(
 
 
 def seconds_per_patch(
-    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], size: int
+    predictor: Predictor,
+    patch: NDArray[Any],
+    normalize: Callable[[Any], Any],
+    size: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """Of batches of so many: the least of three calls after a first one, in which engines convert and choose."""
+    """Measure the seconds for one patch in batches of some size.
+
+    It is the shortest of three calls, after a first one in which engines convert and choose.
+    """
     with predictor.device.session():
         batch = predictor.device.empty((size, *patch.shape))
         batch[:] = predictor.device.upload(patch)
         batch = normalize(batch)
         times = []
         for _ in range(4):
-            start = time.perf_counter()
+            start = clock()
             answer = predictor.device.copy(predictor.predict(batch)[:1, :1, :1, :1, :1])
             predictor.device.download(answer)()  # a GPU is done only when its answer is here
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     return min(times[1:]) / size

@@ -1,8 +1,13 @@
-"""Normalisations of a network that leaves PyTorch for other engines, which add up all voxels one after the other.
+"""Normalisations for networks that other engines than PyTorch run.
 
-In float32 that loses digits, the more the larger the patch and the further its mean from zero. Here
-a sum is taken over one axis after the other, and a variance is that of what the mean leaves.
-Batches are (N, C, *axes), all else that normalisations are given is of shape (C,).
+These engines sum all voxels one after the other. In float32 that loses digits, the more the larger
+the patch and the further its mean from zero. Here a sum is taken over one axis after the other, and
+the variance is computed from the differences from the mean:
+
+    μ = mean(x),  d = x - μ,  σ² = mean(d²),  result = d · weight / √(σ² + ε) + bias
+
+Batches are (N, C, *axes); weight, bias and given statistics are (C,).
+:mod:`beam_inference.engines.openvino_norms` does the same to networks in OpenVINO's form.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from torch.export import ExportedProgram
 
 
 def replace_norms(graph: ExportedProgram) -> ExportedProgram:
-    """A network with these normalisations in the stead of PyTorch's; one that has none stays as it is."""
+    """Replace PyTorch's normalisations in a graph; a graph without any is returned as it is."""
     table = {
         torch.ops.aten.instance_norm.default: instance_norm,
         torch.ops.aten.group_norm.default: group_norm,
@@ -36,16 +41,16 @@ def instance_norm(
     epsilon: float,
     _: bool,
 ) -> Tensor:
-    """What ``torch.instance_norm`` computes, with its arguments.
+    """Instance normalisation (Ulyanov et al., arXiv:1607.08022).
 
-    Ulyanov et al., arXiv:1607.08022. ``of_batch``: by mean and variance of each patch's channel,
-    not by those given.
+    The arguments are those of ``torch.instance_norm``. ``of_batch`` says that mean and variance are
+    those of each patch's channel, not those given.
     """
     if not of_batch:
         return torch.batch_norm(
             batch, weight, bias, mean, variance, False, momentum, epsilon, False
         )
-    return _normalised(batch, weight, bias, epsilon, batch.shape[1])
+    return _normalize(batch, weight, bias, epsilon, batch.shape[1])
 
 
 def group_norm(
@@ -56,21 +61,17 @@ def group_norm(
     epsilon: float = 1e-5,
     _: bool = True,
 ) -> Tensor:
-    """What ``torch.group_norm`` computes, with its arguments: groups of channels are normalised as one.
-
-    Wu and He, arXiv:1803.08494.
-    """
-    return _normalised(batch, weight, bias, epsilon, groups)
+    """Group normalisation (Wu and He, arXiv:1803.08494); the arguments of ``torch.group_norm``."""
+    return _normalize(batch, weight, bias, epsilon, groups)
 
 
-def _normalised(
+def _normalize(
     batch: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, groups: int
 ) -> Tensor:
-    """By the mean and variance of each group of channels; summed up in float32 at least."""
+    """Normalise by the mean and variance of each group of channels, summed in float32 at least."""
     array = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
     difference = array - _shared(_mean(array, 2), groups)
-    # Engines sum squares up as they compute them, for a norm: one pass over the array, where a
-    # product would be two.
+    # For a norm, engines sum squares as they compute them: one pass over the array instead of two.
     squares = torch.linalg.vector_norm(difference, dim=2, keepdim=True).square() / array.shape[2]
     scale = (_shared(_mean(squares, 3), groups) + epsilon).rsqrt()
     per_channel = (-1, *[1] * (batch.ndim - 2))
@@ -80,7 +81,7 @@ def _normalised(
 
 
 def _shared(means: Tensor, groups: int) -> Tensor:
-    """Of the channels of a group, their mean: the array keeps its shape, as it is only these few that are regrouped."""
+    """Replace the means of channels by the mean of their group; the shape stays."""
     count, channels = means.shape[:2]
     if groups == channels:
         return means
@@ -89,9 +90,9 @@ def _shared(means: Tensor, groups: int) -> Tensor:
 
 
 def _mean(array: Tensor, first: int) -> Tensor:
-    """Over the axes from ``first`` on, one after the other.
+    """The mean over the axes from ``first`` on, one after the other.
 
-    Means and sums take turns, or OpenVINO would make one long sum of them.
+    Means and sums take turns: OpenVINO would merge several of a kind into one long sum.
     """
     for axis in range(first, array.ndim):
         n = array.shape[axis]

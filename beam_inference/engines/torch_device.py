@@ -123,8 +123,8 @@ class TorchDevice:
     ) -> Callable[[], NDArray[Any]]:
         """Encode a tensor, and begin to bring it to the host as a NumPy array.
 
-        Float32 tensors on the CPU are not copied, all others are. The same operations in the same order as :func:`beam_inference.operators.quantize.quantize`,
-        and the same bits.
+        Float32 tensors on the CPU are not copied, all others are. The operations, their order and
+        the bits are those of :func:`beam_inference.operators.quantize.quantize`.
         """
         values = array.untyped_storage().nbytes() // array.element_size()
         with device_errors():

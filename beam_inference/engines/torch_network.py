@@ -9,7 +9,7 @@ import torch
 
 from beam_inference.config.engines import LoadRequest
 from beam_inference.config.job import Inference, Network
-from beam_inference.engines.devices import claimed_cuda_device
+from beam_inference.engines.devices import claim_cuda_device
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
 from beam_inference.models.loading import LoadedNetwork, load_network
@@ -29,7 +29,7 @@ def torch_device(inference: Inference) -> torch.device:
             f"{torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of "
             "PyTorch."
         )
-    return torch.device(f"cuda:{claimed_cuda_device(torch.cuda.device_count())}")
+    return torch.device(f"cuda:{claim_cuda_device(torch.cuda.device_count())}")
 
 
 def prepare_network(

@@ -1,8 +1,8 @@
-"""Between a GPU and the host, beside what the GPU computes.
+"""Copies between the host and a GPU, while the GPU computes.
 
-Copies are made on streams of their own, from or into memory that is pinned once. (CUDA C++
-Programming Guide, "Asynchronous Concurrent Execution": a copy overlaps with kernels of other
-streams if the host's memory is page-locked.)
+They are made on streams of their own, from or into memory that is pinned once. A copy overlaps with
+kernels of other streams if the host's memory is page-locked (CUDA C++ Programming Guide,
+"Asynchronous Concurrent Execution").
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 
 
 class Uploads:
-    """From the host, by any of its threads: one array at a time is sent ahead of when it is needed.
+    """Sends arrays to the GPU ahead of when they are needed, one at a time, from any thread.
 
-    Where that takes memory which is needed for something else, nothing is sent ahead any more.
+    Where the memory for that is needed for something else, nothing is sent ahead any more.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pinned = _Pinned()
         self._copied: torch.cuda.Event | None = None
         self._ahead: Callable[[], _Upload | None] = lambda: None
@@ -37,25 +37,27 @@ class Uploads:
         self._taking = threading.Lock()
 
     def begin(self, array: NDArray[Any]) -> Callable[[], torch.Tensor | None]:
-        """Begin to copy an array, if no other one waits; a call of what is returned takes it, once; None if not sent.
+        """Begin to copy an array, if no other one waits to be taken.
 
-        What comes after that call in the caller's stream waits for the copy.
+        Returns:
+            A function that takes the tensor, once; None if the array was not sent. Whatever the
+            caller's stream does after that call waits for the copy.
         """
         upload = _Upload(self._device, self._taking)
         with self._sending, torch.cuda.device(self._device):
             ahead = self._ahead()
             if not self._is_stopped and (ahead is None or ahead.sent is None):
-                upload.sent = self._sent(array)
+                upload.sent = self._send(array)
                 self._ahead = weakref.ref(upload)  # who never takes it holds nobody up
         return upload.take
 
     def stop(self) -> None:
-        """Send nothing ahead any more."""
+        """Send nothing ahead from now on."""
         self._is_stopped = True
         logger.info("the device has no room for the next chunk's input before its turn")
 
     def give_up(self) -> bool:
-        """Drop what waits to be taken, and stop; False if nothing waits."""
+        """Drop the array that waits to be taken, and stop; False if none waits."""
         with self._sending:  # what is being sent now takes memory, too
             ahead = self._ahead()
         if ahead is None or not ahead.drop():
@@ -63,7 +65,7 @@ class Uploads:
         self.stop()
         return True
 
-    def _sent(self, array: NDArray[Any]) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _send(self, array: NDArray[Any]) -> tuple[torch.Tensor, torch.cuda.Event]:
         if self._copied is not None:
             self._copied.synchronize()  # until then what is pinned is being read
         pinned = self._pinned.memory(array.nbytes).view(_dtype(array)).view(array.shape)
@@ -76,7 +78,7 @@ class Uploads:
 
 
 class _Upload:
-    """What was sent and not yet taken of an array, if anything: the tensor, and when it is copied."""
+    """One array on its way: the tensor and its copy's event, until somebody takes them."""
 
     def __init__(self, device: torch.device, lock: threading.Lock) -> None:
         self.sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
@@ -104,18 +106,22 @@ class _Upload:
 
 
 class Downloads:
-    """To the host: one tensor at a time is on its way, and what has arrived is good until the next one begins."""
+    """Brings tensors to the host, one at a time; an array is valid until the next one begins."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pinned = _Pinned()
 
     def begin(self, tensor: torch.Tensor, values: int) -> Callable[[], NDArray[Any]]:
-        """Begin to copy a tensor that nothing writes to any more; a call of what is returned waits for it.
+        """Begin to copy a tensor.
 
-        ``values`` says how many a tensor of its kind has at most, so that memory is pinned for the
-        largest one at once.
+        Args:
+            tensor: nothing writes to it any more.
+            values: that a tensor of its kind has at most; memory for the largest is pinned at once.
+
+        Returns:
+            A function that waits for the array.
         """
         pinned = self._pinned.memory(values * tensor.element_size())[: tensor.nbytes]
         pinned = pinned.view(tensor.dtype).view(tensor.shape)
@@ -125,22 +131,22 @@ class Downloads:
             copied = self._stream.record_event()
         tensor.record_stream(self._stream)  # or its memory would be another's while it is copied
 
-        def arrived() -> NDArray[Any]:
+        def wait() -> NDArray[Any]:
             copied.synchronize()
             array: NDArray[Any] = pinned.numpy()
             return array
 
-        return arrived
+        return wait
 
 
 class _Pinned:
-    """Memory of the host that a GPU copies from or into by itself."""
+    """Memory of the host that a GPU can copy from and into by itself."""
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def memory(self, size: int) -> torch.Tensor:
-        """So many of its bytes, the first ones; what an earlier call gave is no longer to be used."""
+        """Its first ``size`` bytes; what an earlier call returned must not be used any more."""
         if len(self._bytes) < size:
             self._bytes = torch.empty(0, dtype=torch.uint8)  # never both
             try:

@@ -1,4 +1,4 @@
-"""Does the network answer as the job says it does? One batch is run before the job, and measured."""
+"""Tries a network on one batch before a job, and measures its memory."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ logger = logging.getLogger(__name__)
 
 
 SETTLING_CALLS = 2
-"""After one, PyTorch still makes something new, now and then."""
+"""Warm-up calls; after a single one PyTorch still allocates occasionally."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """What one batch showed.
+    """What one batch has shown.
 
     Attributes:
         working_set_bytes: memory the network allocated beyond its weights, input and output; 0
             where not measurable.
-        batch_size: patches that it was made of; fewer than asked for if the device ran out of
+        batch_size: patches that it was made of; fewer than the job's if the device ran out of
             memory.
         low, high: range of the predicted values, after the activation.
     """
@@ -61,9 +61,16 @@ def check_contract(
     crop_margin: Zyx,
     output_channels: int,
 ) -> ContractReport:
-    """Run one batch made of ``patch`` (channels, Z, Y, X; the patch grown by the crop margin, stored values).
+    """Run one batch of a patch, or half of it where the device has too little memory.
 
-    Where the device has too little memory for it, half the batch is tried.
+    Args:
+        predictor: the network on its device.
+        patch: (channels, Z, Y, X), stored values, grown by the crop margin.
+        normalize: maps a float32 batch of stored values to the network's input.
+        batch_size: patches of a batch.
+        patch_shape: of the job, ZYX.
+        crop_margin: of the job, ZYX.
+        output_channels: that the network must answer.
 
     Raises:
         ModelContractError: the network fails on it, or returns another shape or values that are not
@@ -96,7 +103,7 @@ def check_contract(
             )
         return ContractReport(working_set, size, low, high)
 
-    asked = batch_size
+    first_size = batch_size
     while True:
         try:
             return of_batch(batch_size)
@@ -113,8 +120,8 @@ def check_contract(
             reason = str(error).strip() or type(error).__name__
             smaller = (
                 ""
-                if batch_size == asked
-                else f" ({asked} at a time are too many for the device's memory)"
+                if batch_size == first_size
+                else f" ({first_size} at a time are too many for the device's memory)"
             )
             raise ModelContractError(
                 f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
@@ -129,12 +136,16 @@ def check_contract(
 
 
 def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
-    """Have a network on the host answer batches of zeros, of the shape of a job's, before a process's first chunk.
+    """Run a network on the host on batches of zeros before a process's first chunk.
 
-    At its first calls PyTorch makes small things that stay. Between the network's arrays on the
-    heap they would keep these apart for ever, and the heap would grow, by as much again as the
-    network needs; here the arrays are not on the heap. What fails is left to the first chunk, which
-    tells where.
+    At its first calls PyTorch allocates small objects that stay. On the heap they would lie between
+    the network's arrays and keep these apart for ever, and the heap would grow by as much again as
+    the network needs; here the arrays are not on the heap. Errors are left to the first chunk,
+    whose messages say where.
+
+    Args:
+        predictor: the network on its device.
+        shape: of the job's batches, (N, C, Z, Y, X).
     """
     with suppress(Exception), predictor.device.session(), avoid_heap():
         batch = predictor.device.empty(shape)
@@ -150,11 +161,18 @@ def check_difference(
     normalize: Callable[[Any], Any],
     batch_size: int,
 ) -> None:
-    """Hold a network's answers to one batch against those of the same network in PyTorch, in float32.
+    """Compare a network's answers to one batch with those of the same network in PyTorch, float32.
 
-    Arguments as for :func:`check_contract`. The first and the last of the batch are held; the last
-    is the patch mirrored, so that it counts which is which. What they differ by is logged. A patch
-    of one value throughout, on which wrong networks agree, too, is replaced by noise.
+    The first and the last answer of the batch are compared; the last patch is mirrored, so that a
+    wrong order shows. The difference is logged. A patch of one value throughout, on which wrong
+    networks agree, too, is replaced by noise.
+
+    Args:
+        predictor: the network as the job runs it.
+        reference: the network in PyTorch.
+        patch: as for :func:`check_contract`.
+        normalize: as for :func:`check_contract`.
+        batch_size: as for :func:`check_contract`.
 
     Raises:
         EngineError: they differ by more than :data:`TOLERANCES` allows.
@@ -204,7 +222,7 @@ def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
 def _answers(
     predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
 ) -> list[NDArray[np.float32]]:
-    """To the patch, as the first of a batch, and to its mirror image, as the last."""
+    """The answers to a patch, first in a batch, and to its mirror image, last in it."""
     with predictor.device.session():
         batch = predictor.device.empty((batch_size, *patch.shape))
         batch[:] = predictor.device.upload(patch)
@@ -250,7 +268,7 @@ def _status_bytes(key: str) -> int:
 def cropped_to_patch(
     predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx
 ) -> Any:
-    """Predictions (N, C, Z, Y, X) cropped to the patch, for networks that return it grown by the crop margin.
+    """Crop predictions (N, C, Z, Y, X) to the patch, if they are grown by the crop margin.
 
     Raises:
         ModelContractError: the shape is neither ``(*leading, *patch_shape)`` nor that grown by the

@@ -13,7 +13,7 @@ from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.engines.choice import runs_on_cpu_only
-from beam_inference.engines.devices import resolved_device
+from beam_inference.engines.devices import has_cuda
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.zyx import Zyx
@@ -40,7 +40,7 @@ def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDev
     if runs_on_cpu_only(config.model, inference):
         device: DefiniteDevice = "cpu"
     else:
-        device = "cuda" if resolved_device("auto") == "cuda" else "cpu"
+        device = "cuda" if has_cuda() else "cpu"
     if device == "cpu" and inference.precision == "tf32":
         raise ConfigError(
             "inference.precision: tf32 exists only on CUDA devices, and this machine has none"

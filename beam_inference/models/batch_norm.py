@@ -1,4 +1,4 @@
-"""Makes the mode of BatchNorm layers definite: the statistics of training, or of each batch."""
+"""Sets which statistics BatchNorm layers use: those of the training, or those of each batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ from beam_inference.errors import ModelContractError
 
 
 def set_batch_norm(module: torch.nn.Module, statistics: str, *, scripted: bool) -> None:
-    """Let BatchNorm layers use the statistics asked for, without touching the stored ones, all else in eval mode."""
+    """Have BatchNorm layers use some statistics; the rest of the network stays in evaluation mode.
+
+    Args:
+        module: the network; statistics that are stored in it are not changed.
+        statistics: "running" or "batch".
+        scripted: whether the network is TorchScript.
+
+    Raises:
+        ModelContractError: the network cannot use these statistics.
+    """
     layers = [layer for layer in module.modules() if _is_batch_norm(layer)]
     if scripted:
         traced = _traced_batch_norm(module)
@@ -51,7 +60,7 @@ def _is_batch_norm(layer: Any) -> bool:
 
 
 def _traced_batch_norm(module: Any) -> set[str]:
-    """The statistics, "running" or "batch", that a TorchScript file has fixed for BatchNorm layers."""
+    """The statistics, "running" or "batch", that a TorchScript file fixes for BatchNorm layers."""
     fixed = set()
     graph = module.inlined_graph  # must outlive its nodes
     for node in graph.findAllNodes("aten::batch_norm", recurse=True):
@@ -62,7 +71,11 @@ def _traced_batch_norm(module: Any) -> set[str]:
 
 
 def check_exported(program: Any, model: Network, inference: Inference) -> None:
-    """Refuse job keys that contradict what a torch.export file has fixed: its batch size and its BatchNorm mode."""
+    """Refuse a job that contradicts a torch.export file: in its batch size, or in BatchNorm.
+
+    Raises:
+        ModelContractError: it does.
+    """
     inputs = [
         node.meta["val"].shape
         for node in program.graph.nodes

@@ -20,7 +20,8 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
     """Load the program of a ``torch.export`` file.
 
     Raises:
-        ModelContractError: it is none, or holds pickled objects while ``allow_pickle`` is not given.
+        ModelContractError: it is none, or holds pickled objects while ``allow_pickle`` is not
+            given.
     """
     pickled = False
     if zipfile.is_zipfile(path):

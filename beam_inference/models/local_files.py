@@ -30,7 +30,7 @@ def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """The hash of a local file's content, or of a folder's files and their names, in hexadecimal."""
+    """The hash, in hexadecimal, of a local file's content, or of a folder's files and names."""
     if path.is_dir():
         digest = hashlib.sha256()
         for inner in sorted(each for each in path.rglob("*") if each.is_file()):

@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -280,7 +281,7 @@ def test_an_openvino_file_by_url_is_fetched_with_its_weights(
     from functools import partial
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(converted))
     handler.log_message = lambda *_: None
     with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:

@@ -1,9 +1,8 @@
-"""``batch_size: auto`` and ``engine: fastest``: what is tried, what is chosen, and that it is kept."""
+"""``batch_size: auto`` and ``engine: fastest``: what is tried, chosen, and kept."""
 
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from helpers import job_values, read_volume, toy, write_job
 
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
-from beam_inference.engines import speed as probe
 from beam_inference.engines.choice import engines_to_measure
 from beam_inference.engines.speed import LARGEST_BATCH, fastest_batch_size, seconds_per_patch
 from beam_inference.engines.torch_forward import torch_predictor
@@ -26,7 +24,7 @@ PATCH = np.zeros((1, 2, 4, 4), np.uint8)
 
 
 def batch_size(per_call, per_patch=0.0, fits=lambda _: True, most=None):
-    """What is chosen for a network that takes so many seconds; and the batches that it saw. The clock is the test's."""
+    """The batch size for a network that takes some seconds, by a fake clock; the sizes tried."""
     seen = []
     now = 0.0
 
@@ -39,9 +37,8 @@ def batch_size(per_call, per_patch=0.0, fits=lambda _: True, most=None):
         return batch
 
     predictor = torch_predictor(forward, torch.device("cpu"))
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(probe, "time", SimpleNamespace(perf_counter=lambda: now))
-        return fastest_batch_size(predictor, PATCH, lambda batch: batch, fits), sorted(set(seen))
+    found = fastest_batch_size(predictor, PATCH, lambda batch: batch, fits, clock=lambda: now)
+    return found, sorted(set(seen))
 
 
 def test_what_costs_by_the_call_is_given_many_patches_and_what_costs_by_the_patch_one():

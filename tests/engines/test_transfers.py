@@ -1,4 +1,4 @@
-"""Between host and GPU, where there is none: a stand-in makes every copy as late as CUDA may, when it is waited for."""
+"""Copies between host and GPU, without a GPU: a stand-in makes each as late as CUDA may."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -129,7 +129,8 @@ def test_uploads_arrive_whole_once_whenever_they_are_taken(streams, steps):
 
 
 def test_what_is_dropped_was_not_sent_and_nothing_is_any_more():
-    uploads = Uploads(CPU)
+    stream = LateStream()
+    uploads = Uploads(CPU, stream)
     array = np.ones((1, 2, 3, 4), np.uint8)
     assert not uploads.give_up()
     assert uploads.begin(array)() is not None
@@ -139,22 +140,22 @@ def test_what_is_dropped_was_not_sent_and_nothing_is_any_more():
     assert take() is None
     assert uploads.begin(array)() is None
     assert not uploads.give_up()
-    assert len(uploads._stream.copies) == 2
+    assert len(stream.copies) == 2
 
 
 def test_an_upload_is_not_awaited_before_it_is_taken():
-    uploads = Uploads(CPU)
-    take = uploads.begin(np.ones((1, 2, 3, 4), np.uint8))
-    assert uploads._stream.copies != [done]
+    stream = LateStream()
+    take = Uploads(CPU, stream).begin(np.ones((1, 2, 3, 4), np.uint8))
+    assert stream.copies != [done]
     take()
-    assert uploads._stream.copies == [done]
+    assert stream.copies == [done]
 
 
 def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
     empty = torch.empty
     array = np.ones((1, 2, 3, 4), np.uint8)
-    uploads = Uploads(CPU)
-    device = TorchDevice(CPU, uploads=uploads)
+    stream = LateStream()
+    device = TorchDevice(CPU, uploads=Uploads(CPU, stream))
 
     def no_room(*size, **options):
         if "device" in options:
@@ -166,7 +167,7 @@ def test_where_there_is_no_room_an_array_is_brought_in_its_turn(monkeypatch):
         arrived = device.begin_upload(array)
     np.testing.assert_array_equal(arrived(), array)
     np.testing.assert_array_equal(device.begin_upload(array)(), array)
-    assert uploads._stream.copies == [], "and it is not tried again"
+    assert stream.copies == [], "and it is not tried again"
 
 
 def test_threads_do_not_write_into_what_another_one_sends():
@@ -183,7 +184,8 @@ def test_threads_do_not_write_into_what_another_one_sends():
 
 @given(kinds=st.lists(KINDS, min_size=1, max_size=5))
 def test_a_download_waits_for_what_is_computed_and_is_good_until_the_next_begins(streams, kinds):
-    downloads = Downloads(CPU)
+    stream = LateStream()
+    downloads = Downloads(CPU, stream)
     for k, kind in enumerate(kinds):
         array = filled(1 + k, kind)
         tensor = torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name))
@@ -191,7 +193,7 @@ def test_a_download_waits_for_what_is_computed_and_is_good_until_the_next_begins
             # as a kernel that has yet to run
             tensor.copy_(torch.from_numpy(array), non_blocking=True)
         arrived = downloads.begin(tensor, 100)
-        assert streams.recorded[-1] == (tensor.data_ptr(), downloads._stream)
+        assert streams.recorded[-1] == (tensor.data_ptr(), stream)
         np.testing.assert_array_equal(arrived(), array)
 
 

@@ -27,8 +27,8 @@ def test_a_job_from_python(volume_in, tmp_path):
 def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
     code = """
 import sys, time
-from beam_inference.engines.devices import claimed_cuda_device
-print(claimed_cuda_device(2), flush=True)
+from beam_inference.engines.devices import claim_cuda_device
+print(claim_cuda_device(2), flush=True)
 sys.stdin.read()
 """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
