@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.normalize import Affine, FromLevels, Sections
-from beam_inference.engines.devices import resolved_device
+from beam_inference.engines.devices import has_cuda
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
@@ -117,7 +117,7 @@ def predict(
             "patch_overlap": list(patch_overlap),
             "chunk_shape": list(channels.shape[1:]),
             "batch_size": batch_size,
-            "device": "cpu" if is_function else resolved_device(device),
+            "device": "cpu" if is_function else _definite_device(device),
             "engine": engine or ("numpy" if is_function else "torch"),
             "threads": threads or usable_cores(),
             "augment": augment,
@@ -133,6 +133,12 @@ def predict(
     )
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core
+
+
+def _definite_device(device: str) -> str:
+    if device != "auto":
+        return device
+    return "cuda" if has_cuda() else "cpu"
 
 
 def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
