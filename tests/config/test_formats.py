@@ -87,4 +87,4 @@ def test_a_conversion_into_a_format_that_another_package_brings(tmp_path):
     np.testing.assert_array_equal(read_volume(tmp_path / "out")[0], INPUT)
     again = run_with_extension(tmp_path / "site", "pyramid", f"file://{tmp_path}/out")
     assert again.returncode == 2
-    assert "is a single zarr3 array, which has no place for levels" in again.stderr
+    assert "is a single zarr3 array, which has no place for scales" in again.stderr
