@@ -381,3 +381,10 @@ def test_what_is_on_the_device_too_early_makes_room_before_a_batch_is_halved(
     np.testing.assert_allclose(
         read_volume(tmp_path / "out"), read_volume(tmp_path / "in"), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("method", ["sum_chunks", "waiting_chunks", "merge_seams"])
+def test_stages_of_an_exchange_are_refused_where_nothing_is_exchanged(launch, method):
+    worker = Worker(launch(inference={"seams": "recompute"}))
+    with pytest.raises(ValueError, match="this job has no stages of seams: exchange"):
+        getattr(worker, method)([0])
