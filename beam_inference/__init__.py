@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from beam_inference.launch.count_levels import count_levels
     from beam_inference.launch.job_files import load_job
     from beam_inference.launch.launched_job import status, verify
+    from beam_inference.launch.planned_job import PlannedJob, plan_job
     from beam_inference.launch.prepare import prepare
     from beam_inference.launch.run_job import JobOutcome, run_job
     from beam_inference.pyramid.pyramid import make_pyramid
+    from beam_inference.segmentation.make_labels import components, segment
     from beam_inference.volumes.opening import open_volume
     from beam_inference.volumes.volume import Volume
     from beam_inference.worker.predict import predict
@@ -47,12 +49,14 @@ _HOMES = {
     "JobStatus": "job.status",
     "Launch": "job.messages",
     "Place": "job.place",
+    "PlannedJob": "launch.planned_job",
     "Record": "job.messages",
     "State": "job.state",
     "UserError": "errors",
     "VerifyReport": "job.verification",
     "Volume": "volumes.volume",
     "Worker": "worker.worker",
+    "components": "segmentation.make_labels",
     "convert": "conversion.convert",
     "count_levels": "launch.count_levels",
     "load_job": "launch.job_files",
@@ -60,9 +64,11 @@ _HOMES = {
     "make_pyramid": "pyramid.pyramid",
     "open_volume": "volumes.opening",
     "parse_job": "config.job_file",
+    "plan_job": "launch.planned_job",
     "predict": "worker.predict",
     "prepare": "launch.prepare",
     "run_job": "launch.run_job",
+    "segment": "segmentation.make_labels",
     "status": "launch.launched_job",
     "verify": "launch.launched_job",
 }
@@ -80,12 +86,14 @@ __all__ = [
     "JobStatus",
     "Launch",
     "Place",
+    "PlannedJob",
     "Record",
     "State",
     "UserError",
     "VerifyReport",
     "Volume",
     "Worker",
+    "components",
     "convert",
     "count_levels",
     "load_job",
@@ -93,9 +101,11 @@ __all__ = [
     "make_pyramid",
     "open_volume",
     "parse_job",
+    "plan_job",
     "predict",
     "prepare",
     "run_job",
+    "segment",
     "status",
     "verify",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from pydantic import ValidationError
@@ -18,8 +19,10 @@ from beam_inference.config.job_file import parse_job_text
 from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.launch.cost import Prices
 from beam_inference.volumes.kvstores import LOCAL, read_file, storage_of_environment, url_of
+
+if TYPE_CHECKING:
+    from beam_inference.launch.cost import Prices
 
 
 def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
@@ -58,6 +61,8 @@ def load_prices(path: str) -> Prices:
     Raises:
         ConfigError: it is absent, or not what it should be.
     """
+    from beam_inference.launch.cost import Prices  # slow to import
+
     try:
         url = url_of(path)
         return Prices.model_validate(
