@@ -1,23 +1,22 @@
-"""Agglomeration of fragments by mean affinity, exact in parts: pure.
+"""Agglomeration of fragments by mean affinity, exact in parts: pure functions.
 
 Two regions are joined whose **mean affinity**, over all edges between a voxel of one and a voxel of
 the other, is the greatest of all, again and again, until none is as great as the threshold (Lee et
 al., *Superhuman Accuracy on the SNEMI3D Connectomics Challenge*, 2017; Funke et al., *Large Scale
 Image Segmentation with Structured Loss*, 2018).
 
-The mean of a join lies between the means of what it is made of: a join is never a better partner
-    than the better of its parts was. Such a linkage is *reducible* (Bruynooghe 1978), and then it
-    does not matter which of two pairs is joined first, if both are the best partner of one another.
-    So whatever can be decided within a part of the volume is decided
-there, and **the result is that of the whole volume, for all chunk shapes**: see
-    :func:`agglomerate`.
+The mean of a join lies between the means of its parts: a join is never a better partner than the
+better of its parts was. Such a linkage is *reducible* (Bruynooghe 1978), and then it does not
+matter which of two pairs is joined first, if in both each region is the other's best partner. So
+whatever can be decided within a part of the volume is decided there, and **the result is that of
+the whole volume, for all chunk shapes**: see :func:`agglomerate`.
 
 For this, partners must be ranked without ties, and the rank of a join must not exceed that of its
-parts either where means are equal. A region's name is the least id of its fragments; of equal
-means, the pair whose lesser name is the greater, and then whose greater name is, comes first. (The
-other way about, a body that takes in fragments of lesser names would sink, and with it all its
-edges, each time.) Sums are integers; a float64 quotient of two of them is rounded monotonically,
-which is all that is needed.
+parts where means are equal, either. A region's name is the least id of its fragments; of pairs with
+equal means, the one with the greater lesser name comes first, then the one with the greater
+greater name. (In the opposite order, a body that takes in fragments of lesser names would sink each
+time, and all its edges with it.) Sums are integers; a float64 quotient of two of them is rounded
+monotonically, which is all that is needed.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class RegionGraph:
     """Regions, and the edges between them.
 
     Attributes:
-        names: of the regions, ascending.
-        records: what is known of each, see :data:`beam_inference.segmentation.records.RECORD`.
+        names: names of the regions, ascending.
+        records: record of each, see :data:`beam_inference.segmentation.records.RECORD`.
         pairs: (edges, 2), places in ``names``, the lesser first; each pair once.
-        sums: over each pair's edges, of the affinities, as integers.
-        counts: of each pair's edges.
+        sums: sum of the affinities between each pair's voxels, as integers.
+        counts: number of these affinities.
     """
 
     names: NDArray[np.int64]
@@ -58,7 +57,17 @@ def sum_edges(
     sums: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pairs of places in ``names``, in any order and more than once, with each pair once: pairs, sums, counts."""
+    """Sum edges over pairs.
+
+    Args:
+        names: names of regions.
+        pairs: (edges, 2), places in ``names``, in any order and more than once.
+        sums: sum of each edge.
+        counts: count of each edge.
+
+    Returns:
+        Pairs, the lesser place first and each once; their sums; their counts.
+    """
     codes = pairs.min(axis=1, initial=len(names)) * len(names) + pairs.max(axis=1, initial=0)
     order = np.argsort(codes, kind="stable")
     codes = codes[order]
@@ -70,7 +79,7 @@ def sum_edges(
 
 
 def combine_graphs(graphs: Sequence[RegionGraph]) -> RegionGraph:
-    """Parts of a volume's graph as one: what several of them know of a region or an edge adds up."""
+    """Make one graph of parts of a volume's graph: records and edges in several of them add up."""
     names = np.unique(np.concatenate([graph.names for graph in graphs]))
     records = no_records(len(names))
     pairs = []
@@ -78,33 +87,31 @@ def combine_graphs(graphs: Sequence[RegionGraph]) -> RegionGraph:
         places = np.searchsorted(names, graph.names)
         add_parts(records, places, graph.records)
         pairs.append(places[graph.pairs])
-    sums, counts = (
-        np.concatenate([getattr(graph, part) for graph in graphs]) for part in ("sums", "counts")
-    )
+    sums = np.concatenate([graph.sums for graph in graphs])
+    counts = np.concatenate([graph.counts for graph in graphs])
     return RegionGraph(names, records, *sum_edges(names, np.concatenate(pairs), sums, counts))
 
 
 def agglomerate(
-    graph: RegionGraph, known: NDArray[np.bool_], threshold: float
+    graph: RegionGraph, is_complete: NDArray[np.bool_], threshold: float
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Join what can be joined for certain.
 
-    The best pair comes first. If all edges of both its regions are known, they are joined. If those
-    of one are not,
-    it may have better partners elsewhere, so what becomes of the other is not known here either: it
-        waits, and so does what would be joined to it. All that is not waiting at the end is final:
-        it has no partner left.
+    The best pair comes first. If all edges of both its regions are in the graph, they are joined.
+    If one has other edges, it may have better partners elsewhere, so the fate of the other cannot
+    be decided here either: both wait, and so does every region that would be joined to them.
+    Regions that do not wait at the end are final: they have no partner left.
 
     Args:
-        graph: of a part of the volume.
-        known: of each region, whether all its edges are in ``graph``.
+        graph: graph of a part of the volume.
+        is_complete: whether all edges of a region are in ``graph``, for each region.
         threshold: the least mean affinity of a pair that is joined, in the unit of the sums.
 
     Returns:
-        Of each region, the place of the region that it is now part of, which is the least of its
-        parts; and which regions are waiting, meaningful for those that are no part of another.
+        For each region, the place of the region that it is now part of, which is the least of its
+        parts; and whether it waits, which is meaningful for those that are no part of another.
     """
-    regions = _Regions(graph, known)
+    regions = _Regions(graph, is_complete)
     ranks = map(regions.rank, range(len(graph.counts)))
     queue = [rank for rank in ranks if -rank[0] >= threshold]
     heapq.heapify(queue)
@@ -112,7 +119,7 @@ def agglomerate(
         rank = regions.rank(queue[0][-1])
         if -rank[0] < threshold:
             heapq.heappop(queue)
-        elif rank != queue[0]:  # it has sunk since it was queued
+        elif rank != queue[0]:  # it has sunk since it was queued: joins change means
             heapq.heapreplace(queue, rank)
         else:
             heapq.heappop(queue)
@@ -127,29 +134,32 @@ def agglomerate(
 
 
 class _Regions:
-    """What is joined so far.
+    """Regions and edges while they are joined.
 
-    A region has a slot: that of the part of it that had more neighbours when it was joined, so that
-        a body which takes in thousands is not gone through each time.
+    A region has a slot, which is that of its part with more neighbours at the time of the join:
+    only the neighbours of the other part are gone through, so that a body which takes in thousands
+    of fragments does not go through its own neighbours each time.
     """
 
-    def __init__(self, graph: RegionGraph, known: NDArray[np.bool_]) -> None:
-        # of edges
+    def __init__(self, graph: RegionGraph, is_complete: NDArray[np.bool_]) -> None:
+        # For each edge: its two regions, sum and count; a count of 0 means that it was removed.
         self._one = _array(graph.pairs[:, 0])
         self._other = _array(graph.pairs[:, 1])
-        # a count of 0: the edge is no more
         self._sums = _array(graph.sums)
         self._counts = _array(graph.counts)
-        # of slots: to others, by which edge
+        # For each slot: the edges to other slots, the name, and whether the region waits.
         self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]
         self.parent = list(range(len(graph.names)))
-        self.name = list(self.parent)  # of slots
-        self.waiting = (~known).tolist()  # of slots
+        self.name = list(self.parent)
+        self.waiting = (~is_complete).tolist()
         for edge, (one, other) in enumerate(zip(self._one, self._other, strict=True)):
             self._edges[one][other] = self._edges[other][one] = edge
 
     def rank(self, edge: int) -> tuple[float, int, int, int]:
-        """The lower, the better: minus the mean affinity, minus the lesser name and the greater; and the edge."""
+        """Sort key of an edge; the least is the best.
+
+        It is minus the mean affinity, minus the lesser name, minus the greater name; and the edge.
+        """
         if not self._counts[edge]:
             return (np.inf, 0, 0, edge)
         one = self.name[self._slot(self._one[edge])]
@@ -182,10 +192,15 @@ class _Regions:
             edges = self._edges[third]
             del edges[other]
             own = mine.get(third)
+            # The two regions' edges to a common neighbour become one.
             mine[third] = edges[one] = theirs if own is None else self._sum(own, theirs)
 
     def _sum(self, one: int, other: int) -> int:
-        """Two edges as one: as the better of them, whose place in the queue is not below that of both together."""
+        """Add one edge to another, and remove it; the one that stays is returned.
+
+        The better of them stays: its place in the queue is not behind that of their sum, so that
+        the queue need not be changed.
+        """
         sums = self._sums
         counts = self._counts
         if sums[one] * counts[other] < sums[other] * counts[one]:
@@ -197,12 +212,12 @@ class _Regions:
 
 
 def _array(values: NDArray[np.int64]) -> array[int]:
-    """For access one by one: less than half the memory of a list, and faster than NumPy's."""
+    """Values for access one by one: in half the memory of a list, and faster than NumPy's."""
     return array("q", values.tobytes())
 
 
 def sum_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.void]:
-    """What is known of what regions were joined to, at its place; elsewhere nothing."""
+    """Records of the regions that others were joined to, at their places; others are empty."""
     records = no_records(len(graph.names))
     add_parts(records, joined, graph.records)
     return records
@@ -211,12 +226,12 @@ def sum_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.voi
 def contract(
     graph: RegionGraph, joined: NDArray[np.int64], stays: NDArray[np.bool_]
 ) -> RegionGraph:
-    """The graph of what regions were joined to, of which some stay.
+    """Make the graph of regions after joins; some of them stay in it.
 
     Args:
         graph: the graph.
-        joined: of each region, the place of what it is now part of.
-        stays: which of these there are to be; edges of others go with them.
+        joined: for each region, the place of the region that it is now part of.
+        stays: whether a region stays; edges of others are removed with them.
     """
     stays = stays & (joined == np.arange(len(joined)))
     places = np.cumsum(stays) - 1

@@ -1,4 +1,4 @@
-"""The graph of a chunk's fragments, and those of groups of chunks: pure but for the files that hold them."""
+"""Graphs of the fragments of a chunk and of groups of chunks, and their form in files."""
 
 from __future__ import annotations
 
@@ -26,18 +26,17 @@ from beam_inference.segmentation.watershed import Links, no_link
 Names = NDArray[np.int64]
 
 SIDES = tuple((axis, side) for axis in range(3) for side in (0, 1))
-"""Of a chunk or group: each axis, before it and after it."""
+"""Sides of a chunk or group: an axis, and 0 before it or 1 after it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is known of a chunk, or of a group of chunks.
+    """The regions of a chunk, or of a group of chunks.
 
     Attributes:
-        graph: of its fragments, or of what they were joined to, and of those at the other side of
-            its seams.
-        open: per side of :data:`SIDES`, the names of the fragments at the seam there, on both sides
-            of it; nothing where there is no seam. These may have edges elsewhere.
+        graph: graph of its regions, and of those at the other side of its seams.
+        open: for each side of :data:`SIDES`, the names of the fragments at the seam, on both sides
+            of it; empty where there is no seam. They may have edges in other parts.
     """
 
     graph: RegionGraph
@@ -46,15 +45,15 @@ class Part:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the regions of a part.
+    """The fate of the regions of a part.
 
     Attributes:
-        names: of the regions.
-        to: the name of the region that each is now part of.
-        settled: whether that is final.
-        rest: what is not final.
-        final: the regions that are: their names.
-        records: and what is known of each, see :data:`beam_inference.segmentation.records.RECORD`.
+        names: names of the regions.
+        to: name of the region that each is now part of.
+        settled: whether that is final, for each region.
+        rest: the regions that are not final.
+        final: names of the regions that are.
+        records: their records, see :data:`beam_inference.segmentation.records.RECORD`.
     """
 
     names: Names
@@ -68,8 +67,8 @@ class Outcome:
 def settle_part(part: Part, threshold: float) -> Outcome:
     """Join what can be joined for certain; ``threshold`` is in the unit of the sums."""
     graph = part.graph
-    known = ~np.isin(graph.names, np.concatenate(part.open))
-    joined, waits = agglomerate(graph, known, threshold)
+    is_complete = ~np.isin(graph.names, np.concatenate(part.open))
+    joined, waits = agglomerate(graph, is_complete, threshold)
     final = (joined == np.arange(len(joined))) & ~waits
     records = sum_records(graph, joined)[final]
     rest = Part(contract(graph, joined, waits), part.open)
@@ -86,16 +85,16 @@ def chunk_part(
     before: Sequence[Names],
     after: Sequence[bool],
 ) -> Part:
-    """The graph of one chunk.
+    """Make the graph of one chunk.
 
     Args:
         labels: (z, y, x).
         ids: the fragment of each label; that of label 0 is 0.
-        records: of the labels from 1 on.
-        links: of the chunk; edges to the chunks after it are theirs.
-        before: per axis, the fragments in the last plane of the chunk before it, of two dimensions;
-            of none where there is no chunk.
-        after: per axis, whether there is a chunk after it.
+        records: records of the labels from 1 on.
+        links: links of the chunk; edges to the chunks after it belong to those.
+        before: for each axis, the fragments in the last plane of the chunk before it, a
+            two-dimensional array; an empty one where there is no chunk.
+        after: for each axis, whether there is a chunk after it.
     """
     names = np.unique(np.concatenate([ids[1:], *(plane[plane > 0] for plane in before)]))
     places = np.searchsorted(names, ids)
@@ -122,12 +121,12 @@ def chunk_part(
             sides[-2] = np.union1d(before[axis], ids[planes[0]])
         if after[axis]:
             sides[-1] = np.unique(ids[planes[-1]])
-    known = no_records(len(names))
-    add_parts(known, places[1:], records)
+    all_records = no_records(len(names))
+    add_parts(all_records, places[1:], records)
     return Part(
         RegionGraph(
             names,
-            known,
+            all_records,
             *sum_edges(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True))),
         ),
         tuple(side[side > 0] for side in sides),
@@ -137,37 +136,40 @@ def chunk_part(
 def _edges(
     names: Names, one: Names, other: Names, links: NDArray[Any]
 ) -> tuple[Names, Names, Names]:
-    """Edges between places in ``names``, -1 for background, summed over pairs."""
-    there = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
-    affinities = as_summands(links[there])
+    """Edges between voxels at places in ``names``, -1 for background, summed over pairs."""
+    is_edge = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
+    affinities = as_summands(links[is_edge])
     return sum_edges(
-        names, np.stack([one[there], other[there]], axis=1), affinities, np.ones_like(affinities)
+        names,
+        np.stack([one[is_edge], other[is_edge]], axis=1),
+        affinities,
+        np.ones_like(affinities),
     )
 
 
 def group_part(parts: Mapping[Zyx, Part]) -> Part:
-    """The graph of a group of chunks or groups, by their positions in it, 0 or 1 on each axis."""
+    """Make the part of a group of parts, by their positions in it, 0 or 1 on each axis."""
     sides = []
     for axis, side in SIDES:
         outer = max(position[axis] for position in parts) if side else 0
-        found = [
+        names = [
             part.open[2 * axis + side]
             for position, part in parts.items()
             if position[axis] == outer
         ]
-        sides.append(np.unique(np.concatenate(found)))
+        sides.append(np.unique(np.concatenate(names)))
     return Part(combine_graphs([part.graph for part in parts.values()]), tuple(sides))
 
 
 def as_arrays(part: Part) -> Arrays:
-    """For a file."""
+    """A part as arrays for a file."""
     graph = part.graph
     sides = {f"open{number}": names for number, names in enumerate(part.open)}
     return sides | {name: getattr(graph, name) for name in _GRAPH}
 
 
 def from_arrays(arrays: Arrays) -> Part:
-    """What :func:`as_arrays` has put into a file."""
+    """The part of which :func:`as_arrays` made the arrays of a file."""
     graph = RegionGraph(*(arrays[name] for name in _GRAPH))
     return Part(graph, tuple(arrays[f"open{number}"] for number in range(len(SIDES))))
 

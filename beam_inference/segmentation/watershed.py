@@ -1,4 +1,4 @@
-"""The watershed of an affinity graph, of one chunk and of what it has in common with its neighbours: pure.
+"""The watershed of an affinity graph, in one chunk and across its seams: pure functions.
 
 Voxels are the vertices, and each has an edge to its six neighbours. Each voxel is joined to the
 neighbour that it has the greatest affinity with; what is joined, directly or not, is a fragment:
@@ -12,8 +12,8 @@ flowing into several basins at a time. **What a voxel is joined to depends on it
 only**, hence fragments do not depend on the chunks.
 
 Edges are given as *links*: along an axis with ``n`` voxels there are ``n + 1``, the first to the
-    voxel before the chunk, the last to the one after it. Where there is no voxel, or no number, the
-    link is :func:`no_link`.
+voxel before the chunk, the last to the one after it. Where there is no voxel, or no number, the
+link is :func:`no_link`.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS, c
 from beam_inference.segmentation.scratch import Arrays
 
 Links = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
-"""Affinities along z, y and x: int32 or float32, the chunk's shape and one more on that axis."""
+"""Affinities along z, y and x: int32 or float32, one more on that axis than the chunk's shape."""
 
 _NEXT = (1, 4, 16)
+"""Bits of a voxel's edges to the next voxels along z, y and x, as cc3d numbers them."""
 _BEFORE = (2, 8, 32)
-"""Bits of a voxel's edges along z, y and x, as cc3d has them for arrays in C order."""
+"""Bits of a voxel's edges to the previous voxels along z, y and x, as cc3d numbers them."""
 
 
 def no_link(dtype: np.dtype[Any]) -> int | float:
-    """The affinity that is less than any."""
+    """The value of a link where there is none: less than any affinity."""
     return -np.inf if dtype.kind == "f" else -1
 
 
 def find_fragments(
     links: Links, low: float, high: float
 ) -> tuple[NDArray[np.uint32], int, dict[str, NDArray[np.bool_]]]:
-    """The fragments of a chunk.
+    """Find the fragments of a chunk.
 
     Args:
-        links: of the chunk.
+        links: links of the chunk.
         low: voxels are not joined by an edge of lower affinity; those with no other edges are
             background, 0.
         high: voxels with an edge of this affinity or more are joined in any case; at least ``low``.
@@ -59,6 +60,7 @@ def find_fragments(
     """
     shape = links[0].shape[0] - 1, *links[0].shape[1:]
     choice = _choices(links, low, shape)
+    # An edge is kept if either of its voxels chose it, or if its affinity is high.
     edges = choice.copy()
     joined = {}
     for axis, link in enumerate(links):
@@ -73,7 +75,7 @@ def find_fragments(
         edges[lower] |= on * np.uint8(_BEFORE[axis])
         joined[f"joined_first{axis}"] = (choice[first] == _BEFORE[axis]) | (link[first] >= high)
         joined[f"joined_last{axis}"] = (choice[last] == _NEXT[axis]) | (link[last] >= high)
-    # Edges across seams are bits too, that lead out of the array: cc3d must not see them.
+    # Edges across seams lead out of the array: cc3d must not see them.
     for axis in range(3):
         edges[_parts(axis, slice(None, 1))] &= ~np.uint8(_BEFORE[axis])
         edges[_parts(axis, slice(-1, None))] &= ~np.uint8(_NEXT[axis])
@@ -86,7 +88,8 @@ def _choices(links: Links, low: float, shape: Zyx) -> NDArray[np.uint8]:
     """The edge of greatest affinity of each voxel, as its bit; 0 where it has none."""
     best = np.full(shape, no_link(links[0].dtype), links[0].dtype)
     choice = np.zeros(shape, np.uint8)
-    for axis in (2, 1, 0):  # the first of equal ones stays
+    # Of equal affinities the first stays: hence x first, and the next voxel before the previous.
+    for axis in (2, 1, 0):
         for bits, part in ((_NEXT, slice(1, None)), (_BEFORE, slice(None, -1))):
             link = links[axis][_parts(axis, part)]
             greater = link > best
@@ -97,6 +100,7 @@ def _choices(links: Links, low: float, shape: Zyx) -> NDArray[np.uint8]:
 
 
 def _without_gaps(labels: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
+    """Renumber labels, in place, so that all of ``1 … count`` are in use; also the count."""
     used = np.zeros(int(labels.max(initial=0)) + 1, bool)
     for plane in labels:
         used[plane] = True
@@ -113,12 +117,14 @@ def _parts(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def fragment_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
-    """Which labels of a chunk and of its neighbours are one fragment: pairs of codes, shape (pairs, 2).
+    """Pairs of labels, of a chunk and of its neighbours, that are one fragment.
 
     Args:
-        chunks: of the chunk, at position (0, 0, 0), and of its neighbours: planes of labels at
-            seams, ``first0`` … ``last2``, and with the same shapes what :func:`find_fragments` says of
-            them.
+        chunks: arrays of the chunk, at position (0, 0, 0), and of its neighbours: planes of labels
+            at seams, ``first0`` … ``last2``, and what :func:`find_fragments` returns for them.
+
+    Returns:
+        Codes, (pairs, 2): see :data:`~beam_inference.segmentation.labelling.CODE_BITS`.
     """
     pairs = [np.zeros((0, 2), np.int64)]
     own = chunks[0, 0, 0]
@@ -126,10 +132,8 @@ def fragment_pairs(chunks: Mapping[Zyx, Arrays]) -> NDArray[np.int64]:
         if step in chunks:
             other = chunks[step]
             on = own[f"joined_last{axis}"] | other[f"joined_first{axis}"]
-            both = np.stack([own[f"last{axis}"][on], other[f"first{axis}"][on]], axis=1).astype(
-                np.int64
-            )
-            found = np.unique(both, axis=0)
-            found[:, 1] |= POSITIONS.index(step) << CODE_BITS
-            pairs.append(found)
+            touching = np.stack([own[f"last{axis}"][on], other[f"first{axis}"][on]], axis=1)
+            codes = np.unique(touching.astype(np.int64), axis=0)
+            codes[:, 1] |= POSITIONS.index(step) << CODE_BITS
+            pairs.append(codes)
     return np.concatenate(pairs)
