@@ -54,7 +54,7 @@ registry.register_coder(Record, RecordCoder)
 
 
 def _run_length(launch: Launch, workers: int) -> int:
-    job = launch.resolved()
+    job = launch.read_job()
     return job.config.job.run_length or default_run_length(job.plan.chunks.count, workers)
 
 
@@ -85,7 +85,7 @@ class GenerateRuns(beam.PTransform):
         """Turn the pipeline's begin, a signal or chunk indices into runs."""
         if self._input_kind == "chunks":
             return self._runs_of_indices(source)
-        job = self._launch.resolved()
+        job = self._launch.read_job()
         count = job.plan.chunks.count
         length = _run_length(self._launch, self._workers)
         if self._launch.chunks_file is None:
@@ -110,7 +110,7 @@ class GenerateRuns(beam.PTransform):
     def _runs_of_indices(self, indices: PBegin | PCollection[object]) -> PCollection[Run]:
         if not isinstance(indices, PCollection):
             raise TypeError('input_kind="chunks" needs a PCollection of chunk indices')
-        count = self._launch.resolved().plan.chunks.count
+        count = self._launch.read_job().plan.chunks.count
         length = _run_length(self._launch, self._workers)
         return (
             indices
@@ -157,7 +157,7 @@ def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    exchange = launch.resolved().plan.exchange
+    exchange = launch.read_job().plan.exchange
     receivers = None if exchange is None else exchange.receivers
     state = launch.state() if launch.honour_receipts else None
     return missing_runs(index_range, state, length, receivers)
@@ -274,7 +274,7 @@ class InferVolume(beam.PTransform):
         runs = source | GenerateRuns(launch, self._workers, input_kind=self._input_kind)
         # Chunks that are done alone are computed without their neighbours, which may never be done.
         is_alone = launch.chunks_file is not None or self._input_kind == "chunks"
-        if launch.resolved().plan.exchange is None or is_alone:
+        if launch.read_job().plan.exchange is None or is_alone:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch)).with_output_types(Record)
         length = _run_length(launch, self._workers)
         handle = shared.Shared()

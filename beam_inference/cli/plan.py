@@ -119,7 +119,7 @@ def _suggest(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.launch.job_files import set_chunk_shape
     from beam_inference.launch.planned_job import best_plan_for
 
-    needs = job.assumed_needs
+    needs = job.default_needs
     if options.calibrate:
         needs = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle).needs
     memory = round(options.worker_memory * 2**30)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from beam_inference.errors import Stage
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
+
+Outcome = Literal["done", "skipped", "quarantined", "summed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +39,13 @@ class Launch:
     contract_checked: bool
     chunks_file: str | None = None
 
-    def resolved(self) -> ResolvedJob:
+    def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""
         return _parse(self.job)
 
     def state(self) -> State:
         """Return the job's state folder, with its receipts and its quarantine."""
-        job = self.resolved()
+        job = self.read_job()
         return State(self.state_url, job.config.storage).of(job)
 
 
@@ -67,7 +70,7 @@ class Record:
     """
 
     chunk: int
-    outcome: str
+    outcome: Outcome
     read_bytes: int = 0
     written_bytes: int = 0
     seconds: Mapping[Stage, float] = field(default_factory=dict)

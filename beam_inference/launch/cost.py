@@ -215,7 +215,7 @@ def job_totals(
         batch_size: patches per network call; None for what the job file tells.
     """
     plan = plan or job.plan
-    batch_size = batch_size or job.assumed_needs.batch_size
+    batch_size = batch_size or job.default_needs.batch_size
     output_voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
     input_voxel_bytes = job.input.channels * job.input.dtype.itemsize
     network_channels = job.config.model.output_channels

@@ -114,7 +114,7 @@ def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
     return output.value_range
 
 
-def requested_engine(config: JobConfig, earlier: ResolvedJob | None) -> tuple[str, str]:
+def engine_request(config: JobConfig, earlier: ResolvedJob | None) -> tuple[str, str]:
     """Engine and memory format that a trial is to start from; an earlier launch has chosen them."""
     inference = config.inference
     if earlier is not None and inference.engine in ("auto", "fastest"):
@@ -122,7 +122,7 @@ def requested_engine(config: JobConfig, earlier: ResolvedJob | None) -> tuple[st
     return inference.engine, inference.memory_format
 
 
-def requested_batch_size(config: JobConfig, earlier: ResolvedJob | None) -> BatchSize:
+def batch_size_request(config: JobConfig, earlier: ResolvedJob | None) -> BatchSize:
     """Batch size that a trial is to start from.
 
     An earlier launch has chosen it, also where the device had too little memory for the number that

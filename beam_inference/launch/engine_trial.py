@@ -23,7 +23,7 @@ from beam_inference.job.parts import make_normalization
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.checks import check_memory
-from beam_inference.launch.decide import requested_batch_size, requested_engine
+from beam_inference.launch.decide import batch_size_request, engine_request
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.worker.trial import patch_to_try, try_network
@@ -72,8 +72,8 @@ def try_network_here(
         UserError: the network does not answer as the job says.
     """
     model = local_model(job.config.model, job.config.storage)
-    engine, memory_format = requested_engine(job.config, earlier)
-    batch_size = requested_batch_size(job.config, earlier)
+    engine, memory_format = engine_request(job.config, earlier)
+    batch_size = batch_size_request(job.config, earlier)
     trier = _Trier(job, place, model, allow_pickle)
     if engine == "fastest":
         engine, memory_format = trier.find_fastest_engine(batch_size)
@@ -94,8 +94,8 @@ def choose_engine_elsewhere(job: PlannedJob, earlier: ResolvedJob | None) -> Eng
         EngineError: no engine runs a file of this kind.
     """
     model = local_model(job.config.model, job.config.storage)
-    engine, memory_format = requested_engine(job.config, earlier)
-    batch_size = requested_batch_size(job.config, earlier)
+    engine, memory_format = engine_request(job.config, earlier)
+    batch_size = batch_size_request(job.config, earlier)
     if batch_size == "auto":
         raise ConfigError("inference.batch_size: auto is found by trying: write a number")
     *_, engine = engines_to_try(model, _open_inference(job, engine))  # it runs any network

@@ -1,7 +1,7 @@
-"""Whole files from anywhere: the job file, and the files of a network, which are fetched once per machine.
+"""Reading job files and prices from anywhere, and writing a chunk shape into a job file.
 
-They are read through TensorStore's key-value stores, as volumes and receipts are: one set of
-settings and one place to look for credentials, for all that a job touches.
+They are read through TensorStore's key-value stores, as volumes and receipts are: everything that a
+job touches has the same settings, and its credentials are looked for in the same places.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ def load_job(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     Storage settings that the job leaves open are taken from the environment, see
     :func:`beam_inference.volumes.kvstores.storage_of_environment`.
 
+    Args:
+        path: path or URL of the job file.
+        overrides: changes to its keys, such as ``output.path=gs://bucket/out``.
+
+    Returns:
+        The job, with absolute paths.
+
     Raises:
         ConfigError: the file is absent or no YAML, or the job is not valid; the message names every
             fault.
@@ -59,7 +66,7 @@ def load_prices(path: str) -> Prices:
     """Read prices from a YAML file, a path or URL.
 
     Raises:
-        ConfigError: it is absent, or not what it should be.
+        ConfigError: the file is absent, or holds something else.
     """
     from beam_inference.launch.cost import Prices  # slow to import
 
@@ -82,10 +89,14 @@ _CHUNK_SHAPE = re.compile(
 
 
 def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
-    """Put a chunk shape into a local job file, which otherwise stays as it is, comments and all.
+    """Write a chunk shape into a local job file; the rest of it stays as it is, with its comments.
+
+    Args:
+        path: path of the job file.
+        chunk_shape: the chunk shape, voxels ZYX.
 
     Raises:
-        ConfigError: the file says it in a way that is not understood here.
+        ConfigError: the file is not local, or its chunk shape cannot be located.
     """
     if "://" in path:
         raise ConfigError(
@@ -93,7 +104,7 @@ def set_chunk_shape(path: str, chunk_shape: Zyx) -> None:
         )
     file = Path(path)
     text, count = _CHUNK_SHAPE.subn(
-        lambda found: f"{found[1].rstrip()} {list(chunk_shape)}", file.read_bytes().decode()
+        lambda match: f"{match[1].rstrip()} {list(chunk_shape)}", file.read_bytes().decode()
     )
     written = yaml.safe_load(text) if count == 1 else None
     if not isinstance(written, dict) or written.get("inference", {}).get("chunk_shape") != list(

@@ -149,7 +149,7 @@ def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     Raises:
         StateError: another launch is making another pyramid.
     """
-    resolved = launch.resolved()
+    resolved = launch.read_job()
     config = resolved.config
     count = resolved.plan.chunks.count
     pyramid = output_pyramid(config)

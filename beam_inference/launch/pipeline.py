@@ -83,7 +83,7 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
         skipped=counts.get("skipped", 0),
         quarantined=counts.get("quarantined", 0),
     )
-    job = launch.resolved()
+    job = launch.read_job()
     state = launch.state()
     state.write_summary(launch.id, summary)
     # Where there are no records, the file of an earlier launch is removed.
@@ -103,7 +103,7 @@ def _without_receipt(summary: LaunchSummary, launch: Launch, pyramid: StageJob) 
     Scales that somebody has made meanwhile, with the command, are of the output as it was then:
     once no chunk is missing, they are removed.
     """
-    count = launch.resolved().plan.chunks.count
+    count = launch.read_job().plan.chunks.count
     left = count - launch.state().count_receipts(0, count)
     if not left and summary.done and StageRecords(pyramid).chunk_counter()():
         remove_scales(pyramid)

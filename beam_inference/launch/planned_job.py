@@ -125,7 +125,7 @@ class PlannedJob:
         )
 
     @property
-    def assumed_needs(self) -> NetworkNeeds:
+    def default_needs(self) -> NetworkNeeds:
         """Memory of the network as far as the job file tells."""
         inference = self.config.inference
         batch_size = 1 if inference.batch_size == "auto" else inference.batch_size
@@ -143,7 +143,7 @@ class PlannedJob:
         """
         is_added_up = alone and self.plan.exchange is not None
         plan = self.plan_in("recompute") if is_added_up else self.plan
-        needs = needs or self.assumed_needs
+        needs = needs or self.default_needs
         return self.memory_for(plan, plan.totals.extremes, place, needs, is_added_up=is_added_up)
 
     def memory_for(
@@ -289,7 +289,7 @@ def best_plan_for(
     plan = job.plan_in(seams)
     is_on_gpu = job.settings.device == "cuda" and place.is_this_machine
     on_device = device_memory() if is_on_gpu else None
-    network = needs or job.assumed_needs
+    network = needs or job.default_needs
 
     def fits(extremes: Extremes[Any]) -> bool | NDArray[np.bool_]:
         return job.memory_for(plan, extremes, place, network).fits(memory_bytes, on_device)
@@ -379,7 +379,7 @@ def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> Plann
     return replace(job, settings=replace(job.settings, chunk_shape=plan.chunks.chunk_shape))
 
 
-def requested_levels(config: JobConfig) -> Contrast | Standard | None:
+def levels_request(config: JobConfig) -> Contrast | Standard | None:
     """What a job asks of a levels file; None if its normalisation names none."""
     normalize = config.model.normalize
     return normalize if isinstance(normalize, (Contrast, Standard)) else None

@@ -32,12 +32,7 @@ from beam_inference.launch.engine_trial import (
     try_network_here,
     warn_of_range,
 )
-from beam_inference.launch.planned_job import (
-    NetworkNeeds,
-    PlannedJob,
-    plan_job,
-    requested_levels,
-)
+from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import check_no_other_state, check_receipts, check_same
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
@@ -177,7 +172,7 @@ def resolve(
     check_memory(planned.memory(place, needs, alone=alone), place, device)
     return ResolvedJob(
         config=definite,
-        requested_normalize=requested_levels(config),
+        requested_normalize=levels_request(config),
         requested_batch_size=requested_batch_size,
         input_bounds=planned.input.bounds,
         input_channels=planned.input.channels,

@@ -19,7 +19,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import STATE_FOLDER, State
 from beam_inference.job.verification import parts_fault, receipt_fault
 from beam_inference.launch import decide
-from beam_inference.launch.planned_job import PlannedJob, requested_levels
+from beam_inference.launch.planned_job import PlannedJob, levels_request
 from beam_inference.volumes.outputs import open_output
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJo
         chunk_crop_margin=decide.decide_chunk_crop_margin(config),
         value_range=decide.decide_value_range(config),
     )
-    batch_size = decide.requested_batch_size(config, earlier)
+    batch_size = decide.batch_size_request(config, earlier)
     engine = EngineSettings(
         engine=before.engine,
         memory_format=before.memory_format,
@@ -70,7 +70,7 @@ def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJo
     job = earlier.with_config(
         make_definite(config, settings, engine),
         roi=earlier.input_bounds if roi is None else BoundingBox(roi.start, roi.stop),
-        requested_normalize=requested_levels(config),
+        requested_normalize=levels_request(config),
     )
     check_same(earlier, job, url)
     return job
@@ -82,7 +82,7 @@ def _check_same_engine(config: JobConfig, earlier: ResolvedJob, url: str) -> Non
     Raises:
         StateError: it does.
     """
-    engine, memory_format = decide.requested_engine(config, earlier)
+    engine, memory_format = decide.engine_request(config, earlier)
     before = earlier.config.inference
     now = {
         "device": decide.decide_device(config, earlier),

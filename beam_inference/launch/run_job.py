@@ -102,7 +102,7 @@ class ChunksToDo:
     @classmethod
     def of(cls, launch: Launch) -> ChunksToDo:
         """Read the chunks file of a launch, if it has one."""
-        job = launch.resolved()
+        job = launch.read_job()
         count = job.plan.chunks.count
         file = launch.chunks_file
         chunks = None

@@ -76,7 +76,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
             launch.
         UserError: something of the job cannot be opened or loaded.
     """
-    job = launch.resolved()
+    job = launch.read_job()
     config = job.config
     state = launch.state()
     input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))

@@ -275,8 +275,8 @@ def test_records_have_a_coder_and_a_type(position):
 
 def test_a_process_parses_a_job_once(position):
     launch = position()
-    assert launch.resolved() is launch.resolved()
-    assert launch.resolved() == ResolvedJob.model_validate_json(launch.job)
+    assert launch.read_job() is launch.read_job()
+    assert launch.read_job() == ResolvedJob.model_validate_json(launch.job)
 
 
 def test_a_missing_receipt_is_all_that_is_done_again(position, tmp_path):

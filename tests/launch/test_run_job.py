@@ -52,7 +52,7 @@ sys.stdin.read()
 def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tmp_path):
     values = job_values(volume_in, tmp_path / "out", inference={"seams": "exchange"})
     launch = prepare(parse_job(values, tmp_path))
-    job = launch.resolved()
+    job = launch.read_job()
     state = launch.state()
     worker = Worker(launch)
     first, second = list_phases(ChunksToDo(launch, job, state, None))

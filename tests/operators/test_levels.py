@@ -37,7 +37,7 @@ def done(values, folder):
     launch = prepare(parse_job(values, folder))
     assert {
         record.outcome
-        for record in Worker(launch).infer_chunks(range(launch.resolved().plan.chunks.count))
+        for record in Worker(launch).infer_chunks(range(launch.read_job().plan.chunks.count))
     } == {"done"}
 
 
@@ -140,7 +140,7 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(
     values = job_values(url, tmp_path / "out", model={"normalize": {"levels": str(to), **form}})
     path = str(write_job(tmp_path / "job.yaml", values))
     launch = prepare(parse_job(values, tmp_path))
-    count = launch.resolved().plan.chunks.count
+    count = launch.read_job().plan.chunks.count
     some = list(Worker(launch).infer_chunks(range(count // 2)))
     to.write_text(brighter(original))
     assert main(["run", path]) == 2
@@ -156,7 +156,7 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(
     assert main(["verify", path]) == 1
     resumed = prepare(parse_job(values, tmp_path))
     assert "does not exist; going on with what this job began with" in caplog.text
-    assert resumed.resolved().fingerprint == launch.resolved().fingerprint
+    assert resumed.read_job().fingerprint == launch.read_job().fingerprint
     outcomes = [record.outcome for record in Worker(resumed).infer_chunks(range(count))]
     assert (outcomes.count("skipped"), outcomes.count("done")) == (len(some), count - len(some))
     np.testing.assert_allclose(read_volume(tmp_path / "out")[0], by_hand(INPUT, form), atol=2e-6)

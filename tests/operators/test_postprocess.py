@@ -48,7 +48,7 @@ def result(tmp_path, name, chunk_shape=(16, 32, 32), output=None, inference=None
     launch = prepare(parse_job(values | keys, tmp_path))
     worker = Worker(launch)
     outcomes = {
-        record.outcome for record in worker.infer_chunks(range(launch.resolved().plan.chunks.count))
+        record.outcome for record in worker.infer_chunks(range(launch.read_job().plan.chunks.count))
     }
     assert outcomes == {"done"}
     return read_volume(tmp_path / name)
@@ -226,7 +226,7 @@ def test_operators_are_part_of_the_fingerprint(tmp_path):
         write_volume(tmp_path / "in", INPUT)
         values = job_values(tmp_path / "in", tmp_path / f"o{number}", model=MODEL)
         job = values | {"postprocess": [{"operator": "smooth", "sigma": [0, 0, sigma]}]}
-        prints.add(prepare(parse_job(job, tmp_path)).resolved().fingerprint)
+        prints.add(prepare(parse_job(job, tmp_path)).read_job().fingerprint)
     assert len(prints) == 2
 
 

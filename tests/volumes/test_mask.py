@@ -61,7 +61,7 @@ def result(tmp_path, name, source, mask=None, /, **sections):
     """The output of a job, without Beam: in both stages where there are two."""
     launch = launched(tmp_path, name, source, mask, **sections)
     worker = Worker(launch)
-    job = launch.resolved()
+    job = launch.read_job()
     chunks = range(job.plan.chunks.count)
     if job.plan.exchange is not None:
         assert {record.outcome for record in worker.sum_chunks(chunks)} <= {"summed"}
@@ -157,7 +157,7 @@ def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams,
     assert main(["verify", job, "--deep"]) == 0
     calls = len((tmp_path / "calls").read_text().splitlines())
     # which tries the network as the run did
-    plan = prepare(parse_job(values, tmp_path)).resolved().plan
+    plan = prepare(parse_job(values, tmp_path)).read_job().plan
     tried = len((tmp_path / "calls").read_text().splitlines()) - calls
     grid = plan.chunks
     wanted = [
@@ -200,7 +200,7 @@ def test_a_job_with_masked_chunks_knows_what_is_left_of_its_first_stage(tmp_path
     write_volume(tmp_path / "in", INPUT)
     sections = {"model": MODEL, "inference": {"seams": "exchange", "chunk_shape": [16, 16, 16]}}
     launch = launched(tmp_path, "out", tmp_path / "in", {"path": mask_volume(tmp_path)}, **sections)
-    job = launch.resolved()
+    job = launch.read_job()
     worker = Worker(launch)
     plan = job.plan
     state = launch.state()
@@ -232,7 +232,7 @@ def test_a_chunks_mask_is_read_once(tmp_path):
     mask = mask_volume(tmp_path)
     job = launched(
         tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
-    ).resolved()
+    ).read_job()
     mask = open_output_mask(job)
     postprocessing = Postprocessing(job, mask)
     box = BoundingBox((0, 0, 0), (16, 32, 32))
@@ -381,7 +381,7 @@ def test_the_masks_are_part_of_the_fingerprint(tmp_path):
                 model=MODEL,
                 input={"mask": of_input},
             )
-            prints.add(launch.resolved().fingerprint)
+            prints.add(launch.read_job().fingerprint)
     assert len(prints) == 7
 
 

@@ -61,7 +61,7 @@ def undisturbed(volume_in, tmp_path):
     """What the two stages give, done by one worker in order."""
     launch = launch_of(volume_in, tmp_path / "undisturbed")
     worker = Worker(launch)
-    chunks = range(launch.resolved().plan.chunks.count)
+    chunks = range(launch.read_job().plan.chunks.count)
     assert {record.outcome for record in worker.sum_chunks(chunks)} == {"summed"}
     assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
     check_complete(tmp_path / "undisturbed")
@@ -88,7 +88,7 @@ def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompu
     np.testing.assert_array_equal(read_volume(tmp_path / "out"), undisturbed)
     summary = launch.state().read_summary(launch.id)
     assert (summary.done, summary.skipped, summary.quarantined) == (
-        launch.resolved().plan.chunks.count,
+        launch.read_job().plan.chunks.count,
         0,
         0,
     )
@@ -149,7 +149,7 @@ def test_the_network_is_called_once_for_each_patch(volume_in, tmp_path, monkeypa
     )
     log.unlink()  # the call of the contract check
     run(launch)
-    plan = launch.resolved().plan
+    plan = launch.read_job().plan
     calls = len(log.read_text().splitlines()) - SETTLING_CALLS  # before the first chunk, of zeros
     assert calls == plan.totals.patch_count == plan.lattice.count
     check_complete(tmp_path / "out")
@@ -210,7 +210,7 @@ def test_a_chunk_whose_seam_files_are_gone_is_computed_without_its_neighbours(
 ):
     launch = launch_of(volume_in, tmp_path / "out")
     worker = Worker(launch)
-    chunks = range(launch.resolved().plan.chunks.count)
+    chunks = range(launch.read_job().plan.chunks.count)
     list(worker.sum_chunks(chunks))
     file = next(
         path for path in (tmp_path / "out").rglob("seams/*/*/000000000008/*") if path.is_file()
@@ -311,10 +311,10 @@ def test_a_launch_that_is_stopped_between_the_stages_goes_on_with_the_second(
 ):
     launch = launch_of(volume_in, tmp_path / "out")
     worker = Worker(launch)
-    chunks = range(launch.resolved().plan.chunks.count)
+    chunks = range(launch.read_job().plan.chunks.count)
     list(worker.sum_chunks(range(10)))
     assert [r.chunk for r in worker.merge_seams(chunks)] == [
-        c for c in chunks if set(launch.resolved().plan.exchange.contributors(c)) <= set(range(10))
+        c for c in chunks if set(launch.read_job().plan.exchange.contributors(c)) <= set(range(10))
     ], "what is ready is done, the rest is left, without a word"
     sums = list((tmp_path / "out").rglob("sums/*/*/*.json"))
     before = {path: path.read_bytes() for path in sums}
@@ -394,7 +394,7 @@ def test_a_damaged_first_receipt_has_its_patches_computed_again(undisturbed, vol
 def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_path):
     """Chunks without own patches never have sums, nor those that were done alone."""
     launch = launch_of(volume_in, tmp_path / "out")
-    plan = launch.resolved().plan
+    plan = launch.read_job().plan
     state = launch.state()
     worker = Worker(launch)
 
@@ -422,7 +422,7 @@ def test_only_what_is_needed_is_listed_at_resume(undisturbed, volume_in, tmp_pat
 def test_status_follows_the_stage_that_goes_on(volume_in, tmp_path):
     launch = launch_of(volume_in, tmp_path / "out")
     worker = Worker(launch)
-    job = launch.resolved()
+    job = launch.read_job()
     list(worker.sum_chunks(range(9)))
     status = job_status(job, State(launch.state_url), datetime.now(UTC))
     assert (status.done, status.in_first_stage) == (0, True)

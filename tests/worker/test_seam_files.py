@@ -43,7 +43,7 @@ def test_the_second_stage_begins_with_what_the_first_one_needed_given_back(
     launch = launch_of(volume_in, tmp_path / "out")
     worker = Worker(launch)
     kept = []
-    chunks = range(launch.resolved().plan.chunks.count)
+    chunks = range(launch.read_job().plan.chunks.count)
     list(worker.sum_chunks(chunks))
     arrays.empty((2**20,), np.uint8)
     assert arrays.idle_bytes() > 0
