@@ -1,4 +1,4 @@
-"""GPUs of Dataflow workers: a few short options, checked, and expanded into the flags that Beam passes on.
+"""GPUs of Dataflow workers: short options, checked and expanded into flags of Beam.
 
 Which GPUs there are, and in which machines, is Google's documentation as of April 2026 ("Dataflow
 support for GPUs", "GPU machine types", "Use NVIDIA MPS", "Right fitting", "FlexRS"). P4, P100 and
@@ -20,7 +20,7 @@ from beam_inference.errors import ConfigError
 
 
 class _Gpu(NamedTuple):
-    """What Dataflow calls a GPU, and the machines that have it, by their number of GPUs; the default machine first.
+    """Dataflow's name of a GPU, and its machines by number of GPUs; the default machine first.
 
     ``n1_cores``: GPUs that are attached to N1 machines go with any of up to so many cores, by
     number of GPUs.
@@ -263,7 +263,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
 
 
 def runner_name(runner: str | None) -> str:
-    """Beam's runner by whatever name it is called (``Dataflow``, ``dataflowrunner``, ``a.b.DataflowRunner``)."""
+    """Short name of a runner in lower case, as ``dataflowrunner`` for ``a.b.DataflowRunner``."""
     name = (runner or "DirectRunner").rsplit(".")[-1].lower()
     return name if name.endswith("runner") else f"{name}runner"
 

@@ -32,56 +32,42 @@ _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
 _SCHEDULER_SECONDS = 10
 _FIRST_WORKER_SECONDS = 60
-_OWN_FLAGS = (  # those that may have been meant
-    *(
-        "--job",
-        "--input",
-        "--output",
-        "--model",
-        "--weights",
-        "--roi",
-        "--resume",
-        "--max_failed_chunks",
-        "--set",
-    ),
-    *("--chunks", "--overwrite", "--allow_pickle", "--log_format", "--debug"),
-    *("--gpu", "--gpu_count", "--gpu_driver", "--gpu_sharing"),
+_OWN_FLAGS = (
+    "--job",
+    "--input",
+    "--output",
+    "--model",
+    "--weights",
+    "--roi",
+    "--resume",
+    "--max_failed_chunks",
+    "--set",
+    "--chunks",
+    "--overwrite",
+    "--allow_pickle",
+    "--log_format",
+    "--debug",
+    "--gpu",
+    "--gpu_count",
+    "--gpu_driver",
+    "--gpu_sharing",
 )
+"""Flags of ours, one of which may have been meant by an unknown one."""
 _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"
 
 
 def beam_options(flags: Sequence[str]) -> PipelineOptions:
-    """Beam's options from command-line flags; without a runner, or with DirectRunner, it is Beam's local FnApiRunner.
+    """Parse Beam's options from command-line flags.
+
+    Without a runner, or with DirectRunner, the runner is Beam's local FnApiRunner.
 
     Raises:
         ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner
-            cannot be had.
+            cannot be used.
     """
     if runner_named(flags) == "daskrunner":
         _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
-    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
-    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
-        kind._add_argparse_args(parser)  # type: ignore[arg-type]
-    try:
-        _, unknown = parser.parse_known_args(list(flags))
-    except argparse.ArgumentError as error:
-        raise ConfigError(f"{error}") from None
-    if unknown and any(flag.startswith("--template_location") for flag in flags):
-        # Dataflow's own launcher passes what this version of Beam need not know.
-        logger.warning("flags that Apache Beam does not know: %s", " ".join(unknown))
-        flags = [flag for flag in flags if flag not in unknown]
-    elif unknown:
-        name = unknown[0].split("=")[0]
-        close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
-        hint = (
-            f"did you mean {close[0]}?"
-            if close
-            else "see beam-inference run --help, and Beam's own options"
-        )
-        raise ConfigError(
-            f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}"
-        )
+    flags = _known_flags(flags)
     options = PipelineOptions(list(flags))
     if options.view_as(DirectOptions).direct_num_workers < 0:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
@@ -93,17 +79,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
             f"{standard.runner or 'the local one'}: add --runner=DataflowRunner, or remove it"
         )
     if runner in ("directrunner", "fnapirunner"):
-        # Beam's DirectRunner is a switch that may download another runner: name the one that is
-        # meant.
-        given = {flag.split("=")[0] for flag in flags}
-        extra = [
-            flag
-            for flag in _LOCAL_FLAGS
-            if not given & {"--direct_running_mode", "--direct_num_workers"}
-        ]
-        options = PipelineOptions([*flags, *extra])
-        options.view_as(StandardOptions).runner = "FnApiRunner"
-        return options
+        return _local_options(flags)
     if runner == "portablerunner" and not options.view_as(PortableOptions).job_endpoint:
         raise ConfigError(
             "--runner=PortableRunner needs --job_endpoint=host:port, where the job service listens"
@@ -121,8 +97,49 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     return options
 
 
+def _known_flags(flags: Sequence[str]) -> Sequence[str]:
+    """The flags that Beam knows.
+
+    Raises:
+        ConfigError: Beam does not know one, or refuses its value.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
+    parser.add_value_provider_argument = parser.add_argument  # type: ignore[attr-defined]  # as Beam's own parser has
+    for kind in {cls.__name__: cls for cls in PipelineOptions.__subclasses__()}.values():
+        kind._add_argparse_args(parser)  # type: ignore[arg-type]
+    try:
+        _, unknown = parser.parse_known_args(list(flags))
+    except argparse.ArgumentError as error:
+        raise ConfigError(f"{error}") from None
+    if not unknown:
+        return flags
+    if any(flag.startswith("--template_location") for flag in flags):
+        # Dataflow's own launcher passes what this version of Beam need not know.
+        logger.warning("flags that Apache Beam does not know: %s", " ".join(unknown))
+        return [flag for flag in flags if flag not in unknown]
+    name = unknown[0].split("=")[0]
+    close = difflib.get_close_matches(name, [*parser._option_string_actions, *_OWN_FLAGS], n=1)
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else "see beam-inference run --help, and Beam's own options"
+    )
+    raise ConfigError(
+        f"unknown flag {name}: neither one of beam-inference nor of Apache Beam; {hint}"
+    )
+
+
+def _local_options(flags: Sequence[str]) -> PipelineOptions:
+    """Options for FnApiRunner: DirectRunner is a switch that may download another runner."""
+    given = {flag.split("=")[0] for flag in flags}
+    has_mode = bool(given & {"--direct_running_mode", "--direct_num_workers"})
+    options = PipelineOptions([*flags, *(() if has_mode else _LOCAL_FLAGS)])
+    options.view_as(StandardOptions).runner = "FnApiRunner"
+    return options
+
+
 def check_options(options: PipelineOptions) -> None:
-    """What Beam itself would check only as it submits, when output and state have been created.
+    """Check what Beam itself would check only as it submits, when output and state exist.
 
     Raises:
         ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named
@@ -160,7 +177,7 @@ def place_of(options: PipelineOptions) -> Place:
 
 
 def workers_of(options: PipelineOptions) -> int:
-    """Workers that will share the job, as far as the flags say; of a Dask cluster, as its scheduler says.
+    """Number of workers that will share the job, from the flags or from a Dask scheduler.
 
     Raises:
         ConfigError: the Dask cluster does not answer, or has no workers.
@@ -175,7 +192,7 @@ def workers_of(options: PipelineOptions) -> int:
 
 
 def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:
-    """The options, with Dask told to make ``count`` partitions of what the pipeline begins with, if it is to run there.
+    """Options with which Dask, if it is the runner, makes ``count`` partitions of the input.
 
     A partition is Dask's unit of work and of retry; left to itself it makes one of 128 elements, so
     that most workers would have nothing to do.
@@ -234,7 +251,7 @@ def _need_dask() -> None:
 
 
 def has_no_workers(result: object) -> bool:
-    """Whether a pipeline runs on a Dask cluster that has lost all its workers, and would wait for others for ever."""
+    """Whether a pipeline waits on a Dask cluster that has lost all its workers."""
     client = getattr(result, "client", None)
     try:
         return client is not None and not client.scheduler_info(n_workers=-1)["workers"]

@@ -118,7 +118,7 @@ class StageJob:
     def missing_runs(
         self, stage: ChunkStage, index_range: tuple[int, int], length: int
     ) -> Iterator[tuple[int, ...]]:
-        """Yield runs of the chunks of a range that are not done; lists records in bounded memory."""
+        """Yield runs of the chunks of a range that are not done, in bounded memory."""
         yield from in_runs(list_absent(*index_range, self.done(stage).indices), length)
 
 

@@ -1,6 +1,7 @@
 """Beam transforms for inference.
 
-Each has a plain function or method that does the same without Beam. Elements are runs, which are tuples of a few chunk indices: arrays never enter a PCollection.
+Each has a plain function or method that does the same without Beam. Elements are runs, which are
+tuples of a few chunk indices: arrays never enter a PCollection.
 """
 
 from __future__ import annotations

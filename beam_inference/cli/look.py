@@ -141,12 +141,12 @@ def report(options: ReportOptions) -> int:
     if path.suffix not in (".html", ".htm"):
         raise ConfigError(f"--to {options.to}: write a name that ends with .html")
     _check_folder_exists(options.to)
-    from beam_inference.report.facts import gather
+    from beam_inference.report.facts import gather_facts
     from beam_inference.report.page import make_report, render
 
     launched = load_launched_job(options, "nothing to report")
     job = launched.relocated_job
-    facts = gather(job, launched.state)
+    facts = gather_facts(job, launched.state)
     page = make_report(job, launched.state, facts, datetime.now(UTC), options.worker_price)
     path.write_text(render(page), encoding="utf-8")
     print(f"{options.to}: {facts.done:,} of {facts.chunks:,} chunks done")

@@ -29,10 +29,15 @@ _MILLIMETRE = 1e6
 
 
 def run_demo(folder: Path, command: Callable[[Sequence[str]], int]) -> int:
-    """Import the template, run the job, verify it, draw a figure; the exit code of the first step that fails.
+    """Import the template, run the job, verify it and draw a figure.
 
-    ``command`` is the command line: it takes the words after ``beam-inference`` and returns an exit
-    code.
+    Args:
+        folder: where the demo's files are written.
+        command: the command line; it takes the words after ``beam-inference``, and returns an exit
+            code.
+
+    Returns:
+        the exit code of the first step that fails, or 0.
 
     Raises:
         ConfigError: what the demo needs beside the package is not installed.

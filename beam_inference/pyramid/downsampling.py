@@ -77,7 +77,8 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
 def mode(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
     """Find the most frequent value of each cell.
 
-    Of values equally frequent, the one met first wins, where x is fastest and z slowest. Cells of 1 × 2 × 2 are the exception: a value that two of the first three voxels share,
+    Of values equally frequent, the one met first wins, where x is fastest and z slowest. Cells of
+    1 × 2 × 2 are the exception: a value that two of the first three voxels share,
     else the fourth's (W. Silversmith, "COUNTLESS 2D", 2017). Neither prefers small numbers, such as
     0, the background. Both are what igneous does.
     """

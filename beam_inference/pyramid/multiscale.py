@@ -157,7 +157,7 @@ class MultiscaleVolume:
         self._change_entries(add)
 
     def remove_scales(self, scales: Sequence[PyramidScale]) -> None:
-        """Take scales off the list, then delete them; also scales of equal voxels and other name."""
+        """Take scales off the list, and then delete them; also those of equal voxel size."""
         codec = self.codec
         unwanted = [codec.new_entry(scale) for scale in scales]
         # also folders of scales that were begun, and never listed

@@ -37,7 +37,7 @@ from beam_inference.volumes.volume import Volume
 CHUNK_BYTES = 2**26
 """Bytes that a chunk reads, at most, where its blocks allow: 64 MiB."""
 PART_BYTES = 2**24
-"""Part of them that is held at a time, where blocks allow: 16 MiB; averaging takes some times that."""
+"""Bytes of them held at a time, where blocks allow: 16 MiB; averaging takes some times that."""
 
 
 class NoScaleNeeded(ConfigError):
@@ -76,7 +76,7 @@ class MakeScale:
         return self.chunks.count
 
     def make_worker(self) -> DoChunk:
-        """Return the function that makes a chunk: reads its voxels in parts, writes whole blocks."""
+        """Return the function that makes a chunk; it reads in parts, and writes whole blocks."""
         source = (
             self.volume.open_base() if self.below is None else self.volume.open_scale(self.below)
         )

@@ -1,4 +1,4 @@
-"""What all figures have in common: from a matplotlib figure to SVG for a page, in the page's own colours."""
+"""Style of all figures, and their conversion from matplotlib to SVG in the page's colours."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def style() -> Iterator[None]:
 
 
 def as_svg(figure: Figure, name: str, description: str) -> str:
-    """A figure as SVG to stand in HTML: as wide as its place, described for who cannot see it, in the page's colours.
+    """Convert a figure to SVG for HTML, as wide as its place, with a text alternative.
 
     Its ids begin with ``name``, which is unique on the page. It names nothing that would be
     fetched.

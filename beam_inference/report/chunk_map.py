@@ -18,7 +18,7 @@ CELLS = 96
 
 @dataclass(frozen=True, slots=True)
 class ChunkMap:
-    """Chunks seen along z; or, where the grid is more than one chunk deep there but one thick elsewhere, along that.
+    """Chunks seen along z; or along y or x, if the grid is one chunk thick there and not along z.
 
     A cell is a column of chunks; in large grids, of some neighbouring ones.
     """

@@ -1,8 +1,8 @@
-"""What the state folder says of a job, as far as a page has room for it."""
+"""Facts about a job from its state folder, as many as a page has room for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,24 +16,27 @@ from beam_inference.job.state import State
 from beam_inference.report.chunk_map import ChunkMap
 
 RECEIPTS_READ = 4000
-"""At most; of more, so many are drawn by lot."""
+"""Receipts read at most; above that, a random sample of this size."""
 RECORDS_READ = 200
-"""Quarantine records, at most."""
+"""Quarantine records read at most."""
 _AT_A_TIME = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class JobFacts:
     """A job's receipts, quarantine and launches.
 
     Attributes:
-        chunks: of the job. done: those with a receipt. summed: with ``seams: exchange``, those with
-            a first receipt.
-        receipts: those that were read, by chunk. sums: first receipts, likewise.
-        done_in_cells: how many are done in each cell of the job's :class:`ChunkMap`.
-        quarantined: chunks that could not be done, in order. records: what the first of them say.
-        damaged: what is wrong with receipts that cannot be understood.
-        launches: the first first.
+        chunks: number of the job's chunks.
+        done: number of chunks with a receipt.
+        summed: number of chunks with a first-stage receipt, with ``seams: exchange``.
+        receipts: the receipts that were read, in the order of chunks.
+        sums: the first-stage receipts that were read, in the order of chunks.
+        done_in_cells: number of chunks done in each cell of the job's :class:`ChunkMap`.
+        quarantined: chunks that could not be done, in order.
+        records: quarantine records of the first of them.
+        damaged: messages about receipts that cannot be read.
+        launches: the launches, earliest first.
     """
 
     chunks: int
@@ -58,8 +61,13 @@ class Facts:
         return self.done > len(self.receipts) + len(self.damaged)
 
 
-def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -> Facts:
-    """List all receipts, and read at most so many of them.
+def gather_facts(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -> JobFacts:
+    """List all receipts, and read some of them.
+
+    Args:
+        job: the job.
+        state: its state folder.
+        receipts_read: receipts read at most; above that, a random sample of this size.
 
     Raises:
         WorkerFault: the state folder cannot be read.
@@ -70,28 +78,24 @@ def gather(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_READ) -
     quarantined = dict.fromkeys(state.quarantine_indices(0, count))
     in_cells = np.zeros(chunk_map.shape, np.int64)
 
-    def tallied(indices: Iterator[int]) -> Iterable[int]:
+    def list_receipts() -> Iterator[int]:
+        indices = state.receipt_indices(0, count)
         while some := list(islice(indices, _AT_A_TIME)):
-            in_cells.__iadd__(chunk_map.counts(np.array(some)))
+            np.add(in_cells, chunk_map.counts(np.array(some)), out=in_cells)
+            for index in some:
+                quarantined.pop(index, None)  # a receipt supersedes a quarantine record
             yield from some
 
-    def superseding(indices: Iterable[int]) -> Iterator[int]:
-        for index in indices:
-            quarantined.pop(index, None)
-            yield index
-
-    done, sample = count_and_sample(
-        superseding(tallied(state.receipt_indices(0, count))), receipts_read
-    )
+    done, sample = count_and_sample(list_receipts(), receipts_read)
     records = list(state.scan_receipts(sorted(sample)))
-    receipts = [each for each in records if isinstance(each, Receipt)]
-    damaged = [each.message for each in records if isinstance(each, DamagedRecord)]
+    receipts = [record for record in records if isinstance(record, Receipt)]
+    damaged = [record.message for record in records if isinstance(record, DamagedRecord)]
     summed = 0
     sums = list[Receipt]()
     if job.plan.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), receipts_read)
         sums = state.read_sums(sorted(sample))
-    return Facts(
+    return JobFacts(
         chunks=count,
         done=done,
         summed=summed,

@@ -1,4 +1,4 @@
-"""Numbers from receipts: channels, stages, retries, how fast it went, and for how long workers were at it."""
+"""Figures from receipts: channels, stages, retries, throughput and worker hours."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PAUSE_IN_CHUNKS = 10
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
-    """Seconds of a stage over some chunks: all together, and of a chunk the median, 5th and 95th percentile, most."""
+    """Seconds of a stage: total, and median, 5th and 95th percentile and maximum per chunk."""
 
     stage: Stage
     total: float
@@ -102,7 +102,7 @@ def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
 
 
 def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
-    """Hours of worker processes: each counts from the start of its first chunk to the end of its last.
+    """Hours of worker processes, each from the start of its first chunk to the end of its last.
 
     ``receipts`` are some of all that were ``finished``. Of n values drawn from a span, first and
     last are on average (n - 1) / (n + 1) of it apart; what that misses is added.
@@ -126,7 +126,10 @@ def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
 def timeline(
     series: Mapping[str, tuple[Sequence[Receipt], int]], grid: ChunkGrid
 ) -> Timeline | None:
-    """Voxels a second over time; each series is of some receipts, and how many there are in all. None without any."""
+    """Voxels per second over time; None without receipts.
+
+    Each series has some receipts, and the number that there are in all.
+    """
     receipts = [receipt for some, _ in series.values() for receipt in some]
     if not receipts:
         return None

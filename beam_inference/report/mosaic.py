@@ -1,4 +1,4 @@
-"""A picture of some finished chunks, input beside output, with what their receipts say: for a look before going on."""
+"""Picture of some finished chunks: input beside output, with figures from their receipts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ COLUMNS = 4
 def draw(
     job: ResolvedJob, receipts: Sequence[Receipt], source: Volume, output: Volume, path: Path
 ) -> None:
-    """Draw the middle z-slice of each chunk: the first input channel, and the output (three channels as RGB).
+    """Draw the middle z-slice of each chunk: its first input channel, and its output.
 
-    All outputs have one brightness scale, that of all values shown. Needs matplotlib.
+    Three output channels are drawn as RGB. All outputs have one brightness scale, that of all
+    values in the picture. Needs matplotlib.
+
+    Args:
+        job: the job.
+        receipts: receipts of the chunks to draw.
+        source: the input, open.
+        output: the output, open.
+        path: image file to write.
     """
     import matplotlib
 
@@ -33,10 +41,7 @@ def draw(
 
     pictures = []
     for receipt in receipts:
-        z, y, x = (box := job.plan.chunks.core_box(receipt.chunk)).start
-        stop, *beyond = box.stop
-        middle = (z + stop) // 2
-        plane = BoundingBox((middle, y, x), (middle + 1, beyond[0], beyond[1]))
+        plane = _middle_plane(job.plan.chunks.core_box(receipt.chunk))
         pictures.append((source.read(plane)[0, 0], output.read(plane)[:, 0]))
     low = min(float(np.nanmin(out)) for _, out in pictures)
     high = max(float(np.nanmax(out)) for _, out in pictures)
@@ -50,10 +55,13 @@ def draw(
     )
     for axes in grid.flat:
         axes.set_axis_off()
-    for place, (receipt, (image, out)) in enumerate(zip(receipts, pictures, strict=True)):
-        left, right = grid[place // COLUMNS, 2 * (place % COLUMNS) : 2 * (place % COLUMNS) + 2]
+    for number, (receipt, (image, out)) in enumerate(zip(receipts, pictures, strict=True)):
+        row, column = divmod(number, COLUMNS)
+        left, right = grid[row, 2 * column : 2 * column + 2]
         left.imshow(image, cmap="gray", interpolation="nearest")
-        right.imshow(_shown(out, low, high), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+        right.imshow(
+            _brightness(out, low, high), cmap="gray", vmin=0, vmax=1, interpolation="nearest"
+        )
         means = _means(receipt)
         left.set_title(f"chunk {receipt.chunk}", fontsize=8, loc="left")
         right.set_title(
@@ -71,14 +79,21 @@ def draw(
     pyplot.close(figure)
 
 
-def _shown(out: NDArray[Any], low: float, high: float) -> NDArray[np.float32]:
-    """(channels, Y, X) as grey or, for three channels, RGB in 0 … 1."""
+def _middle_plane(box: BoundingBox) -> BoundingBox:
+    z, y, x = box.start
+    z_stop, y_stop, x_stop = box.stop
+    middle = (z + z_stop) // 2
+    return BoundingBox((middle, y, x), (middle + 1, y_stop, x_stop))
+
+
+def _brightness(out: NDArray[Any], low: float, high: float) -> NDArray[np.float32]:
+    """Grey values 0 … 1 of (channels, y, x); three channels become RGB, (y, x, 3)."""
     scaled = np.clip((out.astype(np.float32) - low) / max(high - low, 1e-9), 0, 1)
     return np.moveaxis(scaled, 0, -1) if len(out) == 3 else scaled[0]
 
 
 def _means(receipt: Receipt) -> list[float]:
-    """Of each channel, over all parts of a chunk."""
+    """Mean of each channel over all parts of a chunk."""
     sizes = [part.box.size for part in receipt.parts]
     return [
         float(np.average([part.channels[channel].mean for part in receipt.parts], weights=sizes))

@@ -50,7 +50,7 @@ def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[floa
 
 
 def brightness_range(arrays: Sequence[NDArray[np.float32]]) -> tuple[float, float]:
-    """From black to white: the middle 99 % of the values that are not missing; 0 to 1 where all are."""
+    """Range of the middle 99 % of the values that are not missing; 0 to 1 if all are."""
     values = np.concatenate([array.reshape(-1) for array in arrays])
     values = values[np.isfinite(values)]
     if not values.size:
@@ -71,7 +71,7 @@ def overlaid(
     levels: tuple[float, float],
     ranges: Sequence[tuple[float, float]],
 ) -> NDArray[np.uint8]:
-    """The input with the output upon it: (rows, columns, RGBA), transparent where the output is missing.
+    """Draw the output over the input: (rows, columns, RGBA), transparent where it is missing.
 
     Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their
     values, and cover the input as far as the highest of these says. ``levels`` is the range of the

@@ -1,4 +1,4 @@
-"""The page: one file of HTML with its style and its figures in it; it fetches nothing and runs nothing."""
+"""The page: one HTML file with its style and figures; it fetches nothing and runs nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from beam_inference.launch.output_pyramid import (
 )
 from beam_inference.report.canvas import WIDTH
 from beam_inference.report.chunk_map import ChunkMap
-from beam_inference.report.facts import Facts
+from beam_inference.report.facts import JobFacts
 from beam_inference.report.measures import (
     StageTime,
     Timeline,
@@ -82,7 +82,7 @@ class Report:
     """
 
     job: ResolvedJob
-    facts: Facts
+    facts: JobFacts
     when: datetime
     place: Zyx
     planes: list[Plane]
@@ -99,7 +99,11 @@ class Report:
 
 
 def make_report(
-    job: ResolvedJob, state: State, facts: Facts, when: datetime, worker_price: float | None = None
+    job: ResolvedJob,
+    state: State,
+    facts: JobFacts,
+    when: datetime,
+    worker_price: float | None = None,
 ) -> Report:
     """Read a few cut-outs, and compute what the page says. Input and output may be gone.
 
@@ -301,7 +305,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
     return "busy", "not complete", f"{facts.missing:,} chunks missing"
 
 
-def _percents(facts: Facts) -> dict[str, float]:
+def _percents(facts: JobFacts) -> dict[str, float]:
     return {
         "done": 100 * facts.done / facts.chunks,
         "quarantined": 100 * len(facts.quarantined) / facts.chunks,

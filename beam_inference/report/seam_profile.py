@@ -1,4 +1,4 @@
-"""Are there seams? How much neighbouring voxels differ, by how far they are from the nearest chunk border.
+"""Profiles of seams: differences of neighbouring voxels by distance from the chunk border.
 
 A result without seams differs across a chunk border as much as anywhere else; one that was stitched
 from chunks jumps there. Looked at are cut-outs of both sides of some borders, as they were written,
@@ -64,9 +64,9 @@ class SeamProfile:
 
     @property
     def stands_out(self) -> bool:
-        """Whether neighbours differ clearly more across a border than at any distance from it, but for those close by.
+        """Whether neighbours differ clearly more across a border than at any distance from it.
 
-        What goes wrong at a border disturbs the next voxels, too.
+        Pairs close by do not count: an error at a border disturbs the next voxels, too.
         """
         others = (
             self.differences[_CLOSE:] if len(self.differences) > _CLOSE else self.differences[1:]
@@ -77,7 +77,7 @@ class SeamProfile:
 def seam_profiles(
     grid: ChunkGrid, receipts: Sequence[Receipt], state: State, output: Volume
 ) -> list[SeamProfile]:
-    """A profile of each axis on which two finished chunks meet; ``receipts`` are some of the job's."""
+    """Profiles of the axes on which two finished chunks meet; ``receipts`` are some of the job."""
     found = (
         seam_profile(grid, axis, receipts, state, output)
         for axis in range(3)
@@ -89,7 +89,7 @@ def seam_profiles(
 def seam_profile(
     grid: ChunkGrid, axis: int, receipts: Sequence[Receipt], state: State, output: Volume
 ) -> SeamProfile | None:
-    """The profile of one axis, at borders of chunks that are finished, and rather not of one value throughout."""
+    """Profile of one axis at borders of finished chunks, preferably not of one value throughout."""
     sums = np.zeros(REACH)
     pairs = np.zeros(REACH, np.int64)
     cutouts = 0
@@ -111,7 +111,7 @@ def seam_profile(
 
 
 def differences(array: NDArray[np.generic], axis: int, border: int) -> list[tuple[int, float, int]]:
-    """Pairs of neighbours on an axis of an array: distance, summed absolute difference, how many; for each place.
+    """Pairs of neighbours along an axis: distance, sum of absolute differences, and count.
 
     ``border`` is the position on that axis of the first voxel behind the chunk border: distance 0
     are the pairs of it and the voxel before.
@@ -124,7 +124,7 @@ def differences(array: NDArray[np.generic], axis: int, border: int) -> list[tupl
 
 
 def border_box(grid: ChunkGrid, axis: int, chunk: int) -> BoundingBox:
-    """The cut-out at the border between a chunk and the next one on an axis: nearer to it than to any other border."""
+    """Box of the voxels nearer to the border of a chunk and the next one than to other borders."""
     core = grid.core_box(chunk)
     behind = grid.core_box(chunk + _step(grid, axis))
     starts = []

@@ -1,4 +1,4 @@
-"""Three planes through the volume, input and output, of bounded size: a window around a place, in strides if large."""
+"""Three planes of bounded size through input and output: a window, in strides if large."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Plane:
 
 
 def place_to_show(grid: ChunkGrid, receipts: Sequence[Receipt]) -> Zyx:
-    """The ROI's centre; or, unless a finished chunk with contents is there, the centre of the nearest such."""
+    """Centre of the ROI, or of the finished chunk with contents that is nearest to it."""
     centre = centre_of(grid.roi)
     boxes = [grid.core_box(r.chunk) for r in receipts if varied(r)] or [
         grid.core_box(r.chunk) for r in receipts
@@ -112,7 +112,7 @@ def _read_plane(
 
 
 def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
-    """The plane through a place as far as it can be read: halved on its longer side until it is little enough."""
+    """Plane through a place, its longer side halved until few enough bytes are read."""
     roi = job.plan.chunks.roi
     chunk = job.plan.chunks.chunk_shape
     extent = [1 if each == axis else n for each, n in enumerate(roi.shape)]
@@ -159,7 +159,7 @@ def _fill(
     box: BoundingBox,
     steps: Sequence[int],
 ) -> None:
-    """Read every so-many-th voxel of some tiles of a box into a picture of the box; what cannot be read stays."""
+    """Read voxels of some tiles of a box, in strides, into a picture; unreadable tiles stay."""
     under_way = []
     for tile in tiles:
         where = []
@@ -181,7 +181,7 @@ def _fill(
 def histograms(
     planes: Sequence[Plane], bins: int = 64
 ) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Of the output voxels on some planes, for each channel: edges of bins, and shares of voxels in them.
+    """Histograms of the output voxels on planes, by channel: edges of bins, and shares of voxels.
 
     Whole numbers fall into bins of equally many of them. Nothing where nothing is finished there.
     """

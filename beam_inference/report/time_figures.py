@@ -1,4 +1,4 @@
-"""Figures of how a job went: throughput over time, and seconds per stage."""
+"""Draw throughput over time, and seconds per stage."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHORT = {"days": "days", "hours": "h", "minutes": "min", "seconds": "s"}
 
 
 def draw_timeline(found: Timeline) -> str:
-    """Mvoxel/s of each series over the hours of work; dashed where a pause was cut out."""
+    """Draw Mvoxel/s of each series over the hours of work; dashed where a pause was cut out."""
     unit, name = time_unit(float(found.edges[-1]))
     with style():
         figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
@@ -51,7 +51,10 @@ def draw_timeline(found: Timeline) -> str:
 
 
 def draw_stages(stages: Sequence[StageTime]) -> str:
-    """Left what each stage took of all seconds, right what it takes a chunk: median, and 5th to 95th percentile."""
+    """Draw each stage's share of all seconds, and its seconds per chunk.
+
+    Seconds per chunk are the median, and the 5th to 95th percentile.
+    """
     whole = sum(stage.total for stage in stages) or 1.0
     unit, name = time_unit(max(stage.high for stage in stages))
     names = [stage.stage for stage in stages]

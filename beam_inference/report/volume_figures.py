@@ -1,4 +1,4 @@
-"""Figures of the volume: planes of input and output, histograms, seams, and the chunks from one side."""
+"""Draw planes of input and output, histograms, seams, and maps of the chunks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def draw_planes(
     ranges: Sequence[tuple[float, float]],
     voxel: VoxelSizeNm,
 ) -> str:
-    """Left the input, right the output upon it, in true proportions: the xy plane, beside it xz above yz.
+    """Draw the input on the left, and the output over it on the right, in true proportions.
 
     Of a volume that is one voxel thick somewhere, the plane that has all of it.
     """
@@ -234,7 +234,7 @@ def draw_maps(
     quarantined: NDArray[np.int64],
     voxel: VoxelSizeNm,
 ) -> str:
-    """What is done, how long it took, and what had to be tried again; cells as :class:`ChunkMap` has them.
+    """Draw the chunks that are done, their seconds and retries, in the cells of a ChunkMap.
 
     ``done`` is a share of each cell's chunks; ``seconds`` and ``retries`` are NaN where nothing is
     known; ``quarantined`` counts chunks.
@@ -282,7 +282,7 @@ def draw_maps(
 
 
 def _extent(chunk_map: ChunkMap, axis: int) -> tuple[int, int, int]:
-    """Of an axis that is shown, in voxels: where the ROI starts, how long a cell is, and the ROI."""
+    """Start of the ROI, length of a cell and length of the ROI on an axis of the map, in voxels."""
     grid = chunk_map.grid
     place = chunk_map.plane.index(axis)
     return (

@@ -1,1 +1,1 @@
-"""A look at volumes in Neuroglancer: what it is to show, and the server that gives it local volumes."""
+"""Volumes in Neuroglancer: the state it shows, and the server that gives it local volumes."""

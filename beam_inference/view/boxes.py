@@ -1,4 +1,4 @@
-"""The boxes of a job's grids, as annotations: at most so many, those around the middle of the ROI. Pure."""
+"""Boxes of a job's grids as annotations: a limited number around the middle of the ROI."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def patch_boxes(plan: InferencePlan, most: int) -> Boxes:
 
 
 def around(shape: Zyx, center: Zyx, most: int) -> list[Zyx]:
-    """At most so many positions of a grid of a shape, those of a window around one of them; found without listing it.
+    """Positions of a window of a grid around one of them, a limited number; the grid is not listed.
 
     ``center`` is a position of the grid.
     """

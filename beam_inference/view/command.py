@@ -32,7 +32,7 @@ def look(
     browser: bool,
     link: bool,
 ) -> int:
-    """Serve what is on this machine until interrupted; else, or for a ``link``, print what leads there. Exit code 0.
+    """Serve local volumes until interrupted; with ``link``, or if none is local, print a link.
 
     Raises:
         UserError: something cannot be opened or shown, or the address not be had; or there is more
@@ -112,7 +112,7 @@ def _is_of_this_machine(bind: str) -> bool:
 
 
 def _has_screen() -> bool:
-    """Whether a browser could show itself; without a screen a text browser would take the terminal."""
+    """Whether a browser has a screen; without one, a text browser would take the terminal."""
     return sys.platform == "darwin" or any(
         os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
     )

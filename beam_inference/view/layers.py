@@ -100,7 +100,7 @@ class Shown:
 
     @cached_property
     def url(self) -> str:
-        """Where it lies, with all its scales, as a viewer may read it: without a slash at the end."""
+        """URL of the volume with all its scales, without a slash at the end."""
         return (
             self._array_url.removesuffix(f"/{self._scales.path}")
             if self._scales
@@ -137,7 +137,7 @@ class Shown:
 
     @cached_property
     def _assumed_m(self) -> float | None:
-        """What Neuroglancer takes a voxel's sides for, in metres, if the array says nothing of them; else None."""
+        """Size that Neuroglancer assumes of a voxel, in metres; None if the array says its size."""
         if self.volume.driver == "n5":
             return None if self.volume.voxel_size_nm is not None else 1e-9
         # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
@@ -150,13 +150,13 @@ class Shown:
 
     @property
     def _taken(self) -> Iterable[tuple[float | None, float]]:
-        """What Neuroglancer takes a voxel for along each axis, None where that is right; and how far it lies off."""
+        """Voxel size that Neuroglancer assumes on each axis, None where it is right; and offset."""
         if self._scales is not None:
             return zip(self._scales.voxels, self._scales.shifts, strict=True)
         return [(self._assumed_m, 0.0)] * len(self._axes)
 
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
-        """As a layer, read at ``address``; of this voxel size where the volume does not say its own."""
+        """Make the layer, read at ``address``; ``voxel_size_nm`` is for volumes that do not say it."""
         source = f"{_neuroglancer_formats()[self.volume.driver]}://{address}"
         size = self.volume.voxel_size_nm or voxel_size_nm
         # says itself where it lies, and its voxel size at every scale
@@ -206,9 +206,11 @@ class View:
         }
 
     def state(self, base: str | None, most_boxes: int) -> dict[str, Any]:
-        """What Neuroglancer is to show, with :attr:`folders` served at ``base/NAME``; None: with ``file://`` URLs.
+        """State of Neuroglancer, with :attr:`folders` served at ``base/NAME``.
 
-        Of each kind of boxes there are at most so many.
+        Args:
+            base: URL of the server; None for file:// URLs.
+            most_boxes: number of boxes of each kind, at most.
 
         Raises:
             WorkerFault: the state folder cannot be read.
@@ -232,7 +234,7 @@ class View:
 
 
 def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> View:
-    """Open a job and further volumes, URLs, to be looked at together; the job, or the first volume, is in the middle.
+    """Open a job and further volumes to be shown together; the job, or the first, is centred.
 
     A job is what was launched; before its first launch, its input and its chunks. The patch lattice
     is shown if ``patches``.
@@ -296,7 +298,7 @@ def _shown_masks(config: JobConfig) -> list[Shown]:
 
 
 def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
-    """The quarantined chunks of a job as it is now, with what went wrong; none if there are none."""
+    """Layer of the chunks that are quarantined now, with their causes; None if there are none."""
     records = (
         State(default_state_url(job.config), job.config.storage)
         .of(job)
@@ -347,7 +349,7 @@ def _channels_apart(volume: Volume) -> bool:
 
 
 def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
-    """By what the channels say: affinities as red, green and blue; probabilities, to lie over the image."""
+    """Choose by the channels: affinities as red, green and blue; probabilities over the image."""
     probable = model.activation != "none"
     if volume.dtype.kind in "iu":
         limits = np.iinfo(volume.dtype)
@@ -371,7 +373,7 @@ def output_shader(volume: Volume, model: Network, roi: BoundingBox) -> str:
 
 
 def _brightness(volume: Volume, roi: BoundingBox) -> shaders.Range:
-    """From dark to bright, of a few voxels in the middle of the ROI; 0 to 1 where that cannot be told."""
+    """Range of a few voxels in the middle of the ROI; 0 to 1 if they cannot be read."""
     roi = roi.intersection(volume.bounds)
     sides = [min(n, most) for n, most in zip(roi.shape, _SAMPLE, strict=True)]
     z, y, x = ((a + b - n) // 2 for a, b, n in zip(roi.start, roi.stop, sides, strict=True))

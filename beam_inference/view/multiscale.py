@@ -1,4 +1,4 @@
-"""OME-Zarr groups as Neuroglancer reads them: all scales of an image, where one of its arrays lies as jobs say.
+"""OME-Zarr groups as Neuroglancer reads them: all scales of an image, aligned to one array.
 
 Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. For a job,
 and for its masks, the corner of voxel 0 of the array that is read lies at 0, whatever its group
@@ -29,7 +29,7 @@ _METRES = {
     },
     **{"second": 1.0, "millisecond": 1e-3, "microsecond": 1e-6, "minute": 60.0, "hour": 3600.0},
 }
-"""What Neuroglancer makes of a unit, by its one name in OME-Zarr; a group with a unit of another name it refuses."""
+"""Neuroglancer's units by their names in OME-Zarr; it refuses a group with other units."""
 _VERSIONS = ("0.4", "0.5")
 
 
@@ -50,7 +50,7 @@ class Scales:
 
 
 def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
-    """Of the group at a URL, one of whose arrays is meant; None where there is none that Neuroglancer reads.
+    """Read the group at a URL, which has a given array; None if Neuroglancer cannot read it.
 
     Raises:
         VolumeError: its metadata are damaged, or the store does not answer.
@@ -105,7 +105,7 @@ def _placed(transformations: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
 
 
 def told_to_older_clients(text: bytes) -> bytes:
-    """A zarr.json, in which Neuroglancer before 2.41 finds OME-Zarr 0.5 as well: as its last draft."""
+    """A zarr.json whose OME-Zarr 0.5 Neuroglancer before 2.41 finds, too: as its last draft."""
     try:
         group = json.loads(text)
         image = group["attributes"]["ome"]

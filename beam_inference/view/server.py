@@ -24,7 +24,7 @@ from beam_inference.job.state import STATE_FOLDER
 from beam_inference.view.multiscale import told_to_older_clients
 
 StateAt = Callable[[str], dict[str, Any]]
-"""What Neuroglancer is to show, as JSON values, where folder NAME is served at ``BASE/NAME``, by that base."""
+"""Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
 
 _EVERYWHERE = ("", "0.0.0.0", "::")
 
@@ -106,7 +106,7 @@ def viewer_application(
 
 
 class _Entrance(tornado.web.RequestHandler):
-    """Leads to the client, which is told where its state is: at the host and port by which the browser came here."""
+    """Redirect to the client, whose state is at the host and port that the browser asked for."""
 
     def initialize(self, token: str) -> None:
         self._token = token
@@ -131,7 +131,7 @@ class _State(tornado.web.RequestHandler):
 
 
 class _Events(tornado.web.RequestHandler):
-    """The client, built to be steered from Python, listens here and complains where nobody is: nothing is ever said."""
+    """Keep a connection open without events, as the client complains if nobody answers."""
 
     async def get(self) -> None:
         self.set_header("Content-Type", "text/event-stream")
@@ -157,7 +157,7 @@ class _Client(tornado.web.StaticFileHandler):
 
 
 class _Volume(tornado.web.StaticFileHandler):
-    """The files of a volume, or byte ranges of them; a block that is kept as ``.gz`` is sent as it is, and named so."""
+    """Serve files of a volume, or byte ranges; blocks kept as ``.gz`` are sent compressed."""
 
     def set_default_headers(self) -> None:
         self.set_header("Access-Control-Allow-Origin", "*")
@@ -212,6 +212,6 @@ class _Volume(tornado.web.StaticFileHandler):
         )
 
     def compute_etag(self) -> str:
-        """By size and time of change: hashing a shard would read it all, and be remembered when it changes."""
+        """ETag from size and time of change: hashing a shard would read all of it."""
         found = Path(self.absolute_path or "").stat()
         return f'"{found.st_mtime_ns:x}-{found.st_size:x}"'

@@ -15,7 +15,7 @@ import numpy as np
 Range = tuple[float, float]
 
 CLASS_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
-"""Of the classes of an output, again and again: Okabe and Ito's, which the colour-blind can tell apart."""
+"""Colours of classes, in a cycle: Okabe and Ito's, which the colour-blind can tell apart."""
 
 
 def grey(shown: Range, channel: int = 0) -> str:
@@ -48,7 +48,7 @@ void main() {{
 
 
 def classes(shown: Range, channels: Sequence[int]) -> str:
-    """Probabilities of classes, to lie over an image: each in its colour, as opaque as it is probable."""
+    """Shader of class probabilities over an image: a colour each, as opaque as it is probable."""
     pairs = list(zip(channels, cycle(CLASS_COLORS), strict=False))
     controls = "".join(
         f'#uicontrol vec3 color{channel} color(default="{color}")\n' for channel, color in pairs
@@ -68,7 +68,7 @@ void main() {{
 
 
 def kept(color: str, dtype: np.dtype[Any], *, inverse: bool) -> str:
-    """A mask, to lie over an image: a colour where it is not zero; where it is zero, if ``inverse``."""
+    """Shader of a mask over an image: a colour where it is not zero, or zero if ``inverse``."""
     value = "toRaw(getDataValue())"
     zero = "0u" if dtype.kind == "u" else "0"
     if dtype.kind == "f":

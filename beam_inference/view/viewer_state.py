@@ -1,4 +1,4 @@
-"""What Neuroglancer is to show, as the JSON state that its URLs hold: pure, from what was found out about volumes."""
+"""State of Neuroglancer as the JSON that its URLs hold, made of facts about volumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOSTED_VIEWER = "https://neuroglancer-demo.appspot.com"
 _PANEL_PIXELS = 450
 """The shorter side of one of four panels, on a common screen."""
 _MOST_VOXELS_PER_PIXEL = 2.0
-"""Zoomed out farther, a volume without coarser scales would be loaded in too many blocks at once."""
+"""Limit of zooming out: beyond it, a volume of one scale would load too many blocks at once."""
 
 _OUTLINED = "void main() { setColor(vec4(defaultColor(), 0.5)); setBoundingBoxBorderWidth(1.0); }\n"
 _FILLED = """\
@@ -30,7 +30,7 @@ void main() {
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a volume: ``c``, ``z``, ``y`` or ``x``; or, with no name, another one, shown at a position.
+    """Axis of a volume: ``c``, ``z``, ``y`` or ``x``; or one without name, shown at a position.
 
     Attributes:
         name: of it.
@@ -91,7 +91,7 @@ def view_state(
     roi: BoundingBox,
     voxel_size_nm: VoxelSizeNm,
 ) -> dict[str, Any]:
-    """The state: later layers lie over earlier ones, the middle of ``roi`` is in the middle of the screen.
+    """Make the state: later layers lie over earlier ones, and the middle of ``roi`` is centred.
 
     ``roi`` and ``boxes`` are in voxels of ``voxel_size_nm``, ZYX.
     """
@@ -115,7 +115,7 @@ def view_state(
 
 
 def hosted_link(state: dict[str, Any]) -> str:
-    """A link that opens a state in the viewer hosted by Neuroglancer's authors; good for volumes it can reach."""
+    """Link to a state in the viewer hosted by Neuroglancer's authors, for volumes it can reach."""
     return f"{HOSTED_VIEWER}/#!" + quote(
         json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'"
     )
@@ -146,7 +146,7 @@ def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
 
 
 def _transform(volume: VolumeLayer) -> dict[str, Any]:
-    """What a volume's axes are; of what an array does not say itself, Neuroglancer would think something else."""
+    """Axes of a volume, as far as Neuroglancer must be told them."""
     space = _dimensions(volume.voxel_size_nm)
     dimensions: dict[str, Any] = {}
     for number, axis in enumerate(volume.axes):

@@ -1,4 +1,5 @@
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_the_demo_gives_a_verified_result_a_figure_and_the_dice_it_claims(tmp_pa
 
 
 def test_without_its_extra_the_demo_says_what_to_install(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("beam_inference.demo.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "nilearn", None)
     assert main(["demo", str(tmp_path / "demo")]) == 2
     assert "pip install 'beam-inference[demo]'" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()

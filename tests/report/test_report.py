@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 
@@ -16,7 +17,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.report.facts import gather
+from beam_inference.report.facts import gather_facts
 from beam_inference.report.page import make_report, render
 from beam_inference.report.slices import PIXELS, Plane, place_to_show, window
 from beam_inference.report.volume_figures import draw_planes
@@ -73,7 +74,7 @@ def checked(path):
 def report_of(tmp_path, **keys):
     state = State(f"file://{tmp_path}/out/_beam_inference")
     job = state.load_job()
-    return make_report(job, state, gather(job, state, **keys), NOW)
+    return make_report(job, state, gather_facts(job, state, **keys), NOW)
 
 
 @pytest.fixture
@@ -311,7 +312,7 @@ def test_what_is_wrong_with_the_words_is_said(job, tmp_path, capsys, monkeypatch
     ):
         assert main(["report", path, *words]) == 2
         assert told in capsys.readouterr().err
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main(["report", path]) == 2
     assert "pip install 'beam-inference[report]'" in capsys.readouterr().err
     assert not (tmp_path / "r.html").exists()

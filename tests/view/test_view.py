@@ -297,7 +297,7 @@ def test_what_cannot_be_shown_is_told_in_one_message(
 
 
 def test_without_its_extra_the_command_says_what_to_install(job, capsys, monkeypatch):
-    monkeypatch.setattr("beam_inference.view.command.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "neuroglancer", None)
     assert main(["view", job()]) == 2
     assert "pip install 'beam-inference[view]'" in capsys.readouterr().err
 
