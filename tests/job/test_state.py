@@ -1,11 +1,8 @@
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
-from helpers import job_values
+from fakes.receipts import resolved
 
-from beam_inference.config.definite import EngineSettings, Settings, make_definite
-from beam_inference.config.job_file import parse_job
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
@@ -19,36 +16,6 @@ from beam_inference.job.records import (
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State
-
-
-def resolved(chunk_shape=(16, 16, 16), **sections):
-    config = parse_job(job_values("in", "out", **sections), Path("/data"))
-    inference = config.inference
-    settings = Settings(
-        device="cpu",
-        threads=inference.threads or 1,
-        normalize=config.model.normalize,
-        chunk_shape=chunk_shape,
-        chunk_crop_margin=inference.chunk_crop_margin,
-        value_range=config.output.value_range,
-    )
-    engine = EngineSettings(inference.engine, inference.memory_format, inference.batch_size)
-    config = make_definite(config, settings, engine)
-    box = BoundingBox((0, 0, 0), (64, 64, 64))
-    return ResolvedJob(
-        config=config,
-        input_bounds=box,
-        input_channels=1,
-        input_dtype="uint8",
-        input_block_shape=(16, 16, 16),
-        roi=box,
-        output_bounds=box,
-        voxel_size_nm=(8.0, 8.0, 8.0),
-        model_sha256="identity",
-        engine={"engine": "identity"},
-        working_set_bytes=0,
-        versions={},
-    )
 
 
 def receipt(chunk, job=None, **changes):

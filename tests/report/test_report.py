@@ -8,9 +8,8 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from fakes.receipts import receipt, resolved
 from helpers import job_values, read_volume, toy, write_job, write_volume
-from job.test_state import resolved
-from report.test_report_values import receipt
 
 from beam_inference.cli.main import main
 from beam_inference.geometry.bounding_box import BoundingBox

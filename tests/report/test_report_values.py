@@ -1,17 +1,17 @@
 """What a report says in numbers, against brute force; no jobs are run here."""
 
 import itertools
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fakes.receipts import GRID, receipt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.job.records import Part, Receipt
 from beam_inference.report import chunk_map as maps
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.measures import (
@@ -31,36 +31,6 @@ from beam_inference.report.overlay import (
     overlaid,
 )
 from beam_inference.report.slices import Plane, histograms, missing_share
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-GRID = ChunkGrid(BoundingBox((3, -5, 2), (43, 65, 52)), (16, 32, 32))
-
-
-def receipt(
-    chunk,
-    array=None,
-    *,
-    at=0.0,
-    seconds=None,
-    attempts=None,
-    worker="a:1",
-    launch="one",
-    grid=GRID,
-):
-    box = grid.core_box(chunk)
-    return Receipt(
-        chunk=chunk,
-        parts=[] if array is None else [Part.of(box, array)],
-        batch_size=1,
-        uniform_patches=0,
-        seconds=seconds or {"read": 1.0, "infer": 2.0, "write": 1.0},
-        attempts=attempts or {"read": 1, "infer": 1, "write": 1},
-        finished_at=NOW + timedelta(seconds=at),
-        worker=worker,
-        launch=launch,
-        fingerprint="f",
-    )
-
 
 grids = st.builds(
     lambda shape, chunk: ChunkGrid(
