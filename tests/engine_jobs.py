@@ -53,7 +53,7 @@ def answer(predictor: Predictor, batch: np.ndarray) -> np.ndarray:
 
 
 def answer_of_file(path: str, batch: np.ndarray, engine: str, **model: Any) -> np.ndarray:
-    """What the network of a file or factory answers by an engine, in a job of the batch's patch shape."""
+    """What the network of a file or factory answers; the batch has the job's patch shape."""
     pytest.importorskip(engine)
     return answer(load({"path": path, **model}, engine, patch_shape=batch.shape[2:]), batch)
 

@@ -1,4 +1,4 @@
-"""The paper's network: shapes, and that it learns, is saved, and runs in a job with what it has learnt."""
+"""The residual U-Net: its shapes; it learns, is saved, and runs in a job with its weights."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_other_multiples_are_refused():
 
 
 def test_it_learns_and_its_weights_run_in_a_job(tmp_path):
-    """Where it is bright, and where it is dark: found after a few steps, and again in the volume that a job writes."""
+    """It finds bright and dark voxels after a few steps, and in the volume of a job."""
     torch.manual_seed(0)
     random = np.random.default_rng(0)
     coarse = random.integers(0, 2, (4, 8, 8)).repeat(2, 0).repeat(4, 1).repeat(4, 2)

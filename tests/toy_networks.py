@@ -15,7 +15,7 @@ from beam_inference.residual_unet import ResidualUNet
 
 
 class Position(nn.Module):
-    """One channel in, two out; its answer depends on where a voxel is in its patch, so geometry errors show."""
+    """One channel in, two out; the answer depends on the place in the patch: wrong geometry shows."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         z, y, x = (torch.linspace(1, 2, n) for n in batch.shape[2:])
@@ -207,7 +207,7 @@ def three() -> nn.Module:
 
 
 class Differences(nn.Module):
-    """Of each voxel from the ones before it: by one along z, by three along y, by three along x, by one along x."""
+    """Differences of each voxel from those 1 before along z, 3 along y, 3 along x, 1 along x."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         steps = ((1, 2), (3, 3), (3, 4), (1, 4))

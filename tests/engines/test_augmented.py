@@ -1,4 +1,4 @@
-"""Test-time augmentation against brute force: every pair of voxels asked for by every symmetry, one at a time."""
+"""Test-time augmentation against brute force: every pair of voxels under every symmetry."""
 
 from itertools import product
 
@@ -64,7 +64,7 @@ def mapped(patch, symmetry):
 
 
 def brute_force(function, patch, kind, offsets):
-    """The mean over symmetries of what the network says of each voxel, or of each pair of voxels."""
+    """The mean over symmetries of the answers about each voxel, or about each pair of voxels."""
     shape = patch.shape[1:]
     total = np.zeros((len(offsets), *shape))
     count = np.zeros((len(offsets), *shape))
@@ -100,7 +100,7 @@ def brute_force(function, patch, kind, offsets):
 
 
 def neighbours(voxel, offset):
-    """Voxels that differ from one by an offset, in any order and with any signs, inside the patch or not."""
+    """Voxels at an offset, in any order and with any signs, inside the patch or not."""
     size = sorted(map(abs, offset))
     for difference in product(
         *[sorted({-n, 0, n} | {s for m in size for s in (-m, m)}) for n in map(abs, offset)]
@@ -208,7 +208,7 @@ def test_a_job_with_augmentation_is_another_job_and_its_bits_do_not_depend_on_th
 
 @pytest.mark.parametrize("engine", ["torch", "openvino"])
 def test_a_job_on_long_affinities(tmp_path, engine):
-    """A symmetric network's answers stay, whichever way patches lie, if each is moved and exchanged as it must be."""
+    """The mean answer of a symmetric network is the plain one."""
     pytest.importorskip(engine)
     write_volume(
         tmp_path / "in", np.random.default_rng(0).integers(0, 256, (24, 40, 40), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""BatchNorm folded into convolutions: the same answer, where the network's code can be followed; else the network."""
+"""BatchNorm folded into convolutions, where the network's code can be traced."""
 
 import copy
 

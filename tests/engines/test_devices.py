@@ -1,4 +1,4 @@
-"""What holds on every device: tried on the CPU always, and where there is one on a CUDA device, too (``gpu``)."""
+"""What holds on every device: the CPU, and a CUDA device (``gpu``)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -65,7 +65,7 @@ def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
 
 
 def oracle(forward):
-    """Every patch of the lattice, weighted by the formula in float64, and divided by the sum of the weights."""
+    """All patches of the lattice, weighted in float64, divided by the sum of the weights."""
     lattice = plan().lattice
     array = volume()
     total = np.zeros((2, *BOX.shape))

@@ -1,4 +1,4 @@
-"""Other engines than PyTorch: they give what PyTorch gives, are chosen with care, and keep every promise of the job."""
+"""Other engines than PyTorch: they give what PyTorch gives, and jobs keep their choice."""
 
 import json
 import logging

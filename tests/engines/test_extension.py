@@ -1,4 +1,4 @@
-"""An engine, a kind of model file and a network without PyTorch, brought by a package outside ours."""
+"""An engine, a kind of model file and a network without PyTorch, of another package."""
 
 import json
 from pathlib import Path

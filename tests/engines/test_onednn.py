@@ -20,7 +20,7 @@ from beam_inference.engines.onednn import run_by_onednn
 
 
 def convolutions(network, batch):
-    """PyTorch's names of the convolutions of more than a voxel in the plane that a call takes, and its answer."""
+    """Names of the convolutions, of more than a voxel in the plane, in a call; its answer."""
     with (
         torch.inference_mode(),
         profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled,

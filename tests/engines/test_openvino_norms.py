@@ -1,4 +1,4 @@
-"""Networks as OpenVINO reads them: means and normalisations to PyTorch's digits, whatever they are written as."""
+"""Networks in OpenVINO's form: means and normalisations have PyTorch's digits."""
 
 import numpy as np
 import pytest
@@ -88,7 +88,7 @@ def test_statistics_of_the_batch():
     "shape", [(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)]
 )
 def test_operations(mode, variance, axes, shape):
-    """Each of OpenVINO's against itself, on few voxels; with weights that follow, of channels and of voxels."""
+    """OpenVINO's operations against ours, on few voxels; with weights of channels, and of voxels."""
     random = np.random.default_rng(0)
     array = random.random(shape, np.float32)
     for weight in (
@@ -116,7 +116,7 @@ def test_operations(mode, variance, axes, shape):
 
 
 def test_what_it_cannot_know_stays():
-    """Shapes that are not given; axes that are; means of other numbers than float32, in which constants would lose."""
+    """Unknown shapes, axes that are inputs, and means of other dtypes than float32."""
     unknown = opset13.parameter([-1, 2, -1], np.float32)
     axes = opset13.parameter([2], np.int64)
     known = opset13.parameter([2, 3, 4], np.float32)

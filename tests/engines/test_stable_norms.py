@@ -1,4 +1,4 @@
-"""Normalisations in other engines: PyTorch's values, to its digits also where the mean is far from zero."""
+"""Normalisations in other engines have PyTorch's digits, also for a mean far from zero."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_digits_that_a_long_sum_loses(norm, engine):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_patch_of_one_value_is_nearly_zero(engine):
-    """What the mean's last digits are off is divided by √ε, 0.003; by the engines' own sums it was 0.16 and 0.31."""
+    """The mean's error is divided by √ε, 0.003; with the engines' own sums it was 0.16 and 0.31."""
     batch = np.full(LARGE, 0.7, np.float32)
     np.testing.assert_allclose(answer_of_file(f"{__file__}:instances", batch, engine), 0, atol=1e-3)
 

@@ -6,6 +6,7 @@ import pytest
 import safetensors.torch
 import torch
 import toy_networks
+from extension import extension_in_this_process
 from helpers import job_values
 
 from beam_inference.config.job_file import parse_job
@@ -380,3 +381,52 @@ def test_a_cuda_device_gives_the_cpus_values_in_float32():
     on_cpu = predict(toy("conv"))
     on_gpu = predict(toy("conv"), {"device": "cuda"})
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-5)
+
+
+BUNDLE = """
+import numpy as np
+from beam_inference.models.loading import ModelLoader
+
+def load(path, *, allow_pickle):
+    scale = np.load(path / "scale.npy")
+    return lambda batch: batch * scale
+
+LOADER = ModelLoader(load=load, gives="function", is_folder=True)
+NO_LOADER = 3
+"""
+
+
+@pytest.fixture
+def bundles(tmp_path):
+    """A package that brings a kind of model that is a folder, and one that is no loader."""
+    (tmp_path / "bundles.py").write_text(BUNDLE)
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "bundles"\nversion = "1"\n'
+        '[project.entry-points."beam_inference.models"]\n'
+        'bundle = "bundles:LOADER"\nwrong = "bundles:NO_LOADER"\n'
+    )
+    with extension_in_this_process(tmp_path / "site", tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("bundles")
+def test_a_kind_of_model_that_is_a_folder(tmp_path):
+    folder = tmp_path / "net.bundle"
+    folder.mkdir()
+    np.save(folder / "scale.npy", np.float32(2))
+    model = {"path": str(folder)}
+    found = predict(model, {"engine": "numpy"})
+    np.testing.assert_array_equal(found, 2 * BATCH)
+    first = model_sha256(config(model).model)
+    np.save(folder / "scale.npy", np.float32(3))
+    assert model_sha256(config(model).model) != first
+    with pytest.raises(ModelContractError, match="there is no folder"):
+        predict({"path": str(tmp_path / "absent.bundle")}, {"engine": "numpy"})
+
+
+@pytest.mark.usefixtures("bundles")
+def test_what_is_installed_as_a_kind_of_model_and_is_none(tmp_path):
+    with pytest.raises(ConfigError, match="is not a beam_inference.models.loading.ModelLoader"):
+        predict({"path": str(tmp_path / "a.wrong")})
+    with pytest.raises(ModelContractError, match=r"of an installed kind \(\.bundle, \.wrong\)"):
+        predict({"path": str(TOYS)})
