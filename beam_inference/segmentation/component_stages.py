@@ -1,17 +1,17 @@
-"""The stages that make components of a volume, each begun once the one before it is complete.
+r"""The stages that make components of a volume, each begun once the one before it is complete.
 
-========  =====================  =====================================================================================
-stage     is done for            what it does
-========  =====================  =====================================================================================
-label     each chunk             labels it alone; labels, records, and faces at seams, to the scratch folder
-match     each chunk             which labels on both sides of its seams are one, as pairs
-unite     all at once            \
-number    a row of chunks (x)     > ids of the whole volume, see :mod:`~beam_inference.segmentation.numbering`
-deliver   all at once            /
-relabel   each chunk             the output
-tabulate  a slab of chunks (yx)  the table's parts
-clean     all at once            removes the scratch folder
-========  =====================  =====================================================================================
+========  ===================  ====================================================================
+stage     is done for          and does
+========  ===================  ====================================================================
+label     each chunk           labels it alone; writes labels, records, and faces at seams
+match     each chunk           finds labels on both sides of its seams that are one, as pairs
+unite     all at once          \
+number    a row of chunks (x)   > ids of the whole volume, see
+deliver   all at once          /  :mod:`~beam_inference.segmentation.numbering`
+relabel   each chunk           writes the output
+tabulate  a slab of chunks     writes parts of the table
+clean     all at once          removes the scratch folder
+========  ===================  ====================================================================
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def component_stages(
 
 
 def label(plan: ComponentPlan) -> DoChunk:
-    """Label each chunk alone."""
+    """Make the worker that labels each chunk alone."""
     source = open_volume(
         plan.source, scale=plan.scale, channel=[plan.channel], storage=plan.storage
     )
@@ -66,12 +66,12 @@ def label(plan: ComponentPlan) -> DoChunk:
         values = np.ascontiguousarray(plan.foreground(source.read(core)[0]))
         chunk, faces = label_chunk(values, core, plan.grid, index, plan.connectivity, plan.min_size)
         labels.write(core, chunk.labels[np.newaxis])
-        save_chunk(plan, scratch, index, chunk, _named(faces))
+        save_chunk(plan, scratch, index, chunk, _face_arrays(faces))
 
     return do
 
 
-def _named(faces: Faces) -> dict[str, NDArray[Any]]:
+def _face_arrays(faces: Faces) -> dict[str, NDArray[Any]]:
     planes = {f"first{axis}": plane for axis, plane in enumerate(faces.first)}
     return (
         planes
@@ -80,18 +80,21 @@ def _named(faces: Faces) -> dict[str, NDArray[Any]]:
     )
 
 
-def _faces(named: Arrays) -> Faces:
-    first, last = (tuple(named[f"{side}{axis}"] for axis in range(3)) for side in ("first", "last"))
-    return Faces(first, last, named["values"])
+def _faces(arrays: Arrays) -> Faces:
+    return Faces(
+        first=tuple(arrays[f"first{axis}"] for axis in range(3)),
+        last=tuple(arrays[f"last{axis}"] for axis in range(3)),
+        values=arrays["values"],
+    )
 
 
 def match(plan: ComponentPlan) -> DoChunk:
-    """Find, at the seams after a chunk, which labels are one."""
+    """Make the worker that finds labels which are one across the seams after a chunk."""
     scratch = plan.scratch()
     grid = plan.grid
 
     def do(index: int) -> None:
-        faces = {step: _faces(named) for step, named in faces_after(plan, scratch, index).items()}
+        faces = {step: _faces(arrays) for step, arrays in faces_after(plan, scratch, index).items()}
         pairs = equivalences(faces, grid.core_box(index).shape, plan.connectivity)
         save_pairs(plan, scratch, index, pairs, len(faces[0, 0, 0].values))
 
@@ -99,7 +102,7 @@ def match(plan: ComponentPlan) -> DoChunk:
 
 
 def relabel(plan: LabelPlan) -> DoChunk:
-    """Write the output."""
+    """Make the worker that writes the output."""
     labels = create_output(plan.scratch_labels())
     output = create_output(plan.output)
     scratch = plan.scratch()
@@ -112,6 +115,6 @@ def relabel(plan: LabelPlan) -> DoChunk:
 
 
 def clean(plan: LabelPlan) -> DoChunk:
-    """Remove the scratch folder."""
+    """Make the worker that removes the scratch folder."""
     scratch = plan.scratch()
     return lambda _: scratch.delete()

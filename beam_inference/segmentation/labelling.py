@@ -1,7 +1,7 @@
-"""The connected components of one chunk, and which of them are one with those of its neighbours: pure.
+"""The connected components of one chunk, and those it shares with its neighbours: pure functions.
 
-A chunk's labels are those of the chunk alone. Those that touch a seam (a border with another chunk)
-come first, so that all that is done about seams is done on the numbers ``1 … touching``, and
+A chunk's labels are unique in that chunk only. Those that touch a seam (a border with another
+chunk) come first, so that everything about seams is done on the numbers ``1 … touching``, and
 everything else stays within the chunk.
 """
 
@@ -23,17 +23,17 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.records import RECORD
 
 CODE_BITS = 32
-"""A code is ``position << 32 | label``: the position is that of a neighbour among :data:`POSITIONS`."""
+"""A code is ``position << 32 | label``, with a neighbour's place in :data:`POSITIONS`."""
 
 POSITIONS: tuple[Zyx, ...] = tuple((z, y, x) for z, y, x in product((0, 1), repeat=3))
-"""A chunk, and its seven neighbours that lie at or after it on every axis, as steps on the chunk grid, ZYX."""
+"""A chunk and its seven neighbours at or after it on every axis: steps on the chunk grid, ZYX."""
 
 STEPS: tuple[Zyx, ...] = ((1, 0, 0), (0, 1, 0), (0, 0, 1))
-"""To the next chunk, or voxel, on each axis."""
+"""The steps to the next chunk, or voxel, on each axis."""
 
 
 def cc3d_library() -> ModuleType:
-    """The library of the kernels.
+    """Import the library that labels arrays.
 
     Raises:
         ConfigError: it is not installed.
@@ -50,12 +50,12 @@ def cc3d_library() -> ModuleType:
 
 @dataclass(frozen=True)
 class Faces:
-    """What a neighbour needs to know of a chunk.
+    """Everything about a chunk that its neighbours need.
 
     Attributes:
-        first, last: per axis the first and last plane of labels, shape of the chunk but for 1 on
-            that axis; empty (shape (0,)) where no chunk is on that side.
-        values: of each label that touches a seam, the input's value; touching labels are one only
+        first, last: for each axis the first and last plane of labels, with the chunk's shape but
+            for 1 on that axis; empty (shape (0,)) where no chunk is on that side.
+        values: the input's value of each label that touches a seam; labels that touch are one only
             if these agree.
     """
 
@@ -71,9 +71,9 @@ class LabelledChunk:
     Attributes:
         labels: (z, y, x); 0 is background, ``1 … touching`` touch a seam, the rest does not; each
             of the two sorts is in the order of its first voxels.
-        touching: how many touch a seam.
-        records: what there is to know of label ``k``, at ``k - 1``, see :data:`~.records.RECORD`.
-        first: where each label comes first in ``labels``, in C order.
+        touching: number of labels that touch a seam.
+        records: record of label ``k`` at ``k - 1``, see :data:`~.records.RECORD`.
+        first: place of each label's first voxel in ``labels``, in C order.
     """
 
     labels: NDArray[np.uint32]
@@ -83,7 +83,7 @@ class LabelledChunk:
 
 
 def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """On which axes a chunk has a neighbour before it, and after it."""
+    """Whether a chunk has a neighbour before it, and after it, on each axis."""
     position = grid.position(index)
     after = tuple(p + 1 < n for p, n in zip(position, grid.shape, strict=True))
     return tuple(p > 0 for p in position), after
@@ -97,16 +97,19 @@ def label_chunk(
     connectivity: int,
     min_size: int,
 ) -> tuple[LabelledChunk, Faces]:
-    """Label one chunk of a volume that is ``grid.roi``; its faces are for its neighbours.
+    """Label one chunk of a volume.
 
     Args:
-        values: (z, y, x), of ``core``: boolean, or integers of which touching equal ones belong
-            together; 0 is background.
+        values: (z, y, x), the voxels of ``core``: booleans, or integers, of which equal ones that
+            touch belong together; 0 is background.
         core: the chunk's box.
-        grid: all chunks.
-        index: this one.
+        grid: all chunks; they tile the volume.
+        index: number of this chunk.
         connectivity: 6, 18 or 26 neighbours.
-        min_size: components of fewer voxels are left out, where no neighbour can have more of them.
+        min_size: components of fewer voxels are left out, unless they touch a seam.
+
+    Returns:
+        The components, and the faces for the neighbours.
     """
     labels, count = _components(values, connectivity)
     chunk = arrange_labels(labels, count, core, grid, index, min_size)
@@ -122,7 +125,16 @@ def arrange_labels(
     index: int,
     min_size: int,
 ) -> LabelledChunk:
-    """The labels ``1 … count`` of a chunk, each in use, in the order that the stages after it rely on; in place."""
+    """Put the labels of a chunk into the order of :class:`LabelledChunk`, in place.
+
+    Args:
+        labels: (z, y, x); all of ``1 … count`` are in use.
+        count: number of labels.
+        core: the chunk's box.
+        grid: all chunks.
+        index: number of this chunk.
+        min_size: labels of fewer voxels become background, unless they touch a seam.
+    """
     first = _first_voxels(labels, count)
     records = _records(labels, first, core, grid.roi)
     seam = np.zeros(count + 1, bool)
@@ -142,7 +154,7 @@ def arrange_labels(
 def planes_at_seams(
     array: NDArray[Any], grid: ChunkGrid, index: int
 ) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]:
-    """Per axis the first and the last plane of a chunk's array; empty where no chunk is on that side."""
+    """The first and the last plane of a chunk's array on each axis; empty where no seam is."""
     before, after = seams_of(grid, index)
     nothing = np.zeros(0, array.dtype)
     return (
@@ -162,10 +174,10 @@ def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uin
 
 
 def _first_voxels(labels: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
-    """Where each label comes first, in C order."""
+    """The place of each label's first voxel, in C order."""
     first = np.zeros(count + 1, np.int64)
     size = labels[0].size
-    # of several assignments to one place the last is kept: go backwards
+    # Of several assignments to one place the last is kept, so go backwards.
     for z in reversed(range(len(labels))):
         first[labels[z].reshape(-1)[::-1]] = np.arange((z + 1) * size - 1, z * size - 1, -1)
     return first[1:]
@@ -177,40 +189,44 @@ def _records(
     records = np.zeros(len(first), RECORD)
     if not len(first):
         return records
-    found = cc3d_library().statistics(labels, no_slice_conversion=True)
+    statistics = cc3d_library().statistics(labels, no_slice_conversion=True)
     offset = np.subtract(core.start, bounds.start)
-    voxels = found["voxel_counts"][1:].astype(np.int64)
-    boxes = found["bounding_boxes"][1:].reshape(-1, 3, 2)  # inclusive
+    voxels = statistics["voxel_counts"][1:].astype(np.int64)
+    boxes = statistics["bounding_boxes"][1:].reshape(-1, 3, 2)  # inclusive
     records["voxels"] = voxels
     records["start"] = offset + boxes[:, :, 0]
     records["stop"] = offset + boxes[:, :, 1] + 1
-    # Sums are whole numbers, and add up to the same however the volume was cut; means would not.
-    records["sums"] = np.rint(found["centroids"][1:] * voxels[:, None]) + voxels[:, None] * offset
+    # Sums are whole numbers, which add up alike however the volume was cut; means would not.
+    records["sums"] = (
+        np.rint(statistics["centroids"][1:] * voxels[:, None]) + voxels[:, None] * offset
+    )
     place = np.stack(np.unravel_index(first, labels.shape)) + offset[:, None]
     records["first"] = np.ravel_multi_index(tuple(place), bounds.shape)
     return records
 
 
 def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> NDArray[np.int64]:
-    """Which labels of a chunk and of its neighbours are parts of one component: pairs of codes, shape (pairs, 2).
+    """Pairs of labels, of a chunk and of its neighbours, that are parts of one component.
 
     Two voxels of different chunks that touch have a corner of their common box in one chunk, and
     both lie in that chunk or in its neighbours at :data:`POSITIONS`; and, on some axis, one is in
     the last plane before the seam and the other in the first after it. So on each axis these two
-    planes are labelled anew, as one small volume that reaches one
-    voxel into the next chunks of the other axes::
+    planes are labelled anew, as one small volume that reaches one voxel into the next chunks of the
+    other axes::
 
            own last plane │ one voxel of the next chunk's last plane
         ══════════════════╪═══════════
            its first plane│ one voxel of the diagonal chunk's first plane
 
-    What has one label there is one component. Edges and corners need no rule of their own.
+    Voxels with one label there are of one component. Edges and corners need no rule of their own.
 
     Args:
-        chunks: the faces of the chunk, at position (0, 0, 0), and of those neighbours that there
-            are.
-        shape: of the chunk, ZYX.
+        chunks: the faces of the chunk, at position (0, 0, 0), and of its neighbours.
+        shape: shape of the chunk, ZYX.
         connectivity: 6, 18 or 26 neighbours.
+
+    Returns:
+        Codes, (pairs, 2).
     """
     pairs = [
         _one_component(*_slab(chunks, shape, axis), connectivity)
@@ -235,9 +251,9 @@ def _slab(
                 slice(0, 1 if step and a != axis else None) for a, step in enumerate(position)
             )
             labels = plane[reach]
-            known = np.concatenate([np.zeros(1, faces.values.dtype), faces.values])
+            value_of = np.concatenate([np.zeros(1, faces.values.dtype), faces.values])
             codes[position] = labels.astype(np.int64) | np.where(labels > 0, number << CODE_BITS, 0)
-            values[position] = known[labels]
+            values[position] = value_of[labels]
         else:
             size = [
                 1 if a == axis else reaches[a] if step else shape[a]
@@ -245,21 +261,21 @@ def _slab(
             ]
             codes[position] = np.zeros(size, np.int64)
             values[position] = np.zeros(size, chunks[0, 0, 0].values.dtype)
-    return _assembled(codes), _assembled(values)
+    return _assemble(codes), _assemble(values)
 
 
-def _assembled(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
+def _assemble(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
     return np.block([[[parts[z, y, x] for x in (0, 1)] for y in (0, 1)] for z in (0, 1)])
 
 
 def _one_component(
     codes: NDArray[np.int64], values: NDArray[Any], connectivity: int
 ) -> NDArray[np.int64]:
-    """Pairs of codes that chain all those of each component of a small volume."""
+    """Pairs of codes that chain all codes of each component of a small volume."""
     components, _ = _components(values, connectivity)
-    there = components > 0
-    names, which = np.unique(codes[there], return_inverse=True)
-    both = np.unique(components[there].astype(np.int64) * len(names) + which)
+    foreground = components > 0
+    names, which = np.unique(codes[foreground], return_inverse=True)
+    both = np.unique(components[foreground].astype(np.int64) * len(names) + which)
     component, name = divmod(both, max(1, len(names)))
     together = component[1:] == component[:-1]
     return np.stack([names[name[:-1][together]], names[name[1:][together]]], axis=1)

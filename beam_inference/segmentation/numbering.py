@@ -1,23 +1,25 @@
-"""The stages that make labels of chunks into ids of the whole volume, whatever the labels are of.
+r"""The stages that turn labels of chunks into ids of the whole volume, for labels of any kind.
 
-========  =====================  =====================================================================================
-stage     is done for            what it does
-========  =====================  =====================================================================================
-unite     all at once            the union of all pairs of labels that are one; totals of what crosses seams
-number    a row of chunks (x)    ids: the rank of a component's first voxel among all that are kept
-deliver   all at once            the ids of what crosses seams, to every chunk that it is in
-========  =====================  =====================================================================================
+========  ===================  ====================================================================
+stage     is done for          and does
+========  ===================  ====================================================================
+unite     all at once          unites all pairs of labels that are one; adds up what crosses seams
+number    a row of chunks (x)  gives ids: the rank of a component's first voxel among those kept
+deliver   all at once          writes the ids of what crosses seams for every chunk that it is in
+========  ===================  ====================================================================
 
-Before them, each chunk is labelled (:func:`save_chunk`) and its labels are compared with its neighbours'
-(:func:`save_pairs`). After them, :func:`ids_of` gives the id of each label of a chunk.
+Before them, each chunk is labelled (:func:`save_chunk`) and its labels are compared with its
+neighbours' (:func:`save_pairs`). After them, :func:`ids_of` returns the id of each label of a
+chunk.
 
-Ids are in the order of first voxels (z, y, x). So the ids of a plane follow those of all planes before it, and within a
-plane those of a row of chunks follow those of the rows before it: ``unite`` counts what begins in each plane of each
-row, and from there a row numbers its own.
+Ids are in the order of first voxels (z, y, x). So the ids of a plane follow those of all planes
+before it, and within a plane those of a row of chunks follow those of the rows before it: ``unite``
+counts the components that begin in each plane of each row, and from there a row numbers its own.
 
-``unite`` and ``deliver`` read their files one after the other and hold, in all, 8 bytes for each label that touches a
-seam, some 200 for each component that crosses one, and 8 for each plane of each row. All else is bounded by a chunk,
-or by the components whose first voxel is in one row of chunks.
+``unite`` and ``deliver`` read their files one after the other. They hold, in all, 8 bytes for each
+label that touches a seam, some 200 for each component that crosses one, and 8 for each plane of
+each row. All other memory is bounded by a chunk, or by the components whose first voxel is in one
+row of chunks.
 """
 
 from __future__ import annotations
@@ -43,19 +45,19 @@ DoChunk = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, opened by a picklable function: see :class:`beam_inference.beam.stages.ChunkStage`."""
+    """One stage, a ChunkStage, whose worker is made by a picklable function."""
 
     name: str
     count: int
-    open: Callable[[], DoChunk]
+    make: Callable[[], DoChunk]
 
     def make_worker(self) -> DoChunk:
-        """What does one of its chunks."""
-        return self.open()
+        """Make the function that does one of its chunks."""
+        return self.make()
 
 
 def numbering_stages(plan: LabelPlan) -> tuple[Stage, ...]:
-    """The stages, in their order."""
+    """The three stages, in their order."""
     nz, ny, _ = plan.grid.shape
     return (
         Stage("unite", 1, partial(unite_chunks, plan)),
@@ -71,7 +73,7 @@ def save_chunk(
     chunk: LabelledChunk,
     faces: Mapping[str, NDArray[Any]],
 ) -> None:
-    """Leave what is known of a labelled chunk; ``faces`` are for its neighbours, see :func:`faces_after`."""
+    """Write a labelled chunk's records, and its faces for its neighbours: :func:`faces_after`."""
     inner = chunk.records[chunk.touching :]
     kept = _per_plane(plan, inner, plan.grid.core_box(index))
     scratch.write("faces", index, **faces)
@@ -80,7 +82,7 @@ def save_chunk(
 
 
 def faces_after(plan: LabelPlan, scratch: Scratch, index: int) -> dict[Zyx, Arrays]:
-    """The faces of a chunk, at (0, 0, 0), and of those of its neighbours at or after it that there are."""
+    """Read the faces of a chunk, at (0, 0, 0), and of its neighbours after it, by their steps."""
     return {
         step: scratch.read("faces", chunk)
         for step, chunk in _after(plan, index).items()
@@ -91,18 +93,27 @@ def faces_after(plan: LabelPlan, scratch: Scratch, index: int) -> dict[Zyx, Arra
 def save_pairs(
     plan: LabelPlan, scratch: Scratch, index: int, pairs: NDArray[np.int64], touching: int
 ) -> None:
-    """Leave which labels of a chunk and its neighbours are one, as pairs of codes; ``touching`` is the chunk's own."""
+    """Write which labels of a chunk and of its neighbours are one.
+
+    Args:
+        plan: the plan.
+        scratch: the scratch folder.
+        index: the chunk.
+        pairs: (pairs, 2), codes of labels.
+        touching: number of the chunk's labels that touch a seam.
+    """
     chunks = np.array(list(_after(plan, index).values()))
     scratch.write("pairs", index, pairs=pairs, chunks=chunks, touching=np.array(touching))
 
 
 def _after(plan: LabelPlan, index: int) -> dict[Zyx, int]:
-    there = dict.fromkeys(POSITIONS, -1)
+    """The chunk and its neighbours at :data:`POSITIONS`; -1 where there is none."""
+    neighbours = dict.fromkeys(POSITIONS, -1)
     for step in POSITIONS:
         z, y, x = (p + s for p, s in zip(plan.grid.position(index), step, strict=True))
         if all(p < n for p, n in zip((z, y, x), plan.grid.shape, strict=True)):
-            there[step] = plan.grid.index((z, y, x))
-    return there
+            neighbours[step] = plan.grid.index((z, y, x))
+    return neighbours
 
 
 def ids_of(scratch: Scratch, index: int) -> NDArray[np.int64]:
@@ -120,40 +131,29 @@ def _planes(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def _per_plane(plan: LabelPlan, records: NDArray[np.void], core: BoundingBox) -> NDArray[np.int64]:
-    """How many components have their first voxel in each plane of a chunk."""
+    """Number of components whose first voxel is in each plane of a chunk."""
     before = core.start[0] - plan.grid.roi.start[0]
     return np.bincount(_planes(plan, records) - before, minlength=core.shape[0]).astype(np.int64)
 
 
 def unite_chunks(plan: LabelPlan) -> DoChunk:
-    """Find the components that cross seams."""
+    """Make the worker that finds the components that cross seams."""
     return partial(_unite, plan, plan.scratch())
 
 
 def _unite(plan: LabelPlan, scratch: Scratch, _: int) -> None:
     every = range(plan.grid.count)
-    touching = np.fromiter(
-        (int(file["touching"]) for file in scratch.read_all("pairs", every)), np.int64
-    )
-    # a label k of chunk c that touches a seam is begins[c] + k - 1
-    begins = np.concatenate([[0], np.cumsum(touching)])
-    component = np.arange(begins[-1])
-    for file in scratch.read_all("pairs", every):
-        one, other = (
-            begins[file["chunks"]][codes >> CODE_BITS] + (codes & (1 << CODE_BITS) - 1) - 1
-            for codes in file["pairs"].T
-        )
-        unite(component, one, other)
+    begins, component = _united_labels(plan, scratch)
     records = no_records(number_components(component))
     nz, ny, _x = plan.grid.shape
-    planes = plan.grid.roi.shape[0]
-    # components, by the plane and the row of chunks of their first voxel
-    kept = np.zeros((planes, ny), np.int64)
+    # Number of components by the plane and the row of chunks of their first voxel.
+    kept = np.zeros((plan.grid.roi.shape[0], ny), np.int64)
     for index, file in zip(every, scratch.read_all("touching", every), strict=True):
         add_parts(records, component[begins[index] : begins[index + 1]], file["records"])
         z, y, _x = plan.grid.position(index)
         kept[slice(*plan.planes_of(z)), y] += file["kept"]
 
+    # Number the components that cross seams and are large enough by row, then by first voxel.
     rows = _rows(plan, records)
     large = np.flatnonzero(records["voxels"] >= plan.min_size)
     order = large[np.lexsort((records["first"][large], rows[large]))]
@@ -164,29 +164,46 @@ def _unite(plan: LabelPlan, scratch: Scratch, _: int) -> None:
     np.add.at(kept, (_planes(plan, records), rows % ny), 1)
     before = np.concatenate([[0], np.cumsum(kept)])
     ends = np.searchsorted(rows, np.arange(nz * ny + 1))
-    scratch.write_all(
-        "crossing",
-        ((row, {"records": records[ends[row] : ends[row + 1]]}) for row in range(nz * ny)),
-    )
-    scratch.write_all(
-        "before",
-        (
-            (z, {"before": before[start * ny : stop * ny + 1]})
-            for z in range(nz)
-            for start, stop in [plan.planes_of(z)]
-        ),
-    )
-    scratch.write_all(
-        "numbers",
-        (
-            (index, {"numbers": numbers[component[begins[index] : begins[index + 1]]]})
-            for index in every
-        ),
-    )
+
+    def crossing(row: int) -> Arrays:
+        return {"records": records[ends[row] : ends[row + 1]]}
+
+    def before_rows(z: int) -> Arrays:
+        start, stop = plan.planes_of(z)
+        return {"before": before[start * ny : stop * ny + 1]}
+
+    def numbers_of(index: int) -> Arrays:
+        return {"numbers": numbers[component[begins[index] : begins[index + 1]]]}
+
+    scratch.write_all("crossing", ((row, crossing(row)) for row in range(nz * ny)))
+    scratch.write_all("before", ((z, before_rows(z)) for z in range(nz)))
+    scratch.write_all("numbers", ((index, numbers_of(index)) for index in every))
+
+
+def _united_labels(
+    plan: LabelPlan, scratch: Scratch
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Unite the labels that touch seams, all of which are numbered chunk by chunk.
+
+    Returns:
+        Where each chunk's labels begin, so that label k of chunk c is ``begins[c] + k - 1``; and
+        each label's parent, see :mod:`~beam_inference.segmentation.union`.
+    """
+    every = range(plan.grid.count)
+    counts = (int(file["touching"]) for file in scratch.read_all("pairs", every))
+    begins = np.concatenate([[0], np.cumsum(np.fromiter(counts, np.int64))])
+    parent = np.arange(begins[-1])
+    for file in scratch.read_all("pairs", every):
+        one, other = (
+            begins[file["chunks"]][codes >> CODE_BITS] + (codes & (1 << CODE_BITS) - 1) - 1
+            for codes in file["pairs"].T
+        )
+        unite(parent, one, other)
+    return begins, parent
 
 
 def _rows(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:
-    """The row of chunks in which each component's first voxel is."""
+    """The row of chunks with each component's first voxel."""
     z, y, _ = np.unravel_index(records["first"], plan.grid.roi.shape)
     depth, height, _ = plan.grid.chunk_shape
     rows: NDArray[np.int64] = z // depth * plan.grid.shape[1] + y // height
@@ -194,7 +211,7 @@ def _rows(plan: LabelPlan, records: NDArray[np.void]) -> NDArray[np.int64]:
 
 
 def number(plan: LabelPlan) -> DoChunk:
-    """Give their ids to the components whose first voxel is in a row of chunks."""
+    """Make the worker that numbers the components whose first voxel is in a row of chunks."""
     scratch = plan.scratch()
     _, ny, nx = plan.grid.shape
 
@@ -223,14 +240,14 @@ def number(plan: LabelPlan) -> DoChunk:
 
 
 def deliver(plan: LabelPlan) -> DoChunk:
-    """Tell every chunk the ids of what crosses its seams."""
+    """Make the worker that writes, for every chunk, the ids of what crosses its seams."""
     return partial(_deliver, plan, plan.scratch())
 
 
 def _deliver(plan: LabelPlan, scratch: Scratch, _: int) -> None:
     rows = range(plan.grid.shape[0] * plan.grid.shape[1])
     every = range(plan.grid.count)
-    # -1 is what goes
+    # Numbers count the components that cross seams. Those removed have -1: the 0 at the end.
     ids = np.concatenate([*(file["ids"] for file in scratch.read_all("crossing_ids", rows)), [0]])
     numbers = zip(every, scratch.read_all("numbers", every), strict=True)
     scratch.write_all(

@@ -1,22 +1,22 @@
-"""The stages that make a segmentation of affinities, each begun once the one before it is complete.
+r"""The stages that segment a volume of affinities, each begun once the one before it is complete.
 
-==========  ====================  =====================================================================================
-stage       is done for           what it does
-==========  ====================  =====================================================================================
-label       each chunk            the watershed of it alone; labels, records, and faces at seams, to the scratch folder
-match       each chunk            which labels on both sides of its seams are one, as pairs
-unite       all at once           \
-number      a row of chunks (x)    > ids of find_fragments, see :mod:`~beam_inference.segmentation.numbering`
-deliver     all at once           /
-join0       each chunk            the graph of its fragments; joins what can be joined for certain
-join1, …    each group of 2×2×2   the same of what is left of its chunks, or groups; the last is one group of all
-…, settle1  each group            from the last level down: what became of what a group had left
-paint       each chunk            the output
-tabulate    all at once           the table's parts
-clean       all at once           removes the scratch folder
-==========  ====================  =====================================================================================
+==========  ===================  ==================================================================
+stage       is done for          and does
+==========  ===================  ==================================================================
+label       each chunk           its watershed, alone; writes labels, records, and faces at seams
+match       each chunk           finds labels on both sides of its seams that are one, as pairs
+unite       all at once          \
+number      a row of chunks (x)   > ids of fragments, see
+deliver     all at once          /  :mod:`~beam_inference.segmentation.numbering`
+join0       each chunk           joins what can be joined for certain in the graph of its fragments
+join1, …    each group of 2×2×2  does so with the rest of its chunks, or groups; the last is of all
+…, settle1  each group           from the last level down: the fate of what a group had left over
+paint       each chunk           writes the output
+tabulate    all at once          writes the table
+clean       all at once          removes the scratch folder
+==========  ===================  ==================================================================
 
-A segment's id is the least of its fragments' ids, which count in the order of first voxels (z, y, x).
+A segment's id is the least of its fragments' ids, which are in the order of first voxels (z, y, x).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import as_limit, read_links
@@ -93,17 +92,16 @@ def _affinities(plan: SegmentationPlan) -> Volume:
 
 
 def label(plan: SegmentationPlan) -> DoChunk:
-    """Find the fragments of each chunk alone."""
+    """Make the worker that finds the fragments of each chunk alone."""
     source = _affinities(plan)
     labels = create_output(plan.scratch_labels())
     scratch = plan.scratch()
 
     def do(index: int) -> None:
         core = plan.grid.core_box(index)
-        found, count, joined = find_fragments(
-            read_links(source, core, to_next=plan.to_next), plan.low, plan.high
-        )
-        chunk = arrange_labels(found, count, core, plan.grid, index, 1)
+        links = read_links(source, core, to_next=plan.to_next)
+        fragments, count, joined = find_fragments(links, plan.low, plan.high)
+        chunk = arrange_labels(fragments, count, core, plan.grid, index, 1)
         labels.write(core, chunk.labels[np.newaxis])
         first, last = planes_at_seams(chunk.labels, plan.grid, index)
         faces = joined | {f"first{axis}": plane for axis, plane in enumerate(first)}
@@ -116,7 +114,7 @@ def label(plan: SegmentationPlan) -> DoChunk:
 
 
 def match(plan: SegmentationPlan) -> DoChunk:
-    """Find, at the seams after a chunk, which labels are one fragment."""
+    """Make the worker that finds labels which are one fragment across the seams after a chunk."""
     scratch = plan.scratch()
 
     def do(index: int) -> None:
@@ -127,16 +125,16 @@ def match(plan: SegmentationPlan) -> DoChunk:
 
 
 def join_chunk(plan: SegmentationPlan) -> DoChunk:
-    """Join what can be joined within a chunk."""
+    """Make the worker that joins what can be joined within a chunk."""
     source = _affinities(plan)
     labels = create_output(plan.scratch_labels())
     scratch = plan.scratch()
 
     def do(index: int) -> None:
         core = plan.grid.core_box(index)
-        here, there = seams_of(plan.grid, index)
+        has_before, has_after = seams_of(plan.grid, index)
         before = [
-            _plane_before(plan, scratch, index, axis) if here[axis] else _NO_PLANE
+            _plane_before(plan, scratch, index, axis) if has_before[axis] else _NO_PLANE
             for axis in range(3)
         ]
         touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
@@ -146,7 +144,7 @@ def join_chunk(plan: SegmentationPlan) -> DoChunk:
             np.concatenate([touching, inner]),
             read_links(source, core, to_next=plan.to_next),
             before,
-            there,
+            has_after,
         )
         _join(plan, scratch, 0, index, part)
 
@@ -166,7 +164,7 @@ def _plane_before(plan: SegmentationPlan, scratch: Scratch, index: int, axis: in
 
 
 def join_group(plan: SegmentationPlan, level: int) -> DoChunk:
-    """Join what can be joined within a group."""
+    """Make the worker that joins what can be joined within a group."""
     scratch = plan.scratch()
 
     def do(group: int) -> None:
@@ -197,7 +195,7 @@ def _join(plan: SegmentationPlan, scratch: Scratch, level: int, index: int, part
 
 
 def settle(plan: SegmentationPlan, level: int) -> DoChunk:
-    """Say what became of the regions that a group had to do with."""
+    """Make the worker that writes the fate of the regions that a group had to do with."""
     scratch = plan.scratch()
 
     def do(group: int) -> None:
@@ -208,27 +206,29 @@ def settle(plan: SegmentationPlan, level: int) -> DoChunk:
 
 
 def _ends(plan: SegmentationPlan, scratch: Scratch, level: int, index: int) -> tuple[Names, Names]:
-    """Names of a part's regions, ascending, and the segments that they are in; 0 for those that are removed."""
-    here = scratch.read(f"ends{level}", index)
-    names = here["names"]
-    to = here["to"]
-    settled = here["settled"]
+    """Names of a part's regions, ascending, and of their segments, 0 for those removed."""
+    ends = scratch.read(f"ends{level}", index)
+    names = ends["names"]
+    to = ends["to"]
+    settled = ends["settled"]
     if not settled.all():
         position = tuple(int(p) // 2 for p in np.unravel_index(index, plan.levels[level]))
         above = int(np.ravel_multi_index(position, plan.levels[level + 1]))
         last = level + 2 == len(plan.levels)
-        known = scratch.read(f"ends{level + 1}" if last else f"settled{level + 1}", above)
-        to = np.where(settled, to, _looked_up(known["names"], known["to"], to))
+        kind = "ends" if last else "settled"
+        final = scratch.read(f"{kind}{level + 1}", above)
+        to = np.where(settled, to, _look_up(final["names"], final["to"], to))
     return names, to
 
 
-def _looked_up(names: Names, values: Names, wanted: Names) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = values[np.searchsorted(names, wanted).clip(max=len(names) - 1)]
-    return found
+def _look_up(names: Names, values: Names, wanted: Names) -> Names:
+    """The values of wanted names; any value for a name that is not there."""
+    places = np.searchsorted(names, wanted).clip(max=len(names) - 1)
+    return np.take(values, places)
 
 
 def paint(plan: SegmentationPlan) -> DoChunk:
-    """Write the output."""
+    """Make the worker that writes the output."""
     labels = create_output(plan.scratch_labels())
     output = create_output(plan.output)
     scratch = plan.scratch()
@@ -237,7 +237,8 @@ def paint(plan: SegmentationPlan) -> DoChunk:
         core = plan.grid.core_box(index)
         ids = ids_of(scratch, index)
         names, to = _ends(plan, scratch, 0, index)
-        ids[1:] = _looked_up(names, to, ids[1:]) if len(ids) > 1 else ids[1:]
+        if len(ids) > 1:
+            ids[1:] = _look_up(names, to, ids[1:])
         output.write(core, ids.astype(output.dtype)[labels.read(core)])
 
     return do

@@ -67,7 +67,7 @@ def test_all_at_once_and_what_is_known_first_give_the_same(regions, edges, most,
     is_complete = random.random(regions) < 0.6
     joined, waits = agglomerate(graph, is_complete, threshold)
     assert (joined[~is_complete] == np.flatnonzero(~is_complete)).all(), (
-        "of what is not is_complete, nothing is joined"
+        "regions that are not complete are not joined"
     )
     final = ~waits[joined]
     np.testing.assert_array_equal(joined[final], expected[final])
