@@ -65,7 +65,8 @@ _SOURCE = "^(gs|s3|https?)://.+$"
 _TARGET = "^(gs|s3)://.+$"
 
 
-def _form() -> dict[str, Any]:
+def form_fields() -> dict[str, Any]:
+    """The fields of the form of a Dataflow launch."""
     place: dict[str, Any] = {"section": "Dataflow"}
     gpu: dict[str, Any] = {"section": "GPUs"}
     workers: dict[str, Any] = {"section": "Workers"}
@@ -298,7 +299,7 @@ with DAG(
     description="Inference over a volume on Dataflow, verified",
     doc_md=__doc__,
     schedule=os.environ.get(f"{PREFIX}DATAFLOW_SCHEDULE"),
-    params=_form(),
+    params=form_fields(),
     **RUNS,
 ):
     wait_for_input = GCSObjectExistenceSensor(

@@ -67,7 +67,7 @@ def dags(monkeypatch):
 
 def context(dags, fields, **run):
     """A run with these fields filled in, all others as the form presets them."""
-    every = {**dags.common.job_fields(".", ".", "."), **dags.dataflow._form()}
+    every = {**dags.common.job_fields(".", ".", "."), **dags.dataflow.form_fields()}
     every |= dags.common.field("beam_flags", "", "", type="object", required=True, default={})
     params = {name: param.keywords.get("default") for name, param in every.items()} | fields
     moment = datetime(2024, 3, 1, tzinfo=UTC)
@@ -81,8 +81,8 @@ def context(dags, fields, **run):
 
 
 def test_the_fields_are_flags_of_the_command_line(dags):
-    known = {action.dest for action in flags_parser()._actions}
-    assert {"job", "chunks", *dags.common.OVERRIDES, *dags.dataflow.GPU_FIELDS} <= known
+    flag_names = {action.dest for action in flags_parser()._actions}
+    assert {"job", "chunks", *dags.common.OVERRIDES, *dags.dataflow.GPU_FIELDS} <= flag_names
     flags = [f"--{name}=1" for name in dags.common.OVERRIDES if name not in ("roi", "resume")]
     _, unknown = command_parser().parse_known_args(
         ["verify", "job.yaml", "--deep", *flags, "--roi=0x0x0:1x1x1", "--resume=true"]
@@ -93,7 +93,7 @@ def test_the_fields_are_flags_of_the_command_line(dags):
 def test_the_dataflow_form_is_that_of_the_template(dags):
     template = {each["name"]: each for each in metadata(flags_parser())["parameters"]}
     assert set(dags.dataflow.TEMPLATE_FIELDS) == template.keys() - NOT_IN_THE_FORMS
-    fields = {name: param.keywords for name, param in dags.dataflow._form().items()}
+    fields = {name: param.keywords for name, param in dags.dataflow.form_fields().items()}
     assert set(dags.dataflow.ENVIRONMENT_FIELDS) < fields.keys()
     for name in dags.dataflow.TEMPLATE_FIELDS:
         # empty would be the job file's
