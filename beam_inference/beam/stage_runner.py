@@ -28,7 +28,7 @@ from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     delete_folder,
     open_kvstore,
-    persistently,
+    retry_request,
 )
 
 _NAMED_FAILURES = 10
@@ -205,7 +205,7 @@ class StageRecords:
             text = json.dumps(
                 {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
             )
-            persistently(
+            retry_request(
                 "write",
                 f"{job.state_url}/{job.record}",
                 lambda: store.write(job.record, text, if_equal=result.stamp.generation).result(
@@ -224,7 +224,7 @@ class StageRecords:
 
     def _read(self, store: Any) -> Any:
         job = self._job
-        return persistently(
+        return retry_request(
             "read",
             f"{job.state_url}/{job.record}",
             lambda: store.read(job.record).result(timeout=PATIENCE_SECONDS),

@@ -27,7 +27,7 @@ class Affine(Model):
 
 
 class FromLevels(Model):
-    """What is made of a volume's own values, once its levels file is read."""
+    """A normalisation that is made of a volume's own values, once its levels file is read."""
 
     levels: Url = Field(description="a file that beam-inference levels has made of the input")
     by: Literal["volume", "section"] = Field(
@@ -50,9 +50,9 @@ class Standard(FromLevels):
 
 
 class Sections(Model):
-    """What levels by section come to: for each section from ``start`` on, the values that become 0 and 1.
+    """Two values of each section, from ``start`` on, that become 0 and 1.
 
-    A section where both are one value is 0 throughout.
+    They are made of levels by section. A section where both are one value is 0 throughout.
     """
 
     start: Integer
@@ -61,10 +61,12 @@ class Sections(Model):
 
 
 def normalization_kind(value: object) -> str:
-    """Tag of the union's member that a value is, or is to become: name, affine, contrast, standard or sections."""
+    """Tag of the union's member: name, affine, contrast, standard or sections."""
     if isinstance(value, dict):
-        made = "standard" if "to" in value else "contrast" if "levels" in value else "affine"
-        return "sections" if "start" in value else made
+        for key, kind in (("start", "sections"), ("to", "standard"), ("levels", "contrast")):
+            if key in value:
+                return kind
+        return "affine"
     return (
         type(value).__name__.lower()
         if isinstance(value, (Affine, FromLevels, Sections))
@@ -72,7 +74,7 @@ def normalization_kind(value: object) -> str:
     )
 
 
-def _known(value: object) -> object:
+def _check_kind(value: object) -> object:
     if normalization_kind(value) == "name" and value not in ("none", "unit"):
         raise ValueError(
             f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, "
@@ -89,5 +91,5 @@ Normalize = Annotated[
     | Annotated[Standard, Tag("standard")]
     | Annotated[Sections, Tag("sections")],
     Discriminator(normalization_kind),
-    BeforeValidator(_known),
+    BeforeValidator(_check_kind),
 ]

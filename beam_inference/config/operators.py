@@ -36,8 +36,8 @@ Values = NDArray[np.float32]
 class Operator(Model):
     """Base of all operators: its fields are the operator's parameters.
 
-    A subclass states what it does in :meth:`make_function`, and overrides whatever of the rest differs
-    from an operator that changes each voxel by itself. The result at a voxel may depend only on the
+    A subclass states what it does in :meth:`make_function`, and overrides what else differs from an
+    operator that changes each voxel by itself. The result at a voxel may depend only on the
     values around it, never on where a box begins: then chunks have no seams.
 
     Attributes:

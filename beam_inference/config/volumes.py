@@ -1,4 +1,4 @@
-"""The volumes that a job reads and writes, as its file describes them; and the shapes and points that it is made of."""
+"""The volumes that a job reads and writes, as its file describes them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class VolumeSource:
 
 
 class Mask(Model):
-    """What is kept of a volume: where another one is not zero."""
+    """Where a volume is kept: where another one is not zero."""
 
     path: Url = Field(
         description=(

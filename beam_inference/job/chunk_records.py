@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from beam_inference.volumes.kvstores import PATIENCE_SECONDS, again_if_failed, persistently
+from beam_inference.volumes.kvstores import PATIENCE_SECONDS, or_else_again, retry_request
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
@@ -53,7 +53,7 @@ class ChunkEntries:
     def write(self, chunk: int, text: str) -> None:
         """Write a chunk's record, durably; replaces an earlier one."""
         key = self._key(chunk)
-        persistently(
+        retry_request(
             "write",
             f"{self._url}/{key}",
             lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS),
@@ -63,10 +63,10 @@ class ChunkEntries:
         """Read the records of some chunks, where there is one; yields key and content, in order."""
         keys = [self._key(chunk) for chunk in chunks]
         for key, reading in [(key, self._store.read(key)) for key in keys]:
-            result = persistently(
+            result = retry_request(
                 "read",
                 f"{self._url}/{key}",
-                again_if_failed(reading, partial(self._store.read, key)),
+                or_else_again(reading, partial(self._store.read, key)),
             )
             if result.state == "value":
                 yield key, bytes(result.value)
@@ -97,10 +97,10 @@ class ChunkEntries:
     def _listing(self, start: int, stop: int) -> Callable[[], list[int]]:
         """Begin to list a range of chunks; the function that is returned waits for the result."""
         keys = ts.KvStore.KeyRange(inclusive_min=self._key(start), exclusive_max=self._key(stop))
-        request = again_if_failed(self._store.list(keys), partial(self._store.list, keys))
+        request = or_else_again(self._store.list(keys), partial(self._store.list, keys))
 
         def indices() -> list[int]:
-            names = persistently("list", f"{self._url}/{self._folder}", request)
+            names = retry_request("list", f"{self._url}/{self._folder}", request)
             # A killed writer leaves lock files beside the keys of a local store, and people leave
             # copies.
             return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)

@@ -18,7 +18,7 @@ from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
-from beam_inference.volumes.mask import masked, open_mask
+from beam_inference.volumes.mask import open_mask, with_mask
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
@@ -36,7 +36,7 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     volume = open_source(given.source(storage), cache_bytes=cache_bytes)
     if given.mask is None:
         return volume
-    return masked(
+    return with_mask(
         volume, open_mask("input.mask", given.mask, voxel_size_nm(config, volume), storage)
     )
 

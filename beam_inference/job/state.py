@@ -51,7 +51,7 @@ from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     delete_folder,
     open_kvstore,
-    persistently,
+    retry_request,
 )
 
 
@@ -296,7 +296,7 @@ class State:
         )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
-        return persistently(what, f"{self.url}/{key}", action)
+        return retry_request(what, f"{self.url}/{key}", action)
 
     def _entry(self, kind: type[Entry], key: str) -> Entry | None:
         text = self._read(key)

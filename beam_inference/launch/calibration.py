@@ -37,7 +37,7 @@ from beam_inference.volumes.kvstores import (
     delete_folder,
     local_folder,
     open_kvstore,
-    persistently,
+    retry_request,
 )
 from beam_inference.worker.chunk_inference import ChunkInference
 from beam_inference.worker.seam_files import SeamFiles
@@ -207,7 +207,7 @@ def _write_seconds(job: PlannedJob) -> float:
         def write() -> None:
             store.write("block", content).result(timeout=TRANSFER_SECONDS)
 
-        return _median_seconds(lambda: persistently("write", url, write)) / len(content)
+        return _median_seconds(lambda: retry_request("write", url, write)) / len(content)
 
 
 @dataclass(frozen=True, slots=True)

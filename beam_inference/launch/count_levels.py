@@ -12,7 +12,7 @@ from beam_inference.beam.stage_runner import (
     stage_job,
 )
 from beam_inference.config.storage import Storage
-from beam_inference.operators.level_counts import described, plan_level_stages
+from beam_inference.operators.level_counts import describe_input, plan_level_stages
 from beam_inference.volumes.kvstores import (
     LOCAL,
     delete_folder,
@@ -56,7 +56,7 @@ def count_levels(
     count, sum_up = plan_level_stages(url, target, scale=scale, channel=channel, storage=storage)
     job = stage_job(
         "levels",
-        described(url, scale, count.channel, count.volume()),
+        describe_input(url, scale, count.channel, count.volume()),
         f"{target}.parts",
         storage,
         [count, sum_up],

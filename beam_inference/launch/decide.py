@@ -19,7 +19,7 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.operators.levels import decided
+from beam_inference.operators.levels import normalization_from_levels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
@@ -81,7 +81,7 @@ def decide_normalization(
                 "model.normalize.levels: %s; going on with what this job began with", error
             )
             return earlier.config.model.normalize
-    return decided(normalize, volume, config.storage)
+    return normalization_from_levels(normalize, volume, config.storage)
 
 
 def requests_same_levels(normalize: object, earlier: ResolvedJob) -> bool:

@@ -1,4 +1,4 @@
-"""Counting a volume's values, of the whole and of each section along z, chunk by chunk: exact, in one pass."""
+"""Counting a volume's values, as a whole and by section along z: exact, in one pass."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from beam_inference.geometry.zyx import ceil_div
 from beam_inference.operators.levels import Levels
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
-    again_if_failed,
+    KvStore,
     open_kvstore,
-    persistently,
+    or_else_again,
+    retry_request,
 )
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
@@ -55,15 +56,16 @@ QUANTILES = (
     1.0,
 )
 CHUNK_VOXELS = 2**25
-"""About so many are read at a time."""
+"""Voxels that are read at a time, about."""
 SOME_BLOCKS = 8
+"""Blocks that are looked at to notice that a volume was changed, at most."""
 SOME_VOXELS = 2**27
-"""So many at most, but at least one block, are looked at to notice that a volume was changed."""
+"""Voxels that these hold, at most, unless a single block holds more."""
 
 
 @dataclass(frozen=True)
 class CountValues:
-    """First stage: how often each value occurs in each section of a chunk.
+    """First stage: count how often each value occurs in each section of a chunk.
 
     Attributes:
         path, scale, channel, storage: the volume, as
@@ -86,7 +88,7 @@ class CountValues:
         return self.chunks.count
 
     def volume(self) -> Volume:
-        """The volume, opened."""
+        """Open the volume."""
         channel = None if self.channel is None else list(self.channel)
         return open_volume(self.path, scale=self.scale, channel=channel, storage=self.storage)
 
@@ -96,11 +98,11 @@ class CountValues:
         store = open_kvstore(self.counts_url, self.storage)
 
         def do(index: int) -> None:
-            counts = counted(volume.read(self.chunks.core_box(index)))
+            counts = count_values(volume.read(self.chunks.core_box(index)))
             content = io.BytesIO()
             np.savez_compressed(content, counts=counts)
             key = _key(index)
-            persistently(
+            retry_request(
                 "write",
                 f"{self.counts_url}/{key}",
                 lambda: store.write(key, content.getvalue()).result(timeout=PATIENCE_SECONDS),
@@ -152,7 +154,7 @@ class SumCounts:
             )
             folder, name = self.to
             target = open_kvstore(folder, counting.storage)
-            persistently(
+            retry_request(
                 "write",
                 f"{folder}/{name}",
                 lambda: target.write(name, levels.model_dump_json()).result(
@@ -215,8 +217,15 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
     return ChunkGrid(volume.bounds, (z, y, x))
 
 
-def counted(array: NDArray[Any]) -> NDArray[np.int64]:
-    """How often each value of an 8-bit or 16-bit dtype occurs in each section of (C, Z, Y, X): (Z, values)."""
+def count_values(array: NDArray[Any]) -> NDArray[np.int64]:
+    """Count how often each value occurs in each section.
+
+    Args:
+        array: (C, Z, Y, X), of an 8-bit or 16-bit integer dtype.
+
+    Returns:
+        Counts (Z, values), from the dtype's lowest value on.
+    """
     size = 2 ** (8 * array.dtype.itemsize)
     lowest = _lowest(array.dtype)
     sections = array.swapaxes(0, 1)  # one at a time: numbers to count by take eight bytes each
@@ -231,16 +240,16 @@ def counted(array: NDArray[Any]) -> NDArray[np.int64]:
 def values_at(
     quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]
 ) -> list[int]:
-    """The smallest values that at least such shares do not exceed (NumPy's ``inverted_cdf``)."""
+    """The smallest values that such shares of all do not exceed (NumPy's ``inverted_cdf``)."""
     upto = np.cumsum(counts)
-    # Of the decimals as they are written: products in float64 are off by a rank for some numbers of
-    # voxels.
+    # From the decimals as they are written: products in float64 are off by a rank for some numbers
+    # of voxels.
     ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
     return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
 
 
 def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Mean and standard deviation (of all, not estimated from a sample) of values, of their exact sums."""
+    """Mean and standard deviation of all values, from their exact sums."""
     values = np.arange(len(counts)) + _lowest(dtype)
     number = int(counts.sum())
     total = _sum_of_products(values, counts)
@@ -251,7 +260,7 @@ def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float
 
 
 def _sum_of_products(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-    """Exact, where 64 bits would not hold it: it is added up by 15 bits of the counts at a time.
+    """The exact sum, which 64 bits may not hold: 15 bits of the counts are added up at a time.
 
     A sum of 2^16 products, each of a square of 32 bits and of 15 bits, stays below 2^63.
     """
@@ -263,17 +272,17 @@ def _lowest(dtype: np.dtype[Any]) -> int:
     return int(np.iinfo(dtype).min)
 
 
-def _layers(chunks: ChunkGrid, store: Any, url: str) -> Iterator[NDArray[np.int64]]:
+def _layers(chunks: ChunkGrid, store: KvStore, url: str) -> Iterator[NDArray[np.int64]]:
     """The counts of all sections, some at a time, in order."""
     per_layer = chunks.shape[1] * chunks.shape[2]
     for layer in range(chunks.shape[0]):
         total: Any = 0
         for index in range(layer * per_layer, (layer + 1) * per_layer):
             key = _key(index)
-            found = persistently(
-                "read", f"{url}/{key}", again_if_failed(store.read(key), partial(store.read, key))
+            result = retry_request(
+                "read", f"{url}/{key}", or_else_again(store.read(key), partial(store.read, key))
             )
-            total = total + np.load(io.BytesIO(bytes(found.value)))["counts"]
+            total = total + np.load(io.BytesIO(bytes(result.value)))["counts"]
         yield total
 
 
@@ -281,10 +290,10 @@ def _key(index: int) -> str:
     return f"{index:012d}.npz"
 
 
-def described(
+def describe_input(
     path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume
 ) -> dict[str, Any]:
-    """What determines the levels, as JSON values: the volume, and what can be noticed of its values at little cost."""
+    """The volume whose values are counted, as JSON, with a cheap check of what it holds."""
     start = volume.bounds.start
     stop = volume.bounds.stop
     values = {"path": path, "scale": scale, "channel": channel, "start": start, "stop": stop}
@@ -292,11 +301,11 @@ def described(
 
 
 def hash_of_some_blocks(volume: Volume) -> str:
-    """Hash of the values in a few blocks, spread over a volume: another one where any of them was changed.
+    """Hash of the values in a few blocks, spread over a volume.
 
-    Not of when they were written, which copying a volume changes, nor of its metadata, which most
-    changes do not touch. The places are the first points of Roberts' R3 sequence (2018), which lie
-    evenly, and within.
+    It differs where any of them was changed. It knows neither when they were written, which copying
+    a volume changes, nor the volume's metadata, which most changes do not touch. The places
+    are the first points of Roberts' R3 sequence (2018), which lie evenly, and within.
 
     Raises:
         VolumeError: one of them cannot be read.
@@ -305,12 +314,12 @@ def hash_of_some_blocks(volume: Volume) -> str:
     blocks = ChunkGrid(volume.bounds, (shape[0], shape[1], shape[2]))
     some = max(1, min(SOME_BLOCKS, SOME_VOXELS // (volume.channels * math.prod(shape))))
     points = (0.5 + np.outer(np.arange(some), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
-    found = hashlib.sha256(volume.dtype.name.encode())
+    digest = hashlib.sha256(volume.dtype.name.encode())
     for index in sorted(
         {blocks.index(position) for position in (points * blocks.shape).astype(int).tolist()}
     ):
         try:
-            found.update(np.ascontiguousarray(volume.read(blocks.core_box(index))).data)
+            digest.update(np.ascontiguousarray(volume.read(blocks.core_box(index))).data)
         except (TransientReadError, PermanentReadError, WorkerFault) as error:
             raise VolumeError(str(error)) from None
-    return found.hexdigest()
+    return digest.hexdigest()

@@ -1,7 +1,8 @@
-"""What a volume's values are like, of the whole and of each section along z, and what a job makes of it.
+"""The levels of a volume, as a whole and by section along z, and the normalisation made of them.
 
-They do not depend on how the volume is cut, so what is made of them has no seams. How they are
-counted is in :mod:`beam_inference.operators.level_counts`.
+Levels are quantiles, means and standard deviations of the values. They do not depend on how the
+volume is cut, so what is made of them has no seams. How they are counted is in
+:mod:`beam_inference.operators.level_counts`.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ logger = logging.getLogger(__name__)
 
 
 class Levels(Frozen):
-    """What :class:`beam_inference.operators.level_counts.SumCounts` writes.
+    """Levels of a volume, as :class:`beam_inference.operators.level_counts.SumCounts` writes them.
 
     Attributes:
-        input: what was looked at. dtype: its.
+        input: URL of the volume.
+        dtype: name of its dtype.
         start: number of the first section.
-        quantiles: which, ascending.
+        quantiles: the quantiles, ascending.
         volume: the values at them: the smallest stored value that at least such a share of all
             voxels does not exceed.
-        sections: the same of each section, from ``start`` on.
+        sections: such values of each section, from ``start`` on.
         mean, std: of all voxels.
         section_moments: mean and std of each section; files of earlier versions do not have them.
     """
@@ -57,7 +59,7 @@ class Levels(Frozen):
 
 
 def load_levels(url: str, storage: Storage) -> Levels:
-    """The file at a URL.
+    """Read a file of levels.
 
     Raises:
         ConfigError: it is absent, or was not made by ``beam-inference levels``.
@@ -75,37 +77,41 @@ def load_levels(url: str, storage: Storage) -> Levels:
         ) from None
 
 
-def decided(asked: Contrast | Standard, volume: Volume, storage: Storage) -> Affine | Sections:
-    """What is made of a volume's levels file; one that was made of another place is warned about.
+def normalization_from_levels(
+    wanted: Contrast | Standard, volume: Volume, storage: Storage
+) -> Affine | Sections:
+    """Make a normalisation of a volume's levels; warn where they are of a volume elsewhere.
 
     Raises:
-        ConfigError: the levels are of another volume, do not hold what is asked for, or are one
+        ConfigError: the levels are of another volume, do not hold what is wanted for, or are one
             value only.
     """
-    levels = load_levels(asked.levels, storage)
+    levels = load_levels(wanted.levels, storage)
     first = levels.start
     last = levels.start + len(levels.sections)
     z = (volume.bounds.start[0], volume.bounds.stop[0])
     if levels.dtype != volume.dtype.name or z[0] < first or last < z[1]:
         raise ConfigError(
-            f"model.normalize.levels: {asked.levels} was made of {levels.input}, {levels.dtype} "
+            f"model.normalize.levels: {wanted.levels} was made of {levels.input}, {levels.dtype} "
             f"with the sections {first} … {last - 1}; the input is {volume.dtype.name} with the "
             f"sections {z[0]} … {z[1] - 1}"
         )
     if levels.input not in (volume.url, ""):
-        logger.warning("%s was made of %s, the input is %s", asked.levels, levels.input, volume.url)
-    return _contrast(asked, levels) if isinstance(asked, Contrast) else _standard(asked, levels)
+        logger.warning(
+            "%s was made of %s, the input is %s", wanted.levels, levels.input, volume.url
+        )
+    return _contrast(wanted, levels) if isinstance(wanted, Contrast) else _standard(wanted, levels)
 
 
-def _contrast(asked: Contrast, levels: Levels) -> Affine | Sections:
-    if not {asked.low, asked.high} <= set(levels.quantiles) or asked.low >= asked.high:
+def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:
+    if not {wanted.low, wanted.high} <= set(levels.quantiles) or wanted.low >= wanted.high:
         raise ConfigError(
-            f"model.normalize: low {asked.low:g} and high {asked.high:g} must be two of the "
-            f"quantiles that {asked.levels} holds, low < high: "
+            f"model.normalize: low {wanted.low:g} and high {wanted.high:g} must be two of the "
+            f"quantiles that {wanted.levels} holds, low < high: "
             f"{', '.join(f'{quantile:g}' for quantile in levels.quantiles)}"
         )
-    low, high = (levels.quantiles.index(quantile) for quantile in (asked.low, asked.high))
-    if asked.by == "section":  # a section of one value is 0 throughout
+    low, high = (levels.quantiles.index(quantile) for quantile in (wanted.low, wanted.high))
+    if wanted.by == "section":  # a section of one value is 0 throughout
         pairs = [(float(of[low]), float(max(of[high], of[low] + 1))) for of in levels.sections]
         return Sections(start=levels.start, levels=pairs)
     span = levels.volume[high] - levels.volume[low]
@@ -116,27 +122,36 @@ def _contrast(asked: Contrast, levels: Levels) -> Affine | Sections:
     return Affine(scale=1 / span, offset=-levels.volume[low] / span, clip=(0.0, 1.0))
 
 
-def _standard(asked: Standard, levels: Levels) -> Affine | Sections:
-    if asked.by == "section":
+def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
+    if wanted.by == "section":
         if levels.section_moments is None:
             raise ConfigError(
-                f"model.normalize: {asked.levels} was made by an earlier version, without mean and "
-                "standard deviation of each section. Make it anew: beam-inference levels INPUT "
+                f"model.normalize: {wanted.levels} was made by an earlier version, without mean "
+                "and standard deviation of each section. Make it anew: beam-inference levels INPUT "
                 "--to FILE --overwrite"
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
-        return Sections(start=levels.start, levels=pairs, clip=asked.clip)
+        return Sections(start=levels.start, levels=pairs, clip=wanted.clip)
     if not levels.std:
         raise ConfigError(
             f"model.normalize: {levels.input} has one value throughout, {levels.mean:g}"
         )
-    return Affine(scale=1 / levels.std, offset=-levels.mean / levels.std, clip=asked.clip)
+    return Affine(scale=1 / levels.std, offset=-levels.mean / levels.std, clip=wanted.clip)
 
 
 def by_section(
     array: NDArray[Any], numbers: NDArray[np.int64], sections: Sections
 ) -> NDArray[np.float32]:
-    """Stored values (C, Z, Y, X), each section by its own levels; ``numbers`` are those of the sections."""
+    """Normalise each section by its own levels.
+
+    Args:
+        array: stored values (C, Z, Y, X).
+        numbers: number of each section in the volume.
+        sections: levels of all sections.
+
+    Returns:
+        Normalised values (C, Z, Y, X), clipped.
+    """
     pairs = np.asarray(sections.levels, np.float64)[numbers - sections.start]
     zero, unit = (values.astype(np.float32) for values in (pairs[:, 0], pairs[:, 1] - pairs[:, 0]))
     result = array.astype(np.float32)

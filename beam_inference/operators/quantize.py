@@ -1,4 +1,4 @@
-"""From the blended float32 result to the output's dtype: clipped and rounded, never wrapped around."""
+"""From blended float32 values to the output's dtype: clipped and rounded, never wrapped around."""
 
 from __future__ import annotations
 

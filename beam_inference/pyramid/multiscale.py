@@ -18,13 +18,13 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.ome_codec import read_ome_codec
 from beam_inference.pyramid.precomputed_codec import read_precomputed_codec
 from beam_inference.pyramid.scale_geometry import PyramidScale
-from beam_inference.volumes.detection import json_object, neighbours, volume_at
+from beam_inference.volumes.detection import hint_at_neighbours, json_object, volume_at
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     change_json,
     delete_folder,
     open_kvstore,
-    persistently,
+    retry_request,
 )
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
@@ -199,7 +199,7 @@ def _delete_file(store: Any, key: str, url: str) -> None:
     def delete() -> None:
         store.write(key, None).result(timeout=PATIENCE_SECONDS)
 
-    persistently("delete", f"{url}/{key}", delete)
+    retry_request("delete", f"{url}/{key}", delete)
 
 
 def multiscale_volume(url: str, storage: Storage, base_number: int = 0) -> MultiscaleVolume:
@@ -217,7 +217,7 @@ def multiscale_volume(url: str, storage: Storage, base_number: int = 0) -> Multi
     if found is None:
         raise VolumeError(
             f"no volume at {url}: expected a precomputed volume or an OME-Zarr "
-            f"group{neighbours(url)}"
+            f"group{hint_at_neighbours(url)}"
         )
     if not found.is_multiscale:
         raise VolumeError(

@@ -14,7 +14,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.sampling import spread
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.pyramid.multiscale import multiscale_volume
-from beam_inference.volumes.detection import neighbours, volume_at
+from beam_inference.volumes.detection import hint_at_neighbours, volume_at
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
@@ -46,7 +46,7 @@ def draw_thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
 
     found = volume_at(url, storage)
     if found is None:
-        raise VolumeError(f"no volume at {url}{neighbours(url)}")
+        raise VolumeError(f"no volume at {url}{hint_at_neighbours(url)}")
     volume, scale = _open_coarse_scale(url, storage, len(found.scales))
     labels = (
         found.scales[0].voxel_size_nm is not None and multiscale_volume(url, storage).holds_labels

@@ -20,10 +20,10 @@ from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
-    again_if_failed,
     delete_folder,
     open_kvstore,
-    persistently,
+    or_else_again,
+    retry_request,
 )
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -114,8 +114,8 @@ class Scratch:
 
     def _request(self, what: str, key: str, send: Callable[[str], Any]) -> Callable[[], Any]:
         """Send a request; the function returned waits for its result, and retries it."""
-        result = again_if_failed(send(key), lambda: send(key), TRANSFER_SECONDS)
-        return lambda: persistently(what, f"{self._url}/{key}", result)
+        result = or_else_again(send(key), lambda: send(key), TRANSFER_SECONDS)
+        return lambda: retry_request(what, f"{self._url}/{key}", result)
 
     def _broken(self, key: str, how: str) -> StateError:
         return StateError(

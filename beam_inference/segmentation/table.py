@@ -12,7 +12,7 @@ from beam_inference.geometry.zyx import ceil_div
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.segmentation.records import HEADER, RECORD, table_lines
 from beam_inference.segmentation.scratch import Arrays, Scratch
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, persistently, read_file
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS, open_kvstore, read_file, retry_request
 
 _SUMMARY = "summary.json"
 LINES_PER_PART = 1_000_000
@@ -119,7 +119,7 @@ def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
 
     def write(name: str, text: str) -> None:
         content = text.encode()
-        persistently(
+        retry_request(
             "write",
             f"{plan.table_url}/{name}",
             lambda: store.write(name, content).result(TRANSFER_SECONDS),

@@ -23,7 +23,7 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.ome_zarr import Level, levels
 
 _PRECEDENCE = ("info", "zarr.json", ".zarray", ".zgroup", "attributes.json")
-"""Files by which volumes are recognised; where several lie in a folder, the first of them counts."""
+"""Files by which volumes are recognised; of several in a folder, the first in this order counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class StoredVolume:
 
 @cache
 def _drivers_by_marker() -> dict[str, str]:
-    """TensorStore's drivers by the file that tells of them, in the order in which they are tried."""
+    """TensorStore's drivers by the file that tells of them, in the order of looking for them."""
     drivers = {
         marker: each.driver for each in reversed(installed_formats()) for marker in each.markers
     }
@@ -119,7 +119,7 @@ def _describe_group(
     arrays = [] if driver == "n5" else levels(attributes, url)
     if not arrays:
         raise VolumeError(
-            f"{url} is a group of arrays; give the path of one array in it{neighbours(url)}"
+            f"{url} is a group of arrays; give the path of one array in it{hint_at_neighbours(url)}"
         )
     scales = []
     for level in arrays:
@@ -166,7 +166,7 @@ def _parse_object(text: bytes, name: str) -> dict[str, Any]:
     return value
 
 
-def neighbours(url: str) -> str:
+def hint_at_neighbours(url: str) -> str:
     """A hint at what lies at a local path."""
     folder = local_folder(url)
     if folder is None:

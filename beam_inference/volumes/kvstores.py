@@ -1,4 +1,4 @@
-"""Where bytes lie: TensorStore's key-value stores by URL, how they are reached, and what their errors mean.
+"""TensorStore's key-value stores by URL: how they are reached, and what their errors mean.
 
 Local folders, ``gs://``, ``s3://`` and, read-only, ``http(s)://``. No key or token passes through
 here: TensorStore takes credentials from where its drivers look for them (``storage.s3.credentials``
@@ -86,7 +86,7 @@ def storage_of_environment(
 
 @functools.cache
 def _context(storage: Storage, cache_bytes: int) -> ts.Context:
-    """One TensorStore context per settings and process, so that its limits hold for all that is opened with them."""
+    """The TensorStore context of settings: one per process, so that its limits hold in total."""
     resources: dict[str, Any] = {
         f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")
     }
@@ -106,12 +106,15 @@ def _context(storage: Storage, cache_bytes: int) -> ts.Context:
 
 
 def kvstore_spec(url: str, storage: Storage) -> Any:
-    """What TensorStore opens to reach the folder at a URL: the URL, or a spec where an endpoint or region is set."""
+    """What TensorStore opens to reach the folder at a URL.
+
+    It is the URL itself, or a spec where an endpoint or region is set.
+    """
     return with_settings(url if url.endswith("/") else url + "/", storage)
 
 
 def with_settings(spec: Any, storage: Storage) -> Any:
-    """A TensorStore spec, with endpoint and region in every ``s3`` store of it that does not name its own."""
+    """A TensorStore spec with endpoint and region in each ``s3`` store that names none itself."""
     if isinstance(spec, dict):
         spec = {key: with_settings(value, storage) for key, value in spec.items()}
         if spec.get("driver") == "s3" and "endpoint" not in spec and "aws_region" not in spec:
@@ -134,7 +137,12 @@ def _s3_members(storage: Storage) -> dict[str, str]:
 def open_with(
     opening: Callable[[ts.Context], ts.Future[Value]], storage: Storage, cache_bytes: int = 0
 ) -> Value:
-    """What ``opening`` gives, called with the TensorStore context of ``storage``; it keeps so much of decoded blocks.
+    """Call a function with the TensorStore context of settings, and wait for what it opens.
+
+    Args:
+        opening: begins to open something, given the context.
+        storage: the settings.
+        cache_bytes: decoded blocks that the context keeps.
 
     Raises:
         ValueError, OSError: as TensorStore does; also if there is no answer within a minute and a
@@ -161,8 +169,13 @@ def open_kvstore(url: str, storage: Storage = LOCAL) -> KvStore:
         raise VolumeError(f"cannot open {url}: {one_line(error)}") from None
 
 
-def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
-    """A request's result; one that fails in a way that may pass is made again, with backoff.
+def retry_request(what: str, where: str, action: Callable[[], Value]) -> Value:
+    """Make a request; make it again, with backoff, where it fails in a way that may pass.
+
+    Args:
+        what: a verb for the message, such as "read".
+        where: the URL, for the message.
+        action: makes the request, and waits for its result.
 
     Raises:
         WorkerFault: it failed for good.
@@ -174,7 +187,7 @@ def persistently(what: str, where: str, action: Callable[[], Value]) -> Value:
 
 
 def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
-    """Delete what lies under a folder, such as ``receipts/``, of the store at ``url``; by default everything.
+    """Delete everything in a folder of a store, such as ``receipts/``; by default all of the store.
 
     Raises:
         WorkerFault: it cannot be done.
@@ -184,13 +197,19 @@ def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
     def delete() -> None:
         store.delete_range(keys).result(timeout=TRANSFER_SECONDS)
 
-    persistently("delete", f"{url}/{folder}", delete)
+    retry_request("delete", f"{url}/{folder}", delete)
 
 
-def again_if_failed(
+def or_else_again(
     under_way: Any, again: Callable[[], Any], patience: float = PATIENCE_SECONDS
 ) -> Callable[[], Any]:
-    """The result of a request under way; once that has failed, of a new one."""
+    """A function that waits for a request; when it is called again, it makes a new one.
+
+    Args:
+        under_way: the request that was begun.
+        again: begins a new one.
+        patience: seconds to wait for either.
+    """
     first = [under_way]
 
     def result() -> Any:
@@ -215,34 +234,40 @@ def read_key(store: KvStore, key: str, url: str) -> bytes | None:
 def change_json(
     store: KvStore, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
-    """Replace the JSON object in a key by ``change`` of it, which may be called again: what others write is not lost.
+    """Change the JSON object in a key, such that what others write meanwhile is not lost.
+
+    Args:
+        store: the store at ``url``.
+        key: the object's key.
+        url: for messages.
+        change: returns the changed object; it may be called several times.
 
     Raises:
         WorkerFault: it cannot be done, or others write to it all the time.
         VolumeError: the key is absent or holds no JSON object.
     """
     for _ in range(_CHANGES):
-        found = persistently(
+        result = retry_request(
             "read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS)
         )
         try:
-            before = json.loads(found.value) if found.state == "value" else None
+            before = json.loads(result.value) if result.state == "value" else None
         except ValueError:
             before = None
         if not isinstance(before, dict):
             raise VolumeError(
                 f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged"
             )
-        after = change(json.loads(found.value))  # a copy: it may be changed in place
+        after = change(json.loads(result.value))  # a copy: it may be changed in place
         if after == before:
             return
         text = json.dumps(after)
-        generation = found.stamp.generation
+        generation = result.stamp.generation
 
         def write(text: str = text, generation: bytes = generation) -> Any:
             return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
 
-        if persistently("write", f"{url}/{key}", write).generation:  # empty if another was faster
+        if retry_request("write", f"{url}/{key}", write).generation:  # empty if another was faster
             return
         time.sleep(random.uniform(0, 0.2))
     raise WorkerFault(
@@ -252,7 +277,7 @@ def change_json(
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:
-    """The bytes of one file at a URL, if it is there and comes within ``patience`` seconds.
+    """Read the file at a URL; wait at most ``patience`` seconds for it.
 
     Raises:
         VolumeError: it is absent, or its store does not answer.
@@ -277,7 +302,7 @@ def place_of_url(url: str, storage: Storage = LOCAL) -> str:
 
 
 def place_of_store(store: KvStore) -> str:
-    """Where a key-value store lies, as :func:`place_of_url` says it."""
+    """Where a key-value store lies, in the form of :func:`place_of_url`."""
     spec = store.spec().to_json()
     if spec["driver"] == "file":
         return os.path.realpath(str(spec["path"]))
@@ -286,7 +311,7 @@ def place_of_store(store: KvStore) -> str:
 
 
 def is_within(place: str, other: str) -> bool:
-    """Whether a place is another, or lies inside it, both as :func:`place_of_store` says them."""
+    """Whether a place, in the form of :func:`place_of_store`, is another or lies inside it."""
     if not (place.startswith("{") and other.startswith("{")):
         return f"{place}/".startswith(f"{other.rstrip('/')}/")
     a = json.loads(place)
@@ -318,7 +343,7 @@ def status(error: BaseException) -> str:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a TensorStore error, by the status its text begins with, may pass; a full disk does not."""
+    """Whether a failed request may succeed later; a full disk is RESOURCE_EXHAUSTED, and stays."""
     return status(error) in _TRANSIENT and status(error) != "RESOURCE_EXHAUSTED"
 
 

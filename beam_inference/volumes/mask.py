@@ -1,4 +1,7 @@
-"""What is kept of a volume, by another volume of any voxel size: looked up piece by piece, in bounded memory."""
+"""Masks: where a volume is kept, looked up in another volume of any voxel size.
+
+That volume is read piece by piece, in bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,24 @@ from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 PIECE_BYTES = 2**24
-"""Of a mask so much is read at a time, in whole blocks, or one block if that is larger."""
+"""Bytes of a mask that are read at a time, in whole blocks; at least one block."""
 PIECE_VOXELS = 2**22
-"""So many voxels of what it masks are looked up at a time."""
+"""Voxels of the masked volume that are looked up at a time."""
 
 _Run = tuple[slice, NDArray[np.int64] | None]
 
 
 @dataclass(frozen=True)
 class Mask:
-    """A volume that is looked up by place.
+    """A volume that says where another one is kept.
 
     A voxel's value is that of the mask's voxel in which its centre lies; both grids have the corner
     of voxel 0 at the same place. Beyond the mask's bounds it is zero.
 
     Attributes:
-        volume: of one channel.
+        volume: a volume of one channel.
         per_voxel: its voxels per voxel of what it masks, ZYX.
-        inverse: whether what is kept is where it is zero.
+        inverse: whether voxels are kept where it is zero, instead.
         fill_value: what stands elsewhere, in stored units of what it masks.
     """
 
@@ -47,18 +50,23 @@ class Mask:
     fill_value: float
 
     def keeps_any(self, box: BoundingBox) -> bool:
-        """Whether any voxel of a box is kept. Raises as :meth:`beam_inference.volumes.volume.Volume.read`."""
+        """Whether any voxel of a box is kept; raises as :meth:`.volume.Volume.read` does."""
         return any(kept.any() for _, kept in self._pieces(box))
 
     def fill(self, array: NDArray[Any], box: BoundingBox) -> None:
-        """Put the fill value into those voxels of a box, (C, Z, Y, X), that are not kept; otherwise as keeps_any."""
+        """Put the fill value where voxels are not kept; raises as :meth:`keeps_any` does.
+
+        Args:
+            array: values of a box (C, Z, Y, X), changed in place.
+            box: where they lie in the masked volume.
+        """
         for where, kept in self._pieces(box):
             # Not by an index of booleans, which takes 24 bytes a voxel.
             np.copyto(array[(slice(None), *where)], array.dtype.type(self.fill_value), where=~kept)
 
     @property
     def piece_bytes(self) -> int:
-        """What a thread holds while it looks at a piece: blocks, what is read of them, and what is looked up."""
+        """Bytes that a thread holds for a piece: blocks, their values, and what is looked up."""
         shape = self._piece_shape
         itemsize = self.volume.dtype.itemsize
         return (2 * itemsize + 1) * int(np.prod(shape)) + 3 * PIECE_VOXELS
@@ -76,7 +84,7 @@ class Mask:
         return (shape[0], shape[1], shape[2])
 
     def _pieces(self, box: BoundingBox) -> Iterator[tuple[tuple[slice, ...], NDArray[np.bool_]]]:
-        """A box piece by piece: where in it, and which voxels there are kept."""
+        """The pieces of a box: where in the box, and which voxels there are kept."""
         _, y, x = box.shape
         most = (
             max(1, PIECE_VOXELS // max(1, y * x)),
@@ -99,7 +107,10 @@ class Mask:
             yield where, ~values if self.inverse else values
 
     def _runs(self, box: BoundingBox, axis: int, most: int) -> list[_Run]:
-        """What of a box lies in one piece after the other on an axis; with the places there, None beyond the mask."""
+        """Slices of a box on an axis, one for each piece of the mask, and the mask's voxels there.
+
+        Beyond the mask there are none: then None stands for them.
+        """
         place = np.floor(
             (np.arange(box.start[axis], box.stop[axis]) + 0.5) * self.per_voxel[axis]
         ).astype(np.int64)
@@ -124,7 +135,7 @@ class MaskedVolume(Volume):
     mask: Mask
 
     def read(self, box: BoundingBox) -> NDArray[Any]:
-        """As of any volume; where nothing of a box is kept, nothing of it is read."""
+        """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
         if not self.mask.keeps_any(box):
             return np.full((self.channels, *box.shape), self.mask.fill_value, self.dtype)
         array = super().read(box)
@@ -132,8 +143,8 @@ class MaskedVolume(Volume):
         return array
 
 
-def masked(volume: Volume, mask: Mask) -> MaskedVolume:
-    """A volume, masked."""
+def with_mask(volume: Volume, mask: Mask) -> MaskedVolume:
+    """The volume as it reads behind a mask."""
     return MaskedVolume(
         **{field.name: getattr(volume, field.name) for field in fields(Volume)}, mask=mask
     )
@@ -142,7 +153,13 @@ def masked(volume: Volume, mask: Mask) -> MaskedVolume:
 def open_mask(
     key: str, config: MaskConfig, voxel_size_nm: VoxelSizeNm | None, storage: Storage
 ) -> Mask:
-    """Open a mask of a volume of a voxel size; ``key`` is where it stands in the job.
+    """Open a mask.
+
+    Args:
+        key: the job's key that names it, for messages.
+        config: what the job says of it.
+        voxel_size_nm: of the volume that is masked, ZYX; None if it is not known.
+        storage: how object stores are reached.
 
     Raises:
         VolumeError: there is no such volume.

@@ -1,4 +1,6 @@
-"""OME-Zarr: groups of arrays that are one image at several scales; versions 0.4 (zarr v2) and 0.5 (zarr v3).
+"""Metadata of OME-Zarr: groups of arrays that are one image at several scales.
+
+Version 0.4 is of zarr v2 arrays, 0.5 of zarr v3 ones.
 
 Specification: https://ngff.openmicroscopy.org, "multiscales" metadata.
 """
@@ -24,7 +26,13 @@ NM_PER_UNIT = {
 
 
 class Level(NamedTuple):
-    """An array of a group: its path in it, names of its axes, and its voxel size along each, nm, where known."""
+    """An array of a group.
+
+    Attributes:
+        path: its path in the group.
+        axes: names of its axes.
+        voxel_size_nm: its voxel size along each; None where it is not known.
+    """
 
     path: str
     axes: list[str]
@@ -32,7 +40,7 @@ class Level(NamedTuple):
 
 
 def levels(attributes: dict[str, Any], url: str) -> list[Level]:
-    """The arrays that a group's attributes describe, the finest first; none if it is no OME-Zarr image.
+    """The arrays that a group's attributes describe, the finest first; none if it is no image.
 
     Raises:
         VolumeError: the metadata are there, and damaged.

@@ -21,8 +21,8 @@ from beam_inference.volumes.axes import Axes, stated_axes, take_positions
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
+    hint_at_neighbours,
     json_object,
-    neighbours,
     volume_at,
 )
 from beam_inference.volumes.kvstores import (
@@ -128,7 +128,7 @@ def _find_scale(source: VolumeSource) -> Scale:
     if stored is None:
         raise VolumeError(
             f"no volume at {source.path}: expected one of the files info, zarr.json, .zarray or "
-            f"attributes.json there. Check input.path{neighbours(source.path)}."
+            f"attributes.json there. Check input.path{hint_at_neighbours(source.path)}."
         )
     return stored.scales[_index_of(source.scale, stored, source.path)]
 

@@ -1,4 +1,4 @@
-"""Output volumes: what a new one is to be, creating it, and whether an existing one can be continued."""
+"""Output volumes: creating a new one, and checking whether an existing one can be continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which blocks a shard of a precomputed volume holds: pure.
+"""Which blocks a shard of a precomputed volume holds, by pure arithmetic.
 
 Neuroglancer numbers the blocks of a scale by the compressed Morton code of their position: bit 0 of
     x, of y, of z, then bit 1 of x and so on, leaving out an axis once its bits are used up. Blocks
@@ -20,11 +20,19 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx, ceil_div
 
 _PRESHIFT_BITS = 9
-"""Blocks that one entry of a shard's index lists, at most 2 to this power: reading a block takes two small requests."""
+"""One entry of a shard's index lists at most 2 to this power blocks.
+
+Reading a block then takes two small requests.
+"""
 
 
 def shard_shapes(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
-    """Voxels of a shard for 0, 1, 2 … low bits, ZYX, until one shard holds a volume of ``shape``."""
+    """Shapes of a shard, ZYX, for 0, 1, 2 … low bits, until one shard holds the volume.
+
+    Args:
+        shape: extent of the volume, ZYX.
+        block_shape: ZYX.
+    """
     blocks = ChunkGrid(BoundingBox((0, 0, 0), shape), block_shape).shape
     all_bits = [(count - 1).bit_length() for count in blocks]
     bits = [0, 0, 0]
@@ -39,7 +47,7 @@ def shard_shapes(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
 
 
 def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict[str, Any]:
-    """The ``sharding`` member of a scale whose shards are boxes of ``shard_shape``, all ZYX in voxels.
+    """The ``sharding`` member of a scale, for shards of a shape; all ZYX, in voxels.
 
     Raises:
         AlignmentError: no number of bits gives that box; the message names some that can be had.
@@ -71,7 +79,13 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict
 
 
 def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -> list[str]:
-    """Keys of the shards of a scale, given its metadata, of which ``array`` (C, Z, Y, X), all of ``box``, is zero."""
+    """Keys of the shards in which nothing but zeros is written.
+
+    Args:
+        scale: the scale's metadata.
+        box: what is written.
+        array: the values of all of it (C, Z, Y, X).
+    """
     z, y, x = scale["chunk_size"][::-1]
     size = scale["size"][::-1]
     origin = scale["voxel_offset"][::-1]

@@ -1,4 +1,4 @@
-"""Volumes on disk or in object stores, through TensorStore: open, cutout, aligned write, and what their errors mean.
+"""An open volume on disk or in an object store: reading, aligned writing, and their errors.
 
 Whatever a store's own axis order is, a :class:`Volume` is (channel, z, y, x): the transpose is a
 TensorStore index transform, made once, here. Creating outputs is in
@@ -68,7 +68,7 @@ class Volume:
 
     @property
     def read_shape(self) -> Zyx:
-        """What is read at once, ZYX: of a shard one of its blocks, else ``block_shape``."""
+        """The unit of reading, ZYX: one block of a shard, else ``block_shape``."""
         return extents(self.store.chunk_layout.read_chunk.shape)
 
     @property
@@ -119,7 +119,7 @@ class Volume:
         return {**spec, **spec["base"]} if "base" in spec else spec
 
     def read(self, box: BoundingBox) -> NDArray[Any]:
-        """The voxels of a box inside the bounds: shape (channels, *box.shape), in the stored dtype.
+        """Read the voxels of a box inside the bounds: (channels, *box.shape), in the stored dtype.
 
         Raises:
             TransientReadError: another attempt may succeed.
@@ -142,12 +142,22 @@ class Volume:
         return array
 
     def cutout(self, box: BoundingBox, fill: Fill, fill_value: float) -> NDArray[Any]:
-        """The voxels of any box, with ``fill`` ("reflect" or "constant") outside the bounds. Raises as :meth:`read`."""
+        """Read the voxels of any box; raises as :meth:`read` does.
+
+        Args:
+            box: it may reach beyond the bounds.
+            fill: what lies there: "reflect" or "constant".
+            fill_value: the value for "constant".
+        """
         source = source_box(box, self.bounds, fill)
         return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)
 
     def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
-        """Write the voxels of a box of whole blocks, shape (channels, *box.shape); durable when this returns.
+        """Write the voxels of a box of whole blocks; they are durable when this returns.
+
+        Args:
+            box: its blocks are written whole.
+            array: values (channels, *box.shape).
 
         Raises:
             TransientWriteError: another attempt may succeed.
@@ -179,10 +189,10 @@ class Volume:
 
 
 class TransientWriteError(WorkerFault):
-    """A write failed in a way that may pass; when attempts are used up it is a fault of the worker."""
+    """A write failed in a way that may pass; once attempts are used up it is the worker's fault."""
 
 
 def extents(shape: Iterable[int | None] | None) -> Zyx:
-    """Extents along z, y, x in the shape of a (channel, z, y, x) array, which TensorStore states."""
+    """Extents along z, y, x in a shape (channel, z, y, x) that TensorStore states."""
     _, *others = shape or ()
     return triple(extent for extent in others if extent is not None)

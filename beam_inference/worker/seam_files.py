@@ -29,10 +29,10 @@ from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.limits import SEAM_FILES_AT_ONCE, WRITTEN_BYTES
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
-    again_if_failed,
     delete_folder,
     open_kvstore,
-    persistently,
+    or_else_again,
+    retry_request,
 )
 
 _CRC_BYTES = 4
@@ -118,14 +118,14 @@ class SeamFiles:
     def forget_all(self) -> int:
         """Delete all files of the job; return how many there were."""
         everything = ts.KvStore.KeyRange()
-        keys = persistently(
+        keys = retry_request(
             "list", self._url, lambda: self._store.list(everything).result(TRANSFER_SECONDS)
         )
         delete_folder(self._store, self._url)
         return len(keys)
 
     def _write(self, key: str, content: bytearray) -> None:
-        persistently(
+        retry_request(
             "write",
             f"{self._url}/{key}",
             lambda: self._store.write(key, content).result(  # type: ignore[arg-type]  # a buffer does
@@ -136,8 +136,8 @@ class SeamFiles:
     def _await_read(self, future: Any, key: str) -> Any:
         """Wait for a file; request it again if that fails."""
         request = partial(self._store.read, key)
-        action = again_if_failed(future, request, TRANSFER_SECONDS)
-        return persistently("read", f"{self._url}/{key}", action)
+        action = or_else_again(future, request, TRANSFER_SECONDS)
+        return retry_request("read", f"{self._url}/{key}", action)
 
 
 def _folder(receiver: int) -> str:

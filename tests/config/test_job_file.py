@@ -132,7 +132,7 @@ def test_factory_paths(path, parts):
         ({"output": {"dtype": "uint8", "value_range": [1, 0]}}, "low < high"),
         (
             {"output": {"format": "tiff"}},
-            "output.format: 'tiff' is not among the installed formats: n5, ome_zarr, ome_zarr_0.4, ",
+            "output.format: 'tiff' is not among the installed formats: n5, ome_zarr, ",
         ),
         ({"output": {"dtype": "int16", "value_range": [0, 1]}}, "not read by Neuroglancer"),
         ({"input": {"fill_value": 3}}, "no effect with fill: reflect"),

@@ -1,4 +1,4 @@
-"""What a job makes of a volume's levels, against NumPy on the whole volume; and of levels that are gone or others."""
+"""Normalisation by a volume's levels, against NumPy on the whole volume."""
 
 import json
 
@@ -180,7 +180,7 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
     for command in ("run", "verify"):
         assert main([command, job(low=0.05)]) == 2
         told = capsys.readouterr().err
-        assert "It began with model.normalize: {'levels': 'file://" in told
+        assert "belongs to another job: model.normalize is {'levels': 'file://" in told
         assert "'low': 0.02" in told
     to.unlink()
     assert main(["run", job(low=0.05)]) == 2

@@ -1,4 +1,4 @@
-"""Where bytes lie: settings that reach every store, names that need decoding, stores that do not answer."""
+"""Settings that reach every store, names that need decoding, stores that do not answer."""
 
 import shutil
 import socket

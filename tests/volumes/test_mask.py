@@ -1,4 +1,4 @@
-"""Masks of the input and of the output: against NumPy on the whole volume, for more than one chunk shape."""
+"""Masks of input and output, against NumPy on the whole volume, for several chunk shapes."""
 
 import json
 import shutil
@@ -105,7 +105,7 @@ def test_outside_its_mask_the_input_has_the_fill_value(tmp_path, seams):
     "seams", ["recompute", "exchange", pytest.param("crop", marks=pytest.mark.slow)]
 )
 def test_the_bits_are_those_of_a_volume_that_was_masked_before(tmp_path, seams):
-    """With overlaps, margins, a reflection at the volume's ends, a contrast, an offset, and another mask behind it."""
+    """With overlaps, margins, reflection, a contrast, an offset, and another mask behind it."""
     array = np.random.default_rng(3).integers(1, 256, (14, 27, 25), dtype=np.uint8)
     start = (3, -5, 2)
     where = np.random.default_rng(4).random((10, 40, 12)) < 0.7
@@ -289,7 +289,7 @@ def test_masks_that_say_nothing_of_this_volume_are_refused(tmp_path):
 
 @pytest.mark.parametrize("format", ["zarr2", "zarr3", "ome_zarr"])
 def test_a_mask_may_be_of_truth_values(tmp_path, format, caplog):
-    """As zarr arrays are that NumPy, scikit-image and napari make masks of; anything else of them is refused."""
+    """Masks of NumPy, scikit-image and napari are zarr arrays of bool."""
     write_volume(tmp_path / "in", INPUT[0])
     url = write_volume(tmp_path / "mask", WANTED, voxel_size_nm=(20.0, 40.0, 20.0), format=format)
     bytes_of = result(tmp_path, "bytes", tmp_path / "in", {"path": url})
