@@ -6,10 +6,10 @@ import sys
 from collections import Counter
 
 import pytest
-from geometry.test_plan import cube, plans
 from helpers import plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.plans import cube, plans
 
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import seam_boxes
