@@ -150,7 +150,7 @@ def eager(network: torch.nn.Module, calls: int, device: str) -> Callable[[], Non
 
 
 def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
-    """Each engine's forward pass against PyTorch's eager mode, on the same cores, or the same GPU."""
+    """Compare engines' forward pass with PyTorch's eager mode, on the same cores or GPU."""
     plain = eager(unet(), 4, device)
     found = {
         f"{name} / eager": ratio(forward(predictor_of(name, device=device), 4), plain, repeats)
@@ -250,7 +250,7 @@ def _in_processes(count: int, *arguments: str) -> float:
 
 
 def processes(repeats: int) -> dict[str, Any]:
-    """Two processes of one thread at once: against one alone, seconds per patch; against one of two threads, for all.
+    """Compare two processes of one thread with one alone, and with one of two threads.
 
     The network is run by OpenVINO.
     """
@@ -298,7 +298,8 @@ def job():
 
 
 peak = peak_bytes(job)
-print(json.dumps({"peak_bytes": peak, "projected_bytes": projected, "seconds": time.perf_counter() - start}))
+seconds = time.perf_counter() - start
+print(json.dumps({"peak_bytes": peak, "projected_bytes": projected, "seconds": seconds}))
 """
 
 
@@ -325,7 +326,7 @@ def memory_against_projection() -> dict[str, float]:
 
 
 def growth(chunk: tuple[int, int, int], patch: tuple[int, int, int], layers: int) -> dict[str, Any]:
-    """A worker's peak memory and seconds per voxel as the volume grows, chunks staying as they are; null network.
+    """Measure peak memory and seconds per voxel of a worker in volumes of more and more chunks.
 
     The first volume is of ``layers`` × 6 × 6 chunks: enough for what a worker keeps from chunk to
     chunk to be full.

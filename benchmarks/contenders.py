@@ -1,4 +1,4 @@
-"""One tool doing one volume with one network, as a process of its own: ``python contenders.py TOOL NETWORK THREADS``.
+"""Run one tool on one volume with one network: ``python contenders.py TOOL NETWORK THREADS``.
 
 Run by ``benchmarks.peers``, with the python of this project for "beam-inference", and with that of
 the peers for the others. All do the same patches of 16×128×128 at an overlap of a quarter, and make
@@ -209,7 +209,7 @@ def chunkflow_inferencer(name: str) -> Any:
 
 
 def job(seams: str, threads: int, volume: Array) -> Run:
-    """Ours, from its first chunk on: ``seams`` instead of a network's name. The network is run by OpenVINO."""
+    """Run ours, from its first chunk on, by OpenVINO; ``seams`` stands for the network's name."""
     from beam_inference.config.formats import OutputSpec
     from beam_inference.config.job_file import parse_job
     from beam_inference.geometry.bounding_box import BoundingBox
@@ -249,7 +249,7 @@ def job(seams: str, threads: int, volume: Array) -> Run:
 
 
 def chunkflow_job(_: str, __: int, volume: Array) -> Run:
-    """Chunkflow's inference of each chunk grown by the overlap, cropped, and written, as its command lines do."""
+    """Run chunkflow on each chunk grown by the overlap, crop and write, as its commands do."""
     from chunkflow.chunk import Chunk
     from cloudvolume import CloudVolume  # type: ignore[import-untyped]
 

@@ -1,4 +1,4 @@
-"""A stack of slices of 4 GiB into blocks: seconds, and the most memory that the whole tree of processes takes.
+"""Convert a stack of slices of 4 GiB into blocks: seconds, and peak memory of all processes.
 
     python -m benchmarks.convert [--slices 1024] [--folder FOLDER]
 
@@ -108,7 +108,7 @@ def converted(folder: Path, block_shape: str, pictures: list[Any], count: int) -
 
 
 def watched(process: subprocess.Popen[bytes], peak: list[int]) -> None:
-    """Keep the most that the process and its descendants hold resident together, files they have mapped included."""
+    """Keep the peak of resident memory of the process and its descendants, with mapped files."""
     while process.poll() is None:
         peak[0] = max(peak[0], sum(map(resident, family(process.pid))))
         time.sleep(0.1)

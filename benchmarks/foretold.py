@@ -1,4 +1,4 @@
-"""What is foretold against what happens: ``python -m benchmarks.foretold --data FIB25.npy``; an hour and a half.
+"""Compare estimates with runs: ``python -m benchmarks.foretold --data FIB25.npy``; 90 minutes.
 
 Seconds of a job over all of FIB-25 by ``plan --calibrate`` against real runs; a worker's projected
 memory against measured peaks, for ten jobs over a volume mirrored from it; and the simulation
@@ -94,7 +94,7 @@ def widened(whole: NDArray[Any]) -> NDArray[Any]:
 
 
 def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[str, Any]:
-    """A job over one of the volumes with the trained network of the tests; ``where`` is a folder's URL."""
+    """Make a job over a volume with the tests' trained network; ``where`` is a folder's URL."""
     keys = {
         "patch_shape": [20, 48, 48],
         "patch_overlap": [4, 16, 16],
@@ -110,7 +110,7 @@ def values_of(where: str, volume: str, output: str, **inference: Any) -> dict[st
 
 
 def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
-    """Foretold and real seconds of jobs, each calibrated anew before its run; all that were taken, after each job."""
+    """Yield estimated and measured seconds of jobs, each calibrated anew, after each job."""
     rows = {}
     for engine, seams in product(("openvino", "torch"), ("recompute", "exchange")):
         ratios = []
@@ -222,7 +222,7 @@ def memory_jobs() -> dict[str, dict[str, Any]]:
 def memory(
     folder: Path, wide: NDArray[Any], repeats: int, jobs: dict[str, Any], others: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Peaks of jobs, each in a process of its own, over the projections; all that were taken, after each one.
+    """Yield peaks of jobs over their projections, each in a process of its own, after each job.
 
     On a store that takes 100 ms to answer, which is what is projected, and on this machine's disk,
     where most of a chunk is written before the next one takes memory.

@@ -1,4 +1,4 @@
-"""How long the device waits for an object store that takes 100 ms to answer: part of ``make bench``.
+"""Measure the device's waits for an object store that answers in 100 ms; in ``make bench``.
 
 The store is a server of Cloud Storage's protocol on this machine, as a process of its own: input,
 output and receipts are in it, and every request waits before it is answered. Compression and
@@ -61,7 +61,7 @@ def server(latency: float) -> Iterator[str]:
 
 
 def idle_share(latency: float, network: str, engine: str, device: str = "cpu") -> dict[str, Any]:
-    """A job; how much of the time from its first chunk's computing to its last one's nothing was computed."""
+    """Run a job; the share of time from its first chunk's inference to its last without any."""
     with server(latency) as url, tempfile.TemporaryDirectory() as folder:
         storage = Storage(gcs=Gcs(endpoint=url))
         shape = tuple(n * c for n, c in zip(CHUNKS, CHUNK, strict=True))

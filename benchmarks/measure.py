@@ -1,4 +1,4 @@
-"""What benchmarks share: ratios from runs taken in turn, when a job was at work, the peak of memory, the machine."""
+"""Shared by benchmarks: ratios of runs in turn, times of a job, peak memory, the machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def ratio(first: Callable[[], Any], second: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Seconds of both, run in turn after one warm-up each, and the median of the pairwise ratios first / second."""
+    """Seconds of both, run in turn after a warm-up, and the median of ratios first / second."""
     pairs = []
     for repeat in range(repeats + 1):
         times = []
@@ -40,7 +40,7 @@ def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def work_of(output: str) -> tuple[float, float, list[float]]:
-    """When a job's first chunk was begun, when its last was finished, and how long the network took for each, in s."""
+    """Start of a job's first chunk, end of its last, and the network's seconds for each chunk."""
     from beam_inference.job.state import State
 
     state = State(f"{output}/_beam_inference")

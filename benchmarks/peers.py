@@ -1,4 +1,4 @@
-"""The patch loop against other tools': ``make bench-peers``, or ``python -m benchmarks.peers --python PEERS_PYTHON``.
+"""Compare the patch loop with other tools: ``make bench-peers``, or this module with --python.
 
 Every run is a process of its own (see ``benchmarks.contenders``), the tools taken in turn, round
 after round. A ratio is ours over theirs in the same round. Writes
@@ -46,7 +46,7 @@ def over_output(peak: int, network: str) -> float:
 def rounds(
     python: str, ours: str, network: str, threads: int, count: int, repeats: int
 ) -> dict[str, Any]:
-    """Ours (with network ``ours``) and each peer in turn: ratios of time; peaks of memory over the float32 output."""
+    """Run ours and each peer in turn: ratios of time, and peaks of memory over the output."""
     pairs: dict[str, list[tuple[float, float]]] = {tool: [] for tool in PEERS}
     peaks: dict[str, float] = {}
     for _ in range(count):
@@ -61,7 +61,7 @@ def rounds(
 
 
 def jobs(python: str, threads: int, count: int) -> dict[str, Any]:
-    """A whole job of ours, from its first chunk on, against chunkflow's inference of the same chunks."""
+    """Compare a whole job of ours, from its first chunk on, with chunkflow on the same chunks."""
     pairs: dict[str, list[tuple[float, float]]] = {"crop": [], "recompute": [], "exchange": []}
     for _ in range(count):
         theirs = run(python, "chunkflow job", "unet", threads, 1)

@@ -1,4 +1,4 @@
-"""What the seam modes cost, and what is at chunk borders: ``python -m benchmarks.seams --data FIB25.npy``.
+"""Compare seam modes: costs and errors at chunk borders, of the volume given as ``--data``.
 
 A part of FIB-25 is run in every mode with the same chunks, patches and network; and, with
 ``--python``, by chunkflow with margins of a whole overlap, as our ``crop`` has them. Errors are
@@ -142,7 +142,7 @@ def chunkflows(python: str, folder: Path, exact: NDArray[np.float32]) -> dict[st
 
 
 def draw(image: NDArray[np.uint8], outputs: dict[str, NDArray[np.float32]], path: Path) -> None:
-    """A slice: the input, the result, and by how much ``crop`` and ``exchange`` are off it, on a logarithmic scale."""
+    """Draw a slice: input, result, and errors of ``crop`` and ``exchange``, logarithmically."""
     import matplotlib
 
     matplotlib.use("Agg")

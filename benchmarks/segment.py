@@ -1,4 +1,4 @@
-"""Watershed and agglomeration against waterz, which has the whole volume in memory: seconds, and memory.
+"""Compare watershed and agglomeration with waterz, in memory: seconds, and memory.
 
     python -m benchmarks.segment --data ../shared/data [--side 160]
 
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def affinities(image: NDArray[np.uint8], labels: NDArray[Any]) -> NDArray[np.float32]:
-    """(3, z, y, x), to the voxels before along z, y and x: as of a network that errs at no boundary.
+    """Affinities (3, z, y, x) to the voxels before along z, y and x, right at every boundary.
 
     Within a body they are 0.5 … 1, as bright as the smoothed image is there; else 0 … 0.45,
     likewise.

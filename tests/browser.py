@@ -26,7 +26,8 @@ _WHEN_READY = """
 const done = arguments[0], begin = Date.now();
 let before = false;
 (function look() {
-  const viewer = window.viewer, ready = viewer && viewer.layerManager.managedLayers.length && viewer.isReady();
+  const viewer = window.viewer;
+  const ready = viewer && viewer.layerManager.managedLayers.length && viewer.isReady();
   if (ready && before) return done("");
   if (Date.now() - begin > 60000) return done("not ready after a minute");
   before = ready;
@@ -35,8 +36,8 @@ let before = false;
 """
 _PANEL = """
 const panel = [...viewer.display.panels][0];
-return [panel.canvasRelativeClippedTop, panel.canvasRelativeClippedLeft, panel.renderViewport.height,
-        panel.renderViewport.width]
+return [panel.canvasRelativeClippedTop, panel.canvasRelativeClippedLeft,
+        panel.renderViewport.height, panel.renderViewport.width]
 """
 _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().split(',')[1]"
 
@@ -90,7 +91,7 @@ class Page:
         assert not trouble, (trouble, self.complaints(), self.layer_errors())
 
     def center(self, position):
-        """The pixel, RGB, in the middle of the first panel, once the voxel at a position, ZYX, is there."""
+        """RGB of the pixel in the middle of the first panel, once a voxel, ZYX, is there."""
         x, y, z = (n + 0.5 for n in position[::-1])
         self.driver.execute_script(
             f"viewer.navigationState.position.value = Float32Array.of({x}, {y}, {z})"
@@ -147,7 +148,7 @@ def chromium():
 
 
 def microscope(state, voxels_per_pixel=0.02):
-    """The same state as one xy panel, closely by default, with nothing drawn over its volumes, which are opaque."""
+    """The state as one xy panel, close by default, with opaque volumes and nothing over them."""
     layers = [
         {**layer, "opacity": 1.0} if layer["type"] == "image" else {**layer, "selectedAlpha": 1.0}
         for layer in state["layers"]

@@ -156,7 +156,7 @@ class Shown:
         return [(self._assumed_m, 0.0)] * len(self._axes)
 
     def layer(self, address: str, voxel_size_nm: VoxelSizeNm) -> VolumeLayer:
-        """Make the layer, read at ``address``; ``voxel_size_nm`` is for volumes that do not say it."""
+        """Make the layer, read at ``address``; the voxel size is for volumes without one."""
         source = f"{_neuroglancer_formats()[self.volume.driver]}://{address}"
         size = self.volume.voxel_size_nm or voxel_size_nm
         # says itself where it lies, and its voxel size at every scale

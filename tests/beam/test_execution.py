@@ -61,7 +61,7 @@ def test_a_log_that_cannot_be_written_does_not_end_the_job(job):
 
 
 def test_log_handlers_that_fail_at_the_same_time_do_not_wait_for_each_other(caplog):
-    """Each holds its own lock while it prints why; what is printed goes to the log, and so to the other one."""
+    """Each holds its own lock while it prints, and what is printed goes to the other one."""
     both = threading.Barrier(2, timeout=10)
 
     class Failing(logging.Handler):

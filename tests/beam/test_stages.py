@@ -16,7 +16,7 @@ from beam_inference.volumes.kvstores import LOCAL
 
 @dataclass(frozen=True)
 class Append:
-    """Writes a file per chunk, which names the files that were there; some chunks fail as a file in the folder says."""
+    """Writes a file per chunk that counts earlier files; other files make chunks fail."""
 
     name: str
     folder: str

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def cells(array, start, factor):
-    """Every cell as its place in the result and the voxels it holds, x fastest; no arithmetic of boxes."""
+    """Yield each cell's index in the result and its voxels, x fastest, without box arithmetic."""
     places = [
         [(a + i) // f for i in range(n)] for a, n, f in zip(start, array.shape, factor, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Pyramids of stored volumes: levels are what brute force makes of those below, and are listed once they are there."""
+"""Pyramids: scales are what brute force makes of those below, and are listed once complete."""
 
 import json
 import threading

@@ -78,7 +78,7 @@ def report_of(tmp_path, **keys):
 
 @pytest.fixture
 def nasty(tmp_path):
-    """A job whose input lies in a folder with a hostile name, and has a corrupt block; 18 chunks, some not done."""
+    """A job of 18 chunks, some not done; its input has a corrupt block and a hostile name."""
     array = np.random.default_rng(0).integers(0, 256, (40, 70, 50), dtype=np.uint8)
     folder = tmp_path / "<img src=x onerror=alert(1)>&amp;"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Seam profiles: the values against brute force over a whole output, and what they show of real jobs."""
+"""Seam profiles: their values against brute force, and what they show of real jobs."""
 
 import itertools
 
@@ -18,7 +18,7 @@ from beam_inference.volumes.outputs import open_output
 
 
 def brute_force(array, grid, axis):
-    """Mean absolute difference of neighbours by distance, over pairs nearer to a chunk border than to anything else."""
+    """Mean absolute difference of neighbours by distance, over pairs nearest to a chunk border."""
     length = grid.roi.shape[axis]
     borders = list(range(grid.chunk_shape[axis], length, grid.chunk_shape[axis]))
     values = np.moveaxis(array.astype(float), axis + 1, 0)

@@ -1,4 +1,4 @@
-"""What `view` shows of jobs and volumes, told as Neuroglancer's state; and what it says when it cannot."""
+"""State of Neuroglancer that `view` makes of jobs and volumes, and its error messages."""
 
 import json
 import signal

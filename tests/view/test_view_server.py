@@ -186,7 +186,7 @@ def test_blocks_as_cloud_volume_writes_them_are_read_right_through_the_server(tm
 
 
 def test_an_older_client_is_told_of_a_group_as_it_knows_it(ask, folder, tmp_path):
-    """Of OME-Zarr 0.5, whose last draft was the same at another place; all else is sent as it is."""
+    """Groups of OME-Zarr 0.5 are sent as its last draft, too; all else is sent as it is."""
     write_volume(tmp_path / "em", np.zeros((8, 8, 8), np.uint8), format="ome_zarr")
     group = json.loads((tmp_path / "em" / "zarr.json").read_text())
     array = tmp_path / "em" / "0" / "zarr.json"
