@@ -15,7 +15,7 @@ from beam_inference.residual_unet import ResidualUNet
 
 
 class Position(nn.Module):
-    """One channel in, two out; the answer depends on the place in the patch: wrong geometry shows."""
+    """One channel in, two out; answers depend on the place in the patch: wrong geometry shows."""
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         z, y, x = (torch.linspace(1, 2, n) for n in batch.shape[2:])

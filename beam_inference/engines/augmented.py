@@ -29,7 +29,7 @@ class Symmetry:
 
     @property
     def flipped_axes(self) -> list[int]:
-        """Of arrays (N, C, Z, Y, X)."""
+        """Numbers of the flipped axes, in arrays (N, C, Z, Y, X)."""
         return [2 + axis for axis, flipped in enumerate(self.flips) if flipped]
 
     def maps_back(self, offset: Zyx) -> Zyx:

@@ -92,16 +92,16 @@ def _fold_traced(network: nn.Module) -> nn.Module | None:
     modules: dict[str, Any] = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
 
-    def called(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:
+    def module_called_by(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:
         """The module that a node calls, of such a kind, and which no other calls."""
         is_call = isinstance(node, fx.Node) and node.op == "call_module" and calls[node.target] == 1
         return modules[node.target] if is_call and type(modules[node.target]) in kinds else None
 
     count = 0
     for node in list(traced.graph.nodes):
-        norm = called(node, _NORMS)
+        norm = module_called_by(node, _NORMS)
         before = _first_argument(node)
-        convolution = called(before, _CONVOLUTIONS)
+        convolution = module_called_by(before, _CONVOLUTIONS)
         if (
             norm is None
             or convolution is None
@@ -122,11 +122,11 @@ def _fold_traced(network: nn.Module) -> nn.Module | None:
     if not count:
         return None
     for node in traced.graph.nodes:
-        activation = called(node, _ACTIVATIONS)
+        activation = module_called_by(node, _ACTIVATIONS)
         before = _first_argument(node)
         if (
             activation is not None
-            and called(before, _CONVOLUTIONS) is not None
+            and module_called_by(before, _CONVOLUTIONS) is not None
             and len(before.users) == 1
         ):
             activation.inplace = True

@@ -49,17 +49,17 @@ def _mvn(node: Any, array: Any) -> tuple[Any, Any] | None:
     array, pieces = _in_pieces(array, axes)
     if len(pieces) < 2 or "eps_mode" not in attributes:
         return None
-    product, weight = _weighted(node, axes) if pieces == axes else (node, None)
+    product, weight = _product_with_weight(node, axes) if pieces == axes else (node, None)
     if attributes["normalize_variance"]:
         inside = attributes["eps_mode"].upper() == "INSIDE_SQRT"
         new = _normal(array, pieces, attributes["eps"], inside, weight)
     else:
         product = node
         new = opset13.subtract(array, _mean(array, pieces))
-    return product, new if pieces == axes else _reshaped(new, node.output(0).get_shape())
+    return product, new if pieces == axes else _reshape(new, node.output(0).get_shape())
 
 
-def _weighted(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+def _product_with_weight(node: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     """The product of a node with a constant, and the constant, if it is uniform along the axes.
 
     Multiplying the few numbers of a scale by the constant saves one operation on the whole array.
@@ -83,10 +83,10 @@ def _group_normalization(node: Any, array: Any) -> tuple[Any, Any]:
     attributes = node.get_attributes()
     shape = list(array.get_shape())
     pieces, axes = _in_pieces(array, range(2, len(shape)))
-    weight = _reshaped(node.input_value(1), [-1, *[1] * len(axes)])
-    bias = _reshaped(node.input_value(2), [-1, *[1] * (len(shape) - 2)])
+    weight = _reshape(node.input_value(1), [-1, *[1] * len(axes)])
+    bias = _reshape(node.input_value(2), [-1, *[1] * (len(shape) - 2)])
     normal = _normal(pieces, axes, attributes["epsilon"], True, weight, attributes["num_groups"])
-    return node, opset13.add(_reshaped(normal, shape), bias)
+    return node, opset13.add(_reshape(normal, shape), bias)
 
 
 def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
@@ -94,7 +94,7 @@ def _reduce_mean(node: Any, array: Any) -> tuple[Any, Any] | None:
     return (
         None
         if len(pieces) < 2
-        else (node, _reshaped(_mean(array, pieces), node.output(0).get_shape()))
+        else (node, _reshape(_mean(array, pieces), node.output(0).get_shape()))
     )
 
 
@@ -120,12 +120,12 @@ def _normal(
         groups: number of groups of channels that share a mean and a variance; None if each channel
             has its own.
     """
-    difference = opset13.subtract(array, _shared(_mean(array, axes), groups))
+    difference = opset13.subtract(array, _group_means(_mean(array, axes), groups))
     norm = opset13.reduce_l2(difference, [axes[0]], True)
     squares = opset13.multiply(
         opset13.multiply(norm, norm), opset13.constant(1 / array.get_shape()[axes[0]], Type.f32)
     )
-    variance = _shared(_mean(squares.output(0), axes[1:], 1), groups)
+    variance = _group_means(_mean(squares.output(0), axes[1:], 1), groups)
     least = opset13.constant(epsilon, Type.f32)
     root = opset13.sqrt(opset13.add(variance, least) if inside else variance)
     # OpenVINO 2026.4.1 computes wrong values where a constant of several numbers is divided.
@@ -136,14 +136,14 @@ def _normal(
     return opset13.multiply(difference, scale)
 
 
-def _shared(means: Any, groups: int | None) -> Any:
+def _group_means(means: Any, groups: int | None) -> Any:
     """Replace the means of channels by the mean of their group; the shape stays."""
     if groups is None:
         return means
     shape = list(means.output(0).get_shape())
-    grouped = _reshaped(means, [shape[0], groups, -1])
+    grouped = _reshape(means, [shape[0], groups, -1])
     of_group = opset13.reduce_mean(grouped, [2], True)
-    return _reshaped(opset13.broadcast(of_group, list(grouped.output(0).get_shape())), shape)
+    return _reshape(opset13.broadcast(of_group, list(grouped.output(0).get_shape())), shape)
 
 
 def _mean(array: Any, axes: Sequence[int], begun: int = 0) -> Any:
@@ -175,10 +175,10 @@ def _in_pieces(array: Any, axes: Sequence[int]) -> tuple[Any, list[int]]:
             )
         pieces += [len(shape) + each for each in range(len(parts)) if axis in axes]
         shape += parts
-    return (array if pieces == list(axes) else _reshaped(array, shape).output(0)), pieces
+    return (array if pieces == list(axes) else _reshape(array, shape).output(0)), pieces
 
 
-def _reshaped(array: Any, shape: Sequence[int]) -> Any:
+def _reshape(array: Any, shape: Sequence[int]) -> Any:
     return opset13.reshape(array, list(shape), False)
 
 

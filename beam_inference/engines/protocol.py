@@ -38,7 +38,7 @@ AS_COMPUTED = Encoding(np.dtype(np.float32))
 
 
 class Device(Protocol):
-    """Where a network's arrays live ("device arrays"), and what is done to them there.
+    """The place where a network's arrays live ("device arrays"), and the operations on them.
 
     Device arrays are NumPy arrays, or arrays that are sliced, and changed in place by arithmetic
     operators, as NumPy arrays are.

@@ -70,17 +70,17 @@ def _normalize(
 ) -> Tensor:
     """Normalise by the mean and variance of each group of channels, summed in float32 at least."""
     array = batch.float() if batch.dtype in (torch.float16, torch.bfloat16) else batch
-    difference = array - _shared(_mean(array, 2), groups)
+    difference = array - _group_means(_mean(array, 2), groups)
     # For a norm, engines sum squares as they compute them: one pass over the array instead of two.
     squares = torch.linalg.vector_norm(difference, dim=2, keepdim=True).square() / array.shape[2]
-    scale = (_shared(_mean(squares, 3), groups) + epsilon).rsqrt()
+    scale = (_group_means(_mean(squares, 3), groups) + epsilon).rsqrt()
     per_channel = (-1, *[1] * (batch.ndim - 2))
     # once over the array
     normal = difference * (scale if weight is None else scale * weight.reshape(per_channel))
     return (normal if bias is None else normal + bias.reshape(per_channel)).to(batch.dtype)
 
 
-def _shared(means: Tensor, groups: int) -> Tensor:
+def _group_means(means: Tensor, groups: int) -> Tensor:
     """Replace the means of channels by the mean of their group; the shape stays."""
     count, channels = means.shape[:2]
     if groups == channels:

@@ -88,7 +88,7 @@ def test_statistics_of_the_batch():
     "shape", [(2, 3, 4, 5, 6), (1, 3, 1, 2000, 1), (1, 2, 3, 4, 1031), (1, 1, 1, 1, 2310)]
 )
 def test_operations(mode, variance, axes, shape):
-    """OpenVINO's operations against ours, on few voxels; with weights of channels, and of voxels."""
+    """OpenVINO's operations against ours, on few voxels; weights of channels, and of voxels."""
     random = np.random.default_rng(0)
     array = random.random(shape, np.float32)
     for weight in (
