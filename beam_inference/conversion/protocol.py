@@ -69,7 +69,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What determines its voxels, as JSON values: a file that has changed is another source."""
+        """JSON values that determine its voxels: a file that has changed is another source."""
 
     def open(self) -> Read:
         """Open it, once per process."""
@@ -81,7 +81,7 @@ FREE: Zyx = (1, 1, 1)
 
 @dataclass(frozen=True, slots=True)
 class SliceHeader:
-    """What a file of one slice says before its voxels are read.
+    """The header of a file of one slice.
 
     Attributes:
         channels: number of channels.
@@ -99,7 +99,7 @@ class SliceHeader:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a volume lies in space, as far as voxel sizes and offsets can say.
+    """The position of a volume in space, as far as voxel sizes and offsets can state it.
 
     Attributes:
         voxel_size_nm: ZYX, or None where it is not stated.

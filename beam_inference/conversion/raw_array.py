@@ -32,7 +32,7 @@ _COPY_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class RawLayout:
-    """How an array lies in a file.
+    """The layout of an array in a file.
 
     Attributes:
         dtype: dtype with its byte order, as ">u2".

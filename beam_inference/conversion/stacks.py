@@ -24,7 +24,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 
 @dataclass(frozen=True, slots=True)
 class _SliceFormat:
-    """How the files of one kind of slices are read."""
+    """The functions that read the files of one kind of slices."""
 
     read_header: Callable[[str], SliceHeader]
     read: Callable[[str, BoundingBox], Voxels]

@@ -1,4 +1,4 @@
-"""How a source is cut: whole blocks, bounded memory, and what is decoded together decoded once."""
+"""Chunk shapes of sources: whole blocks, bounded memory, and each grain decoded once."""
 
 import math
 import tempfile

@@ -33,7 +33,7 @@ VOLUMES = [
 
 
 def spec_for(format, array, start=START, size=SIZE):
-    """What a file of a format can hold of an array (channels, z, y, x) at a place."""
+    """The spec of as much of an array (channels, z, y, x) as a file of a format can hold."""
     kind = FILE_FORMATS[format]
     start = start if kind.has_offset else (0, 0, 0)
     box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape[1:], strict=True)))

@@ -27,7 +27,7 @@ def random_graph(random, regions, edges, most):
 
 
 def by_brute_force(graph, threshold):
-    """Of each region, the place of the least that it is now part of."""
+    """The place of the least region that each region is now part of."""
     part = np.arange(len(graph.names))
     while True:
         edges = {}

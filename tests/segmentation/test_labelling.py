@@ -59,7 +59,7 @@ def in_raster_order(labels):
 
 
 def oracle(values, connectivity):
-    """Of each value by itself, with scipy."""
+    """Components of each value by itself, labelled by scipy."""
     structure = ndimage.generate_binary_structure(3, CONNECTIVITIES[connectivity])
     labels = np.zeros(values.shape, int)
     count = 0
