@@ -300,19 +300,23 @@ def describe_input(
     return dict(json.loads(json.dumps({**values, "input_values": hash_of_some_blocks(volume)})))
 
 
-def hash_of_some_blocks(volume: Volume) -> str:
+def hash_of_some_blocks(volume: Volume, most_voxels: int = SOME_VOXELS) -> str:
     """Hash of the values in a few blocks, spread over a volume.
 
     It differs where any of them was changed. It knows neither when they were written, which copying
     a volume changes, nor the volume's metadata, which most changes do not touch. The places
     are the first points of Roberts' R3 sequence (2018), which lie evenly, and within.
 
+    Args:
+        volume: the volume.
+        most_voxels: voxels that are read at most, unless a single block holds more.
+
     Raises:
         VolumeError: one of them cannot be read.
     """
     shape = [min(b, n) for b, n in zip(volume.read_shape, volume.bounds.shape, strict=True)]
     blocks = ChunkGrid(volume.bounds, (shape[0], shape[1], shape[2]))
-    some = max(1, min(SOME_BLOCKS, SOME_VOXELS // (volume.channels * math.prod(shape))))
+    some = max(1, min(SOME_BLOCKS, most_voxels // (volume.channels * math.prod(shape))))
     points = (0.5 + np.outer(np.arange(some), (0.8191725134, 0.6710436067, 0.5497004779))) % 1
     digest = hashlib.sha256(volume.dtype.name.encode())
     for index in sorted(

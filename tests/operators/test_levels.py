@@ -177,10 +177,13 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
         return str(write_job(tmp_path / "job.yaml", values))
 
     prepare(load_job(job(low=0.02)))
-    for command in ("run", "verify"):
+    for command, beginning in (
+        ("verify", "belongs to another job: model.normalize is {'levels': 'file://"),
+        ("run", "It began with model.normalize: {'levels': 'file://"),
+    ):
         assert main([command, job(low=0.05)]) == 2
         told = capsys.readouterr().err
-        assert "belongs to another job: model.normalize is {'levels': 'file://" in told
+        assert beginning in told
         assert "'low': 0.02" in told
     to.unlink()
     assert main(["run", job(low=0.05)]) == 2
@@ -271,7 +274,7 @@ def test_a_flat_volume_has_no_contrast_but_flat_sections_are_zero(tmp_path):
 
     def found(**form):
         values = job_values(url, "out", model={"normalize": {"levels": "levels.json", **form}})
-        return levels.decided(
+        return levels.normalization_from_levels(
             parse_job(values, tmp_path).model.normalize, open_volume(url), Storage()
         )
 

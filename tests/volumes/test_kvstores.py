@@ -16,6 +16,7 @@ from beam_inference.config.fields import holds_credentials
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.job import state
 from beam_inference.job.state import State
 from beam_inference.volumes import kvstores as stores
 from beam_inference.volumes.kvstores import read_file, storage_of_environment, with_settings
@@ -146,7 +147,7 @@ def test_a_store_that_accepts_and_never_answers(monkeypatch):
 
 
 def test_a_state_folder_that_never_answers_is_told_of(monkeypatch, job, capsys):
-    monkeypatch.setattr("beam_inference.job.state.PATIENCE_SECONDS", 1)
+    monkeypatch.setattr(state, "PATIENCE_SECONDS", 1)
     with socket.create_server(("localhost", 0)) as silent:
         storage = f"storage.gcs.endpoint=http://localhost:{silent.getsockname()[1]}"
         assert main(["status", job(), "--output=gs://bucket/out", "--set", storage]) in (1, 2)

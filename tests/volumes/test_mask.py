@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import fields
 from datetime import UTC, datetime
 from itertools import product
 
@@ -437,9 +438,16 @@ def test_a_mask_much_finer_than_the_output_is_read_in_whole_blocks_each_once(tmp
     )
     monkeypatch.setattr(masks, "PIECE_BYTES", 2 * 16**3)
     boxes = []
-    read = Volume.read
-    monkeypatch.setattr(Volume, "read", lambda self, box: boxes.append(box) or read(self, box))
-    mask = Mask(volume, (8.0, 8.0, 8.0), False, 0)
+
+    class RecordingVolume(Volume):
+        def read(self, box):
+            boxes.append(box)
+            return super().read(box)
+
+    recording = RecordingVolume(
+        **{field.name: getattr(volume, field.name) for field in fields(Volume)}
+    )
+    mask = Mask(recording, (8.0, 8.0, 8.0), False, 0)
     box = BoundingBox((0, 0, 0), (8, 12, 10))
     array = np.ones((1, *box.shape), np.uint8)
     mask.fill(array, box)

@@ -247,7 +247,7 @@ def test_shards_are_overwritten_also_with_nothing_but_zeros(tmp_path, shape, off
 
 
 @given(st.tuples(*[st.integers(1, 40)] * 3), st.data())
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_sharded_outputs_of_any_size_are_found_again(tmp_path_factory, shape, data):
     shard_shape = data.draw(st.sampled_from(shard_shapes(shape, (8, 8, 8))))
     folder = tmp_path_factory.mktemp("shards")
