@@ -1,4 +1,7 @@
-"""Package of beam-inference. Dependencies stand here literally: a source distribution must carry them."""
+"""Package of beam-inference.
+
+Dependencies are written here literally, because a source distribution must carry them.
+"""
 
 import re
 from pathlib import Path

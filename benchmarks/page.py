@@ -32,7 +32,7 @@ an overlap of a quarter, uint8 in and out, three channels.
 |---|---|
 {against_forward}
 | two processes of one thread at once / one alone, seconds per patch (OpenVINO) | {processes} |
-| two processes of one thread / one of two threads, seconds for the same patches (OpenVINO) | {threads} |
+| two processes of one thread / one of two threads, seconds, same patches (OpenVINO) | {threads} |
 | peak memory of a worker / what `plan` projects (PyTorch) | {projection} |
 
 {idle}
@@ -294,8 +294,8 @@ def _seams() -> str:
             f"{tuple(found['voxels'])} voxels of FIB-25 in chunks of {tuple(found['chunk'])}; "
             "patches and network as above."
         ),
-        "Errors are measured against `recompute` within one overlap of chunk borders, as shares of the",
-        "output's range. The trained network is that of the tests.\n",
+        "Errors are measured against `recompute` within one overlap of chunk borders, as shares of",
+        "the output's range. The trained network is that of the tests.\n",
         f"| {' | '.join(columns)} |",
         f"|{'---|' * len(columns)}",
     ]
@@ -331,12 +331,12 @@ def _estimates() -> str:
     found = json.loads((RESULTS / "foretold.json").read_text())
     lines = [
         "## Estimates\n",
-        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over the projection of",
-        "`plan`, which is to be larger, by 15 % at most. Each job runs in a process of its own. The",
-        "constants of the projection were chosen by earlier runs of these jobs and others; what the",
-        "libraries keep, 32 MiB, by the runs of the ninth below. On the slow store each request takes",
-        "100 ms. On a disk, most of a chunk is written before the next one takes memory. Chunks of",
-        "`exchange` are of whole strides, as `--suggest` proposes.\n",
+        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over the",
+        "projection of `plan`, which is to be larger, by 15 % at most. Each job runs in a process",
+        "of its own. The constants of the projection were chosen by earlier runs of these jobs",
+        "and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On the slow",
+        "store each request takes 100 ms. On a disk, most of a chunk is written before the next",
+        "one takes memory. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
@@ -348,9 +348,9 @@ def _estimates() -> str:
         each = [", ".join(f"{ratio:.2f}" for ratio in some) or "not measured" for some in ratios]
         lines.append(_row(name, f"{max(row['slow store']['peak_bytes']) / 1e6:.0f}", *each))
     lines += [
-        "\nSeconds from the first chunk to the last, as `plan --calibrate` estimates them, over the",
-        "measured ones, for all of FIB-25 in chunks of 64×128×128: the median of seven calibrations, each",
-        "before a run, with its range.\n",
+        "\nSeconds from the first chunk to the last, as `plan --calibrate` estimates them, over",
+        "the measured ones, for all of FIB-25 in chunks of 64×128×128: the median of seven",
+        "calibrations, each before a run, with its range.\n",
         _row("job", "estimated / measured"),
         "|---|---|",
     ]

@@ -31,7 +31,7 @@ sys.modules.setdefault("openvino_telemetry", None)
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_google_credentials():
-    """Beam would look for Google credentials for twenty seconds at the first gs:// path it meets."""
+    """Keep Beam from searching Google credentials, which takes 20 s at the first gs:// path."""
     from apache_beam.internal.gcp import auth
 
     auth._Credentials._credentials_init = True
@@ -107,7 +107,7 @@ def fib25(fib25_image: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(autouse=True)
 def _logs():
-    """A command sets levels and handlers for its whole process: the next test begins with those of before.
+    """Restore the levels and handlers of loggers, which a command sets for its whole process.
 
     A handler would also write to the standard error of a test that is over.
     """

@@ -25,7 +25,10 @@ def affinity_job(
     roi: dict[str, Any] | None = None,
     block_shape: tuple[int, int, int] | None = None,
 ) -> dict[str, Any]:
-    """A job file's values: patches of 20×48×48 at an overlap of 4×16×16; blocks as large as chunks unless told."""
+    """Values of a job file with patches of 20×48×48 at an overlap of 4×16×16.
+
+    Blocks are as large as chunks by default.
+    """
     return {
         "input": {"path": str(source)},
         "output": {

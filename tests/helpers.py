@@ -69,7 +69,7 @@ def write_volume(
 
 
 def write_levels(url: str, folder: Path) -> Path:
-    """Count a volume's values, without Beam: the file that ``beam-inference levels`` would write."""
+    """Write the file that ``beam-inference levels`` writes of a volume, without Beam."""
     target = f"file://{folder}/levels.json"
     for stage in plan_level_stages(url, target, scale=0, channel=None, storage=Storage()):
         for index in range(stage.count):
@@ -97,7 +97,7 @@ def truncated(block: Path) -> Iterator[None]:
 def job_values(
     source: Path | str, output: Path | str, /, **sections: dict[str, Any]
 ) -> dict[str, Any]:
-    """A small job as nested dicts: identity over small patches, unless ``sections`` say otherwise, key by key."""
+    """A small job as nested dicts: identity over small patches, with the keys of ``sections``."""
     values: dict[str, Any] = {
         "input": {"path": str(source)},
         "output": {"path": str(output), "dtype": "float32", "block_shape": [16, 16, 16]},
@@ -132,7 +132,10 @@ def plan_of(
     chunk: tuple[int, int, int],
     **other: Any,
 ) -> InferencePlan:
-    """A plan without margins, for blocks of one voxel, whose volume ends with the ROI, unless ``other`` says so."""
+    """A plan for a volume that ends with the ROI, with blocks of one voxel and no margins.
+
+    Arguments of :func:`make_plan` in ``other`` take precedence.
+    """
     return make_plan(
         **{
             "volume": roi,
@@ -177,9 +180,10 @@ def bump(length: int) -> np.ndarray:
 def oracle(
     lattice: PatchLattice, predict: Callable[[BoundingBox], np.ndarray], channels: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The blended prediction over the whole domain and the sum of bumps, in float64: no chunks, no lattice algebra.
+    """The blended prediction over the whole domain and the sum of bumps, in float64.
 
-    ``predict`` gives the float32 prediction (channels, *patch) of a patch's box.
+    It is computed without chunks and without the algebra of lattices. ``predict`` gives the float32
+    prediction (channels, *patch) of a patch's box.
     """
     domain = lattice.domain
     total = np.zeros((channels, *domain.shape))
@@ -218,7 +222,11 @@ def files_of(output: Path) -> dict[str, bytes]:
 
 
 def killed_in_each(command: list[str], output: Path, kind: str, stages: list[str]) -> Iterator[str]:
-    """Begin a command of stages again and again; it is killed once a chunk of the next stage is done, which is told."""
+    """Run a command once for each stage, and kill it when a chunk of that stage is done.
+
+    Yields:
+        the stage in which the command was killed.
+    """
     for stage in stages:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

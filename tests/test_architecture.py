@@ -1,4 +1,4 @@
-"""A package imports only from the packages below it; the lowest know neither Beam, TensorStore nor torch."""
+"""Test that packages import only from those below them, and the lowest no heavy libraries."""
 
 import ast
 import subprocess
@@ -54,7 +54,7 @@ def module_of(path):
 
 
 def imports_of(path):
-    """Full names of the modules that a file imports, also inside functions, but not for types only."""
+    """Full names of the modules that a file imports, also in functions, but not only for types."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":

@@ -166,7 +166,7 @@ def is_participle(word: str) -> bool:
 
 
 def is_named_by_participle(name: str) -> bool:
-    """Whether a function's name begins or ends with a participle, and asks no question (`is_found`)."""
+    """Whether a name begins or ends with a participle, and is no predicate such as `is_found`."""
     words = [word for word in name.strip("_").split("_") if word]
     if not words or words[0] in QUESTIONS or (name.startswith("__") and name.endswith("__")):
         return False

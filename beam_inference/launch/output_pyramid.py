@@ -106,7 +106,7 @@ def output_pyramid(config: JobConfig, url: str | None = None) -> Pyramid | None:
 
 
 def check_scales(config: JobConfig, *, overwrite: bool) -> None:
-    """Refuse an output whose scales are not those that the job asks for, before anything is created.
+    """Refuse an output whose scales are not those the job asks for, before anything is created.
 
     Args:
         config: the job file.

@@ -78,7 +78,7 @@ class Airflow:
     def start(
         self, *arguments: str, log: Path | None = None, **environment: str
     ) -> subprocess.Popen[str]:
-        """A command, left to run; its children are in its process group, and what it prints is in `log` or a pipe."""
+        """Start a command in a process group of its own; its output goes to `log` or to a pipe."""
         with log.open("w") if log else nullcontext(subprocess.PIPE) as output:
             return subprocess.Popen(
                 [str(PYTHON), "-m", "airflow", *arguments],
@@ -91,7 +91,10 @@ class Airflow:
             )
 
     def finish(self, process: subprocess.Popen[str], timeout: float) -> str:
-        """What a command printed; it is killed if it takes too long, for `dags test` ignores gentler signals."""
+        """Return what a command prints.
+
+        It is killed if it takes too long, because `dags test` ignores gentler signals.
+        """
         try:
             return process.communicate(timeout=timeout)[0]
         except subprocess.TimeoutExpired:
@@ -110,7 +113,7 @@ class Airflow:
     def test(
         self, dag_id: str, fields: Mapping[str, Any], timeout: float = 110, **environment: str
     ) -> DagRun:
-        """Run a DAG with `airflow dags test`: all of it, retries and deferrals too, in one process."""
+        """Run a DAG in one process by `airflow dags test`, with its retries and deferrals."""
         return self.tested(self.start_test(dag_id, fields, **environment), dag_id, timeout)
 
     def start_test(

@@ -1,6 +1,7 @@
-"""For tests only: Airflow reads this from its config folder, and then asks a stand-in instead of Dataflow.
+"""Settings of Airflow for tests: it sends its requests to a stand-in instead of Dataflow.
 
-The stand-in's URL is in ``DATAFLOW_STANDIN``. Other services of Google are not touched.
+Airflow reads this file from its config folder. The stand-in's URL is in ``DATAFLOW_STANDIN``. Other
+services of Google are not touched.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from google.cloud import dataflow_v1beta3
 
 
 class AwaitableClient:
-    """One of Google's synchronous clients, with methods to be awaited: the asynchronous ones only speak gRPC."""
+    """A synchronous client of Google's whose methods can be awaited.
+
+    The asynchronous clients speak only gRPC, which the stand-in does not.
+    """
 
     def __init__(self, client: object) -> None:
         self._client = client

@@ -1,7 +1,8 @@
-"""The DAGs in a real Airflow. These tests are collected only where ``AIRFLOW_PYTHON`` names the python that has it.
+"""Fixtures for tests of the DAGs in a real Airflow.
 
-``make airflow-test`` makes that environment, which is apart from the one that pytest and
-beam-inference are in.
+The tests are collected only where ``AIRFLOW_PYTHON`` names the python that has Airflow. ``make
+airflow-test`` makes that environment, which is apart from the one that pytest and beam-inference
+are in.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 
 @pytest.fixture(scope="session")
 def gcs(tmp_path_factory):
-    """A bucket with a small volume `in`, a job over it, and the job's complete output `complete`."""
+    """A bucket with a small volume `in`, a job over it, and its complete output `complete`."""
     folder = tmp_path_factory.mktemp("gcs")
     write_volume(
         folder / "in", np.random.default_rng(0).integers(0, 256, (32, 64, 32), dtype=np.uint8)
@@ -55,7 +56,7 @@ def airflow(gcs, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def execute(gcs):
-    """What Dataflow would do: run `main.py` with the template's parameters; the state that the job ends in."""
+    """A function that runs `main.py` as Dataflow would, and returns the state the job ends in."""
 
     def work(job: Job) -> str:
         flags = [f"--{name}={value}" for name, value in job.body["parameters"].items()]

@@ -1,4 +1,4 @@
-"""The DAGs in a real Airflow, with stand-ins for Dataflow and Cloud Storage; `airflow dags test` runs each of them."""
+"""Test the DAGs by `airflow dags test` with stand-ins for Dataflow and Cloud Storage."""
 
 import os
 import re
@@ -83,7 +83,7 @@ def test_a_refused_local_job_is_not_tried_again(airflow, tmp_path):
 def test_a_dataflow_run_waits_for_its_input_runs_the_template_and_is_verified(
     airflow, gcs, dataflow, execute, tmp_path
 ):
-    """The stand-in runs main.py with what it was sent; the input comes only when the sensor already waits for it."""
+    """The stand-in runs main.py; the input is written only when the sensor waits for it."""
     dataflow.work = execute
     write_volume(tmp_path / "in", np.ones((32, 64, 32), np.uint8))
     fields = {

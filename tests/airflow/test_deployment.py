@@ -1,4 +1,4 @@
-"""The Dataflow DAG in a whole Airflow: scheduler, triggerer, DAG processor and API server, as in production."""
+"""Test the Dataflow DAG in a whole Airflow, with all the processes that run in production."""
 
 import json
 import os
@@ -178,7 +178,7 @@ def dataflow(execute):
 
 @pytest.fixture(scope="module")
 def deployment(gcs, dataflow, tmp_path_factory):
-    """Airflow with a backfill to do. It is created before anything runs, for SQLite is easily locked."""
+    """An Airflow with a backfill, created before anything runs because SQLite is easily locked."""
     environment = {**google(gcs), "DATAFLOW_STANDIN": dataflow.url}
     made = Deployment(tmp_path_factory.mktemp("deployment") / "home", environment)
     made.airflow.run("dags", "reserialize")

@@ -1,4 +1,4 @@
-"""The DAGs as a real Airflow finds them, and the forms they show: all that can be seen without running them."""
+"""Test what a real Airflow shows of the DAGs without running them: imports and forms."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ print(json.dumps({"errors": bag.import_errors, "dags": sorted(bag.dags), "answer
 
 
 def parse(airflow, questions=(), **environment):
-    """Import errors, DAGs, and for each (DAG, fields) why they are refused, as one process of Airflow finds them."""
+    """Import errors, DAGs, and the refusals of some (DAG, fields), from one process of Airflow."""
     done = subprocess.run(
         [
             PYTHON,

@@ -1,4 +1,4 @@
-"""Components of a real volume (FIB-25, 250³ voxels) against cc3d on all of it; killed runs; bytes for any chunks."""
+"""Test components of a real volume (FIB-25, 250³ voxels) against cc3d, and killed runs."""
 
 import csv
 import subprocess

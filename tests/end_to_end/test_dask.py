@@ -22,7 +22,7 @@ DASK = Path(sys.executable).with_name("dask")
 
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
-    """Scheduler and two worker processes of one thread each, with nannies; the scheduler's address."""
+    """The address of a scheduler with two worker processes of one thread each, under nannies."""
     monkeypatch.setenv("PYTHONPATH", str(TOYS.parent), prepend=os.pathsep)
     file = tmp_path / "scheduler.json"
     common = ["--scheduler-file", str(file), "--no-dashboard"]

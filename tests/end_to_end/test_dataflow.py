@@ -77,7 +77,7 @@ class Google:
         self.logs = ""
 
     def environment(self, **more: str) -> dict[str, str]:
-        """That of a process in the image: only the installed package can be imported, besides what it needs."""
+        """Environment of a process in the image, which can import only what is installed there."""
         kept = {
             key: value
             for key, value in os.environ.items()
@@ -222,7 +222,7 @@ def test_a_gpu_job_as_the_flex_launcher_starts_it(installed, fib25, tmp_path):
 
 @pytest.mark.slow
 def test_a_staged_template_is_judged_by_its_own_last_step(installed, fib25, tmp_path):
-    """No launcher is left when a Flex Template's job ends: too many quarantined chunks must fail the job itself."""
+    """A Flex Template's launcher ends before its job, so quarantined chunks must fail the job."""
     with google(installed, tmp_path) as cloud:
         upload_job(cloud.gcs, fib25, job={"max_failed_chunks": 0})
         block = next(name for name in cloud.gcs.names("bucket", "em/10") if "_" in name)
@@ -238,7 +238,7 @@ def test_a_staged_template_is_judged_by_its_own_last_step(installed, fib25, tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
-    """Its stages follow the chunks in the staged graph; the launcher is long gone when they are made and listed."""
+    """Scales are made by stages of the staged graph, for the launcher is gone by then."""
     with google(installed, tmp_path, fail_rate=0.02, latency=0.002, seed=5) as cloud:
         upload_job(cloud.gcs, fib25, output={"pyramid": {"levels": 2}})
         storage = Storage.model_validate({"gcs": {"endpoint": cloud.gcs.url}})

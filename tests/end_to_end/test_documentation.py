@@ -1,4 +1,4 @@
-"""Every command and example of the documentation is executed, on a volume and a network made for it."""
+"""Execute every command and example of the documentation, on a volume and a network for it."""
 
 import doctest
 import importlib
@@ -37,7 +37,7 @@ def blocks(page):
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch):
-    """A folder with what the pages speak of: a volume em, a network affinity.ts, and the README's job.yaml."""
+    """A folder with the pages' volume em, their network affinity.ts and the README's job.yaml."""
     array = np.random.default_rng(0).integers(0, 256, (40, 100, 90), dtype=np.uint8)
     write_volume(tmp_path / "em", array, voxel_size_nm=(40.0, 8.0, 8.0))
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""Acceptance on a real volume (FIB-25, 250³ voxels of Drosophila brain) with a network trained on it.
+"""Accept a job on a real volume (FIB-25, 250³ voxels) with a network trained on it.
 
-The network has instance normalisation: every voxel of a patch depends on the whole patch, so that
-    any error of geometry would show.
+The volume is of Drosophila brain. The network has instance normalisation: every voxel of a patch
+depends on the whole patch, so that any error of geometry would show.
 """
 
 import numpy as np

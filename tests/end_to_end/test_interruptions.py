@@ -1,4 +1,4 @@
-"""The process is killed, or asked to stop, in the middle of a job on real data; and a block of the input is corrupt."""
+"""Test jobs on real data that are killed, asked to stop, or given a corrupt input block."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_killed_twice_at_random_moments_then_finished(job, undisturbed, tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_killed_in_either_stage_of_the_exchange_and_then_finished(fib25, tmp_path):
-    """Once while patches are computed, once while chunks are put together: nothing is computed twice."""
+    """The kills come while patches are computed and while chunks are put together."""
     values = affinity_job(fib25, tmp_path / "out", CHUNK_SHAPE, roi=ROI, block_shape=(16, 32, 32))
     values["inference"]["seams"] = "exchange"
     job = write_job(tmp_path / "job.yaml", values)
@@ -220,7 +220,7 @@ def test_a_truncated_block_then_restored(fib25, undisturbed, tmp_path):
 def test_the_number_of_threads_is_decided_once_and_kept_because_it_changes_the_last_bits(
     fib25, tmp_path
 ):
-    """Worker processes share the cores, so a first launch with two of them decides for half the threads each."""
+    """Worker processes share the cores: with two of them, each gets half of the threads."""
     values = affinity_job(
         fib25,
         tmp_path / "out",

@@ -1,4 +1,4 @@
-"""Whole jobs on object stores: the same bytes as on local files, and nothing secret left anywhere."""
+"""Test that jobs on object stores give the bytes of local files and leave no secrets."""
 
 import logging
 import re

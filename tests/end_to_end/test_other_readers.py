@@ -12,7 +12,7 @@ from beam_inference.launch.planned_job import plan_job
 
 @pytest.fixture(params=["uint8", "float32"])
 def done(request, tmp_path):
-    """Runs a two-channel job whose input is zero in large regions, into a format; gives the array."""
+    """Run a two-channel job whose input is zero in large regions; return the output's voxels."""
 
     def run(format, **settings):
         array = np.random.default_rng(0).integers(0, 256, (2, 40, 64, 70), dtype=np.uint8)

@@ -45,7 +45,7 @@ def run_cleft(tmp_path, array, weights, mode):
 
 
 def assert_equal_as_stored(found, expected):
-    """The expected values were rounded to float16 when stored: compare with what may have stood there before.
+    """Check values against expected ones that were rounded to float16 when stored.
 
     A float16 stands for all values within half a step of it (1.2e-4 at 0.5 and beyond), so the
     difference that counts is the one beyond that. It is held to a tenth of the 1e-4 that is asked
@@ -78,7 +78,10 @@ def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, 
 def test_the_second_samples_running_result_was_stored_after_the_statistics_had_moved(
     shared_data, tmp_path, monkeypatch
 ):
-    """After one pass over sample 1 in training mode (momentum 0.001) the file is reproduced; before, it is 1e-3 off."""
+    """One pass over sample 1 in training mode (momentum 0.001) reproduces the stored values.
+
+    Without it they are 1e-3 off.
+    """
     folder = shared_data / "seunglab_synapse"
     expected = np.load(folder / "sample2_expected.npz")["running"]
     published = run_cleft(
@@ -121,7 +124,7 @@ ROI = {"start": [100, 100, 110], "stop": [132, 132, 142]}
 
 @pytest.fixture(scope="session")
 def brain(shared_data, tmp_path_factory):
-    """The T1 volume (z, y, x) on disk, its normalisation, and MeshNet's logits over the whole of it."""
+    """The T1 volume (z, y, x) on disk, its normalisation, and MeshNet's logits of all of it."""
     nibabel = pytest.importorskip("nibabel")
     folder = shared_data / "mri_meshnet"
     array = np.ascontiguousarray(
@@ -135,7 +138,10 @@ def brain(shared_data, tmp_path_factory):
 
 
 def whole_forward(array, normalize, weights):
-    """MeshNet over all 256³ voxels, layer by layer in slabs of planes: as one call it would take some 90 GB."""
+    """MeshNet's logits of all 256³ voxels, computed layer by layer in slabs of planes.
+
+    A single call would take some 90 GB.
+    """
     import sys
 
     sys.path.insert(0, str(NETWORKS.parent))

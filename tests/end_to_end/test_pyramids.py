@@ -1,4 +1,4 @@
-"""A pyramid as a user makes it: read back by cloud-volume and zarr-python, and killed in the middle."""
+"""Test pyramids of the command: read by cloud-volume and zarr-python, and killed midway."""
 
 import json
 import signal

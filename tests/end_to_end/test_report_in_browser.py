@@ -1,4 +1,4 @@
-"""The demo's report in a real browser: nothing is fetched, nothing goes wrong, and everything is to be seen."""
+"""Test that the demo's report shows everything in a real browser and fetches nothing."""
 
 import json
 import shutil

@@ -1,7 +1,7 @@
-"""Segmentation of affinities of a real volume (FIB-25): bytes for any chunks, killed runs, and waterz beside it.
+"""Test segmentation of a real volume (FIB-25): any chunks, killed runs, and waterz.
 
-The affinities are of the ground truth's boundaries and of the image's membranes: as of a network
-that errs nowhere.
+The affinities are made of the ground truth's boundaries and of the image's membranes, like those of
+a network without errors.
 """
 
 import json
@@ -102,7 +102,7 @@ def test_affinities_of_a_network(fib25, fib25_labels, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_waterz_joins_the_same_fragments(affinities, tmp_path):
-    """It adds up means in float32, each rounded: where means are as good as equal, another pair may come first."""
+    """waterz rounds means to float32: where two are nearly equal, another pair may come first."""
     waterz = pytest.importorskip("waterz")
     crop = np.ascontiguousarray(affinities[:, :96, :96, :96])
     source = write_volume(tmp_path / "in", crop, block_shape=(32, 32, 32))

@@ -41,7 +41,7 @@ def random(dtype="uint8", shape=SHAPE):
 
 
 def write(folder, array, spec):
-    """Write (z, y, x) or (c, z, y, x) by a TensorStore spec of a store with these axes, or, precomputed, xyzc."""
+    """Write (z, y, x) or (c, z, y, x) by a TensorStore spec; precomputed ones are xyzc."""
     spec = {**spec, "kvstore": {"driver": "file", "path": str(folder)}, "create": True}
     array = (
         array
@@ -203,7 +203,7 @@ def test_blocks_as_cloud_volume_writes_them_are_shown(page, tmp_path):
 
 
 def with_levels(folder, format, start=(0, 0, 0)):
-    """A volume of three scales whose sizes are no multiples, with blocks smaller than any of them; its URL."""
+    """URL of a volume of three scales of odd sizes, with blocks smaller than any of them."""
     url = write_volume(
         folder,
         random(shape=(20, 141, 150)),
@@ -355,7 +355,7 @@ def test_a_running_job_shows_what_is_done_over_its_input_and_what_is_quarantined
     ],
 )
 def test_masks_lie_where_the_job_looks_them_up(page, tmp_path, format, dtypes):
-    """Of other voxel sizes, dtypes and offsets than the input, one of them inverse; each tints what it keeps."""
+    """Masks differ from the input in voxel size, dtype and offset; each tints what it keeps."""
     write_volume(tmp_path / "in", random(shape=(24, 40, 40)), (4, 8, 8))
     start = (1, 2, 3) if format == "precomputed" else (0, 0, 0)
     kept = (np.random.default_rng(2).integers(0, 3, (9, 12, 20)) > 1).astype(dtypes[0])

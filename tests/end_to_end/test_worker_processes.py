@@ -1,4 +1,4 @@
-"""Worker processes of Beam's own: a job service with an external worker pool, and multi_processing. The same bytes."""
+"""Test that Beam's external worker pool and multi_processing give the same bytes."""
 
 import os
 import signal

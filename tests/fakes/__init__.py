@@ -1,1 +1,1 @@
-"""Servers on localhost that stand in for Google's, so that the real clients are tested without an account."""
+"""Stand-ins: servers on localhost for real clients without an account, and networks."""

@@ -1,8 +1,10 @@
-"""Dataflow's REST API v1b3 on localhost: what Beam's DataflowRunner, Google's client and Airflow ask of it.
+"""A stand-in for Dataflow's REST API v1b3 on localhost.
+
+It knows the requests of Beam's DataflowRunner, of Google's client and of Airflow.
 
 In a test: `with DataflowStandIn(work) as dataflow: …`. No job is executed by itself: `work` is
-    called with each job, in
-a thread of its own, and says by its result how the job ends. For other processes:
+called with each job, in a thread of its own, and returns the state in which the job ends. For other
+processes:
 `PYTHONPATH=tests python -m fakes.dataflow --port 8081 --seconds 4 --state JOB_STATE_FAILED`.
 """
 
@@ -153,7 +155,7 @@ class DataflowStandIn(HttpStandIn):
         return _error(404, f"no such method: {request.method} {request.path}")
 
     def _create(self, where: Json, body: Json, _: Json) -> Response:
-        """Creates a job; an active one of the same name is returned in its stead, as the API documents."""
+        """Create a job, or return the active one of the same name, as the API documents."""
         job = self._active(body["name"]) or self._begin(body["name"], where, body)
         return Response.of_json(job.view())
 

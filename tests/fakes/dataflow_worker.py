@@ -1,4 +1,4 @@
-"""A Dataflow worker in one process: executes a staged ``pipeline.pb``, with four attempts per bundle.
+"""Execute a staged ``pipeline.pb`` in one process, with four attempts per bundle as on Dataflow.
 
     python -m fakes.dataflow_worker PIPELINE.PB
 

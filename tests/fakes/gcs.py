@@ -331,7 +331,10 @@ class GcsStandIn(HttpStandIn):
         self._api = GcsApi(self._store, self._answer)
 
     def put(self, bucket: str, name: str, data: bytes, **properties: object) -> int:
-        """Stores an object, past HTTP; its generation. Properties are those of the API, such as contentEncoding."""
+        """Store an object without HTTP, and return its generation.
+
+        Properties are those of the API, such as contentEncoding.
+        """
         self.buckets.setdefault(bucket, {})
         return self._store.write(bucket, name, Content.of(data), properties, {}).generation
 
@@ -388,7 +391,7 @@ class GcsStandIn(HttpStandIn):
         return "unknown", {}
 
     def _injected(self, label: str) -> tuple[int, bool]:
-        """The status of an injected failure, or 0, and whether the request is carried out all the same."""
+        """Status of an injected failure, or 0, and whether the request is carried out anyway."""
         with self._lock:
             if self._random.random() >= self.fail_rate:
                 return 0, True

@@ -54,7 +54,7 @@ class Content:
 
     @classmethod
     def of(cls, data: bytes, claimed: Json | None = None) -> Content:
-        """Raises where the checksums that the client claims are not those of the bytes that arrived."""
+        """Raise unless the bytes that arrived have the checksums that the client claims."""
         crc32c = _base64(google_crc32c.value(data).to_bytes(4, "big"))
         md5 = _base64(hashlib.md5(data).digest())
         for key, value in (("crc32c", crc32c), ("md5Hash", md5)):
@@ -112,7 +112,10 @@ def kept_properties(resource: Json) -> Json:
 def check_preconditions(
     found: StoredObject | None, query: Query, *, prefix: str = "if", reading: bool = False
 ) -> None:
-    """Raises where ifGenerationMatch and its kin do not hold; an object that does not exist has generation 0."""
+    """Raise unless ifGenerationMatch and the other conditions hold.
+
+    An object that does not exist has generation 0.
+    """
     values = {
         "Generation": found.generation if found else 0,
         "Metageneration": found.metageneration if found else 0,

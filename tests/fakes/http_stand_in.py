@@ -1,4 +1,4 @@
-"""What stand-ins for HTTP services share: requests, responses, multipart bodies, a server, and its life in a test."""
+"""Base of the stand-ins for HTTP services: requests, responses, multipart bodies, servers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def parse_headers(head: bytes) -> Message:
 
 
 def split_multipart(content_type: str, body: bytes) -> list[tuple[Message, bytes]]:
-    """The headers and contents of each part; the line break before a boundary belongs to the boundary."""
+    """Headers and contents of each part, without the line break before a boundary."""
     holder = Message()
     holder["Content-Type"] = content_type
     boundary = b"--" + str(holder.get_param("boundary")).encode()
@@ -210,7 +210,10 @@ class HttpStandIn:
 
     @property
     def url(self) -> str:
-        """Where it is served once entered. It must contain "localhost": Beam then speaks REST, without credentials."""
+        """URL of the service once it is entered.
+
+        It must contain "localhost", so that Beam speaks REST without credentials.
+        """
         return f"http://localhost:{self._port}"
 
     def __exit__(self, kind: object, *rest: object) -> None:

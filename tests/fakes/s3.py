@@ -1,4 +1,4 @@
-"""Amazon S3's protocol on localhost: moto's server, with latency and injected failures before it."""
+"""A stand-in for Amazon S3 on localhost: moto's server with latency and injected failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in for Cloud Storage behaves as the real clients expect: google-cloud-storage, TensorStore and Beam."""
+"""Test the stand-in for Cloud Storage with google-cloud-storage, TensorStore and Beam."""
 
 import gzip
 import json
@@ -338,7 +338,8 @@ def in_tensorstore(gcs, code):
     prelude = """
         import json, numpy as np, tensorstore as ts
         retries = {"initial_delay": "5ms", "max_delay": "50ms"}
-        kvstore = {"driver": "gcs", "bucket": "bucket", "path": "volume/", "gcs_request_retries": retries}
+        kvstore = {"driver": "gcs", "bucket": "bucket", "path": "volume/"}
+        kvstore["gcs_request_retries"] = retries
     """
     environment = {**os.environ, "TENSORSTORE_GCS_HTTP_URL": gcs.url}
     command = [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)]
@@ -359,7 +360,8 @@ class TestTensorStore:
             second = store.write("a b/ü", b"second", if_equal=first).result().generation
             states = [missing.state, store.read("a b/ü", if_not_equal=second).result().state]
             for stale in (missing.stamp.generation, first):
-                states.append(len(store.write("a b/ü", b"late", if_equal=stale).result().generation))
+                late = store.write("a b/ü", b"late", if_equal=stale).result()
+                states.append(len(late.generation))
             for number in range(10):
                 store.write(f"n/{number}", b"", if_equal=missing.stamp.generation).result()
             some = [key.decode() for key in store.list(ts.KvStore.KeyRange("n/3", "n/6")).result()]
@@ -387,16 +389,24 @@ class TestTensorStore:
                 gcs,
                 f"""
                 spec = {{"driver": "zarr3", "kvstore": kvstore, "metadata": {metadata}}}
-                opened = [ts.open(spec, open=True, create=True, context=ts.Context()).result() for _ in range(2)]
+                opened = [
+                    ts.open(spec, open=True, create=True, context=ts.Context()).result()
+                    for _ in range(2)
+                ]
                 voxels = np.random.default_rng(0).integers(1, 1 << 16, (64,) * 3, dtype=np.uint16)
                 # two to a block, of one writer each
                 slabs = [slice(at, at + 8) for at in range(0, 64, 8)]
-                writes = [opened[i % 2][z, y].write(voxels[z, y]) for i, z in enumerate(slabs) for y in slabs]
+                writes = [
+                    opened[i % 2][z, y].write(voxels[z, y])
+                    for i, z in enumerate(slabs)
+                    for y in slabs
+                ]
                 for write in writes:
                     write.result()
                 again = ts.open({{"driver": "zarr3", "kvstore": kvstore}}).result()
                 part = again[3:9, 5:40, 1:2].read().result()  # of a shard, byte ranges
-                same = [(part == voxels[3:9, 5:40, 1:2]).all(), (again.read().result() == voxels).all()]
+                whole = again.read().result()
+                same = [(part == voxels[3:9, 5:40, 1:2]).all(), (whole == voxels).all()]
                 print(json.dumps([bool(it) for it in same]))
                 """,
             )

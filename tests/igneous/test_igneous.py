@@ -1,4 +1,4 @@
-"""Our pyramids against igneous's, which is run in an environment of its own: see requirements.txt here."""
+"""Compare pyramids with those of igneous, which has its own environment (requirements.txt)."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Fingerprints stay what they were when new keys come, as long as these are left at their defaults."""
+"""Test that new keys at their defaults leave fingerprints as they were."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a second launch finds: receipts, quarantine, state folders, and outputs that are not what they were."""
+"""Test second launches: receipts, quarantine, state folders, and outputs that changed."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from beam_inference.job.resolved_job import NUMERICS
 
 @pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
 def job(request, volume_in, tmp_path):
-    """As everywhere, in either seam mode: what a launch leaves is another folder more with exchange."""
+    """A seam mode: a launch with exchange leaves one folder more than one with recompute."""
 
     def make(**sections):
         sections["inference"] = {"seams": request.param} | sections.get("inference", {})
@@ -236,7 +236,7 @@ def test_what_an_earlier_version_began_is_verified_and_not_gone_on_with(job, cap
 def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(
     job, tmp_path, capsys, monkeypatch
 ):
-    """Its first launch settles for what fits. A later one on a smaller device goes on, and says so."""
+    """The first launch settles for what fits; a later one on a smaller device says so."""
     some = tmp_path / "some"
     asked = {"batch_size": 8}
     some.write_text("0\n")

@@ -1,4 +1,4 @@
-"""What a user can get wrong in a job, its paths, its model or its flags: one message, exit code 2, nothing touched."""
+"""Test that mistakes of users give one message and exit code 2, and touch nothing."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A pyramid as the last stages of a job: the command's, made once every chunk is done, and never of holes."""
+"""Test pyramids as last stages of jobs: equal to the command's, and made of whole outputs."""
 
 import json
 import signal

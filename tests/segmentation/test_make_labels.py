@@ -1,4 +1,4 @@
-"""What labels are written into: any format, with coarser scales wherever it has a place for them."""
+"""Test outputs of labels in every format, with coarser scales where the format has them."""
 
 import numpy as np
 import pytest

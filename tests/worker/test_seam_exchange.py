@@ -1,4 +1,4 @@
-"""``seams: exchange`` through workers and runners: values as ``recompute``, the same bits always."""
+"""Test ``seams: exchange`` through workers and runners: the values of ``recompute``."""
 
 import json
 import random
