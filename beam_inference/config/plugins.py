@@ -68,6 +68,11 @@ def load_plugin(group: Group, name: str) -> object:
     Raises:
         ConfigError: nothing of that name is installed, or it cannot be imported.
     """
+    if not list_plugins(group):
+        raise ConfigError(
+            f"no {group} are installed, not even those of beam-inference: its installation is "
+            "incomplete, or older than its files. Install it again: pip install -e . in a checkout"
+        )
     if name not in list_plugins(group):
         raise ConfigError(
             f"{name} is not among the installed {group}: {', '.join(list_plugins(group))}. Install "

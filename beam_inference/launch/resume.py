@@ -44,8 +44,9 @@ def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJo
     if isinstance(normalize, FromLevels):
         if not decide.requests_same_levels(normalize, earlier):
             raise StateError(
-                f"{url} belongs to another job: model.normalize is {_describe_normalize(earlier)} "
-                f"there, here {normalize.model_dump()}"
+                f"{url} belongs to another job: model.normalize is {normalize.model_dump()} here. "
+                f"It began with model.normalize: {_describe_normalize(earlier)}. Use another "
+                "output.path, or pass --overwrite to do every chunk anew."
             )
         normalize = earlier.config.model.normalize
     before = earlier.config.inference

@@ -183,7 +183,7 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
     ):
         assert main([command, job(low=0.05)]) == 2
         told = capsys.readouterr().err
-        assert beginning in told
+        assert "It began with model.normalize: {'levels': 'file://" in told
         assert "'low': 0.02" in told
     to.unlink()
     assert main(["run", job(low=0.05)]) == 2
