@@ -177,10 +177,7 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
         return str(write_job(tmp_path / "job.yaml", values))
 
     prepare(load_job(job(low=0.02)))
-    for command, beginning in (
-        ("verify", "belongs to another job: model.normalize is {'levels': 'file://"),
-        ("run", "It began with model.normalize: {'levels': 'file://"),
-    ):
+    for command in ("verify", "run"):
         assert main([command, job(low=0.05)]) == 2
         told = capsys.readouterr().err
         assert "It began with model.normalize: {'levels': 'file://" in told
