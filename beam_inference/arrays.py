@@ -15,10 +15,16 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+AnyArray: TypeAlias = NDArray[Any]
+"""An array of any dtype: that of a volume is known only when it is opened."""
+
+AnyDtype: TypeAlias = np.dtype[Any]
+"""Any dtype."""
 
 LEAST = 2**20
 """Least bytes of an array with memory of its own; smaller ones come and go with patches."""
@@ -60,9 +66,7 @@ class ArrayPool:
             self._take_back()
             return [len(lent.memory) for lent in list(self._lent.values())]
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]
-    ) -> NDArray[Any]:
+    def empty(self, shape: tuple[int, ...], dtype: AnyDtype | type[np.generic]) -> AnyArray:
         """A writable array in C order, of any values.
 
         Raises:
@@ -105,7 +109,7 @@ pool = ArrayPool()
 """The memory of this process."""
 
 
-def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
+def empty(shape: tuple[int, ...], dtype: AnyDtype | type[np.generic]) -> AnyArray:
     """A writable array in C order, of any values.
 
     Raises:
@@ -114,7 +118,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> ND
     return pool.empty(shape, dtype)
 
 
-def zeros(shape: tuple[int, ...], dtype: np.dtype[Any] | type[np.generic]) -> NDArray[Any]:
+def zeros(shape: tuple[int, ...], dtype: AnyDtype | type[np.generic]) -> AnyArray:
     """A writable array in C order, of zeros.
 
     Raises:

@@ -13,6 +13,7 @@ from beam_inference.beam.execution import execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stages import ChunkStage, DoStages, StageJob
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     COMPLETE,
@@ -77,7 +78,7 @@ class StageOutcome:
 
 def stage_job(
     kind: str,
-    description: dict[str, Any],
+    description: Json,
     target: str,
     storage: Storage,
     stages: Sequence[ChunkStage],
@@ -194,7 +195,7 @@ class StageRecords:
             ]
         return lines
 
-    def _create(self, *, overwrite: bool) -> dict[str, Any]:
+    def _create(self, *, overwrite: bool) -> Json:
         """Write the job's description unless there is one; returns the one that is there then."""
         job = self._job
         store = open_kvstore(job.state_url, job.storage)
@@ -215,7 +216,7 @@ class StageRecords:
         # read again: a racing launch may have been faster
         return _parse(self._read(store)) or {}
 
-    def _read_or_refuse(self) -> dict[str, Any] | None:
+    def _read_or_refuse(self) -> Json | None:
         job = self._job
         try:
             return _parse(self._read(open_kvstore(job.state_url, job.storage)))
@@ -231,7 +232,7 @@ class StageRecords:
         )
 
 
-def _parse(result: Any) -> dict[str, Any] | None:
+def _parse(result: Any) -> Json | None:
     """The record that was read: None if there is none, and empty if it is damaged."""
     if result.state != "value":
         return None

@@ -20,12 +20,13 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
@@ -78,7 +79,7 @@ class StageJob:
     """
 
     kind: str
-    description: dict[str, Any]
+    description: Json
     state_url: str
     storage: Storage
     stages: tuple[ChunkStage, ...]

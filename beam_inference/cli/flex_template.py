@@ -14,9 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from beam_inference.beam.dataflow_gpus import DRIVERS, GPUS
+from beam_inference.config.fields import Json
 
 
 class _Field(NamedTuple):
@@ -65,7 +66,7 @@ _IMAGE = {
 }
 
 
-def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
+def metadata(parser: argparse.ArgumentParser) -> Json:
     """The metadata of a Flex Template whose parameters are the flags of ``parser``.
 
     Raises:
@@ -93,16 +94,14 @@ def metadata(parser: argparse.ArgumentParser) -> dict[str, Any]:
     }
 
 
-def _parameter(
-    parser: argparse.ArgumentParser, action: argparse.Action, group: str | None
-) -> dict[str, Any]:
+def _parameter(parser: argparse.ArgumentParser, action: argparse.Action, group: str | None) -> Json:
     field = _FIELDS.get(action.dest)
     if field is None or not action.help:
         raise LookupError(
             f"--{action.dest}: describe it in beam_inference/cli/flex_template.py, and in its help"
         )
     help = parser._get_formatter()._expand_help(action)
-    parameter: dict[str, Any] = {
+    parameter: Json = {
         "name": action.dest,
         "label": field.label,
         "helpText": f"{help[0].upper()}{help[1:].rstrip('.')}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import channels, natural, positive, shape
 from beam_inference.cli.command import (
@@ -14,6 +14,7 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
+from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins
 from beam_inference.geometry.zyx import Zyx
 
@@ -248,7 +249,7 @@ def segment(options: SegmentOptions) -> int:
     return _make_labels(plan, options)
 
 
-def _common_arguments(options: LabelOptions) -> dict[str, Any]:
+def _common_arguments(options: LabelOptions) -> Json:
     from beam_inference.segmentation.layout import Layout
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 

@@ -6,12 +6,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
+from beam_inference.config.fields import Json
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.job.place import THIS_PROCESS, Place
@@ -172,7 +173,7 @@ def _seams_table(job: PlannedJob) -> Table:
     return table
 
 
-def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> dict[str, Any]:
+def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
     """The size of a job, pyramid included, as JSON values: bytes are decoded, shapes ZYX."""
     plan = job.plan
     whole = add_pyramid(job_totals(job), pyramid)
@@ -295,7 +296,7 @@ def suggested_values(
     needs: NetworkNeeds,
     plans: Mapping[SeamMode, InferencePlan | None],
     workers: int,
-) -> dict[str, Any]:
+) -> Json:
     """The suggestions as JSON values, by seam mode; None if no chunk shape fits."""
     return {
         seams: None if plan is None else _suggestion_values(job, needs, plan, workers)
@@ -305,7 +306,7 @@ def suggested_values(
 
 def _suggestion_values(
     job: PlannedJob, needs: NetworkNeeds, plan: InferencePlan, workers: int
-) -> dict[str, Any]:
+) -> Json:
     memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
     return {
         "chunk_shape": plan.chunks.chunk_shape,
@@ -424,7 +425,7 @@ def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
     )
 
 
-def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
+def pyramid_values(pyramid: Pyramid) -> Json:
     """The scales of a pyramid as JSON values: bytes are decoded, shapes and sizes ZYX."""
     base = pyramid.base
     voxel_bytes = base.channels * base.dtype.itemsize
@@ -448,7 +449,7 @@ def pyramid_values(pyramid: Pyramid) -> dict[str, Any]:
     }
 
 
-def _base_values(pyramid: Pyramid) -> dict[str, Any]:
+def _base_values(pyramid: Pyramid) -> Json:
     """The volume that a pyramid is made from, and the memory that takes, as JSON values."""
     base = pyramid.base
     voxel_bytes = base.channels * base.dtype.itemsize
@@ -485,5 +486,5 @@ def _add_columns(table: Table, headings: Sequence[str], left: Sequence[str]) -> 
         table.add_column(heading, justify=justify)
 
 
-def _print_json(values: dict[str, Any]) -> None:
+def _print_json(values: Json) -> None:
     print(json.dumps(values, indent=2))

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from beam_inference.config.fields import Json
 from beam_inference.job.state import default_state_url
 from beam_inference.volumes.kvstores import local_folder
 
@@ -24,12 +25,12 @@ _LISTED_CHUNKS = 10
 """Most chunks that are listed one by one."""
 
 
-def as_json(values: dict[str, Any]) -> str:
+def as_json(values: Json) -> str:
     """The values as one JSON object."""
     return json.dumps(values, indent=2)
 
 
-def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
+def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
     """The outcome of a launch as JSON values."""
     return {
         "chunks": outcome.chunks,
@@ -48,9 +49,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> dict[str, Any]:
     }
 
 
-def verification_values(
-    report: VerifyReport, pyramid: PyramidStatus | None, *, deep: bool
-) -> dict[str, Any]:
+def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, deep: bool) -> Json:
     """The result of a verification as JSON values; of the missing chunks the first few."""
     return {
         "complete": report.complete and (pyramid is None or pyramid.complete),
@@ -66,7 +65,7 @@ def verification_values(
     }
 
 
-def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> dict[str, Any]:
+def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> Json:
     """The progress of a job as JSON values; None for what is unknown or does not apply."""
     return {
         "chunks": status.planned,
@@ -85,7 +84,7 @@ def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> dict[str,
     }
 
 
-def pyramid_status_values(status: PyramidStatus | None, *, waits: bool) -> dict[str, Any] | None:
+def pyramid_status_values(status: PyramidStatus | None, *, waits: bool) -> Json | None:
     """The progress of a job's pyramid as JSON values; None if it has none.
 
     Args:
@@ -103,7 +102,7 @@ def pyramid_status_values(status: PyramidStatus | None, *, waits: bool) -> dict[
     }
 
 
-def _record_values(record: QuarantineRecord) -> dict[str, Any]:
+def _record_values(record: QuarantineRecord) -> Json:
     return record.model_dump(mode="json", include={"chunk", "box", "stage", "cause", "attempts"})
 
 

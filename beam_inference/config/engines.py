@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError
 
@@ -163,7 +164,7 @@ class _InstalledNames:
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+    ) -> Json:
         return {**handler(schema), "enum": [*CHOOSE, *list_plugins("engines")]}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import unquote
 
 from pydantic import (
@@ -17,6 +17,9 @@ from pydantic import (
     PositiveFloat,
     Strict,
 )
+
+Json: TypeAlias = dict[str, Any]
+"""An object as it stands in JSON or YAML: values by key."""
 
 _FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
 

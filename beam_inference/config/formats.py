@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, GetJsonSchemaHandler, Strict
 from pydantic_core import CoreSchema
 
+from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
@@ -21,9 +22,6 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from pydantic.json_schema import JsonSchemaValue
-
-Json: TypeAlias = dict[str, Any]
-"""A JSON object."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ entry point ``beam_inference.operators``. This module knows operators by name al
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
-from beam_inference.config.fields import Model, unknown_key_hint
+from beam_inference.config.fields import Json, Model, unknown_key_hint
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
@@ -176,7 +176,7 @@ def _with_hints(error: ValidationError, kind: type[Operator]) -> ValidationError
     return ValidationError.from_exception_data(error.title, lines, hide_input=True)
 
 
-def _dump(operator: Operator, info: SerializationInfo) -> dict[str, Any]:
+def _dump(operator: Operator, info: SerializationInfo) -> Json:
     return operator.model_dump(mode=info.mode)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -18,6 +18,7 @@ from pydantic import (
 
 from beam_inference.config.fields import (
     Count,
+    Json,
     Margin,
     Model,
     Natural,
@@ -67,7 +68,7 @@ class VolumeSource:
     """
 
     path: str | None = None
-    spec: dict[str, Any] | None = None
+    spec: Json | None = None
     scale: int | VoxelSizeNm = 0
     channel: Sequence[int] | None = None
     select: Mapping[str, int] = field(default_factory=dict)
@@ -97,9 +98,7 @@ class Input(Model):
     path: Url | None = Field(
         None, description="URL or path of a precomputed, zarr v2/v3 or n5 volume"
     )
-    spec: dict[str, Any] | None = Field(
-        None, description="a full TensorStore spec, instead of path"
-    )
+    spec: Json | None = Field(None, description="a full TensorStore spec, instead of path")
     scale: _Scale = Field(
         0,
         description=(

@@ -6,12 +6,12 @@ import shutil
 import tempfile
 import uuid
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from beam_inference.beam.flags import beam_options, place_of
 from beam_inference.beam.stage_runner import StageRecords, check_place, run_stages, stage_job
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import (
     OutputSpec,
     get_format,
@@ -67,7 +67,7 @@ class BlockConversion:
         return self.task.target
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
         target = asdict(self.spec)
         del target["storage"], target["url"]  # how it is reached does not matter

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.mrc import mrc_source
@@ -61,7 +61,7 @@ class StoredVolume:
     place: str
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """URL and scale: nobody writes to a source while it is converted."""
         return {"volume": self.url, "scale": self.scale}
 

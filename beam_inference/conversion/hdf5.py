@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import (
     FREE,
@@ -50,7 +51,7 @@ class Hdf5Source:
     info: SourceInfo
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Path, size and time of the file, and the dataset's name."""
         return file_identity(self.path) | {"dataset": self.dataset}
 

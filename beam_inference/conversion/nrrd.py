@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec, xyz
 from beam_inference.conversion.protocol import (
     FREE,
@@ -26,7 +27,7 @@ from beam_inference.volumes.axes import length_nm
 
 _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2": "bzip2"}
 _POSITIONS = ("domain", "space", "???", "none")
-Header = dict[str, Any]
+Header = Json
 _TYPES = {"float32": "float", "float64": "double"}
 
 
@@ -146,7 +147,7 @@ def _placement(header: Header, axes: str) -> Placement:
 class _Steps:
     """Steps from voxel to voxel along x, y, z: vectors in space, (3, 3), and units of its axes."""
 
-    vectors: NDArray[Any]
+    vectors: AnyArray
     units: list[str]
 
 

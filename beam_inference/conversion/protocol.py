@@ -6,17 +6,18 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
-Voxels: TypeAlias = NDArray[Any]
+Voxels: TypeAlias = AnyArray
 """Voxels of any dtype of numbers, with the axes (channel, z, y, x) unless said otherwise."""
 
 Read = Callable[[BoundingBox], Voxels]
@@ -68,7 +69,7 @@ class Source(Protocol):
         """Its extent, dtype, and so on."""
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """JSON values that determine its voxels: a file that has changed is another source."""
 
     def open(self) -> Read:
@@ -116,7 +117,7 @@ class Placement:
         return BoundingBox(self.offset, zyx.add(self.offset, shape))
 
 
-def number_dtype(dtype: np.dtype[Any], name: str) -> str:
+def number_dtype(dtype: AnyDtype, name: str) -> str:
     """The name of a dtype of integers or floating-point numbers.
 
     Raises:
@@ -156,9 +157,9 @@ def import_library(module: str, purpose: str) -> ModuleType:
 
 def placement_in_space(
     voxel_size_nm: VoxelSizeNm,
-    steps: NDArray[Any],
-    spacings: NDArray[Any],
-    origin: NDArray[Any] | None,
+    steps: AnyArray,
+    spacings: AnyArray,
+    origin: AnyArray | None,
 ) -> Placement:
     """The placement of a volume whose file states a position and directions in space.
 

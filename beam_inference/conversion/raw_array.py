@@ -18,10 +18,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
+from beam_inference.config.fields import Json
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels, as_czyx
 from beam_inference.errors import PermanentReadError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
@@ -93,7 +94,7 @@ class RawSource:
     scaling: tuple[float, float] | None = None
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Path, size and time of the file, and how the array lies in it."""
         return file_identity(self.path) | {
             "layout": [self.layout.dtype, list(self.layout.shape), self.layout.axes]
@@ -126,7 +127,7 @@ class RawSource:
         return read
 
 
-def file_identity(path: str) -> dict[str, Any]:
+def file_identity(path: str) -> Json:
     """The path, size and time of a file, as JSON values: they change when the file does."""
     status = Path(path).stat()
     return {

@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from beam_inference.config.fields import Json
 from beam_inference.conversion.png import read_picture, read_picture_header
 from beam_inference.conversion.protocol import FREE, Read, SliceHeader, SourceInfo, Voxels
 from beam_inference.conversion.tiff import read_tiff_slice, read_tiff_slice_header
@@ -60,7 +60,7 @@ class SliceStack:
     info: SourceInfo
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """The glob, and a hash of names, sizes and times of the files."""
         return {"slices": self.pattern, "files": self.files_hash}
 

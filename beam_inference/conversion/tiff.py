@@ -17,6 +17,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.protocol import (
     FREE,
@@ -184,7 +185,7 @@ class TiffPages:
     info: SourceInfo
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> Json:
         """Path, size and time of the file, and the image's number."""
         return file_identity(self.path) | {"series": self.series}
 
@@ -323,7 +324,7 @@ def _ome_voxel_size(text: str) -> VoxelSizeNm | None:
     return (sizes[0], sizes[1], sizes[2])
 
 
-def _imagej_voxel_size(metadata: dict[str, Any], tags: Any) -> VoxelSizeNm | None:
+def _imagej_voxel_size(metadata: Json, tags: Any) -> VoxelSizeNm | None:
     unit = length_nm(str(metadata.get("unit", "")).replace("\\u00B5", "µ"))
     spacing = metadata.get("spacing")
     if (
@@ -349,7 +350,7 @@ def create_tiff(path: str, spec: FileSpec) -> RawLayout:
     """
     tifffile = import_library("tifffile", "TIFF")
     z, y, x = spec.bounds.shape
-    metadata: dict[str, Any] = {"axes": "ZCYX"}
+    metadata: Json = {"axes": "ZCYX"}
     if spec.voxel_size_nm is not None:
         for axis, size in zip("ZYX", spec.voxel_size_nm, strict=True):
             metadata |= {f"PhysicalSize{axis}": size, f"PhysicalSize{axis}Unit": "nm"}

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.formats import OutputSpec
 from beam_inference.demo.mni import load_t1
 from beam_inference.errors import ConfigError
@@ -84,7 +84,7 @@ def _import_t1(url: str) -> None:
     (open_output(spec) or create_output(spec)).write(spec.bounds, t1)
 
 
-def _voxels(folder: Path) -> NDArray[Any]:
+def _voxels(folder: Path) -> AnyArray:
     volume = open_volume(f"file://{folder}")
     return volume.read(volume.bounds)
 

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 
-def t1_as_uint8(t1: NDArray[Any]) -> NDArray[np.uint8]:
+
+def t1_as_uint8(t1: AnyArray) -> NDArray[np.uint8]:
     """Scale a non-negative image of any shape and dtype so that its maximum becomes 255.
 
     Values below zero become 0. Returns uint8 of the same shape and axis order.
     """
-    scaled: NDArray[Any] = np.clip(t1 / t1.max(), 0, 1)
+    scaled: AnyArray = np.clip(t1 / t1.max(), 0, 1)
     return np.round(255 * scaled).astype(np.uint8)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from beam_inference.config.fields import Json
 from beam_inference.engines.choice import TOLERANCES
 from beam_inference.engines.onednn import run_by_onednn
 
@@ -89,7 +90,7 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...], device: torch.de
 def _fold_traced(network: nn.Module) -> nn.Module | None:
     """Fold the BatchNorms of the network's traced code; None if there is none to fold."""
     traced = fx.symbolic_trace(copy.deepcopy(network))
-    modules: dict[str, Any] = dict(traced.named_modules())
+    modules: Json = dict(traced.named_modules())
     calls = Counter(node.target for node in traced.graph.nodes if node.op == "call_module")
 
     def module_called_by(node: Any, kinds: tuple[type[nn.Module], ...]) -> Any:

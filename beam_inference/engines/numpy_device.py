@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.operators.quantize import quantize
 
@@ -25,11 +25,11 @@ class NumpyDevice:
         """A context that does nothing."""
         return nullcontext()
 
-    def upload(self, array: NDArray[Any]) -> NDArray[Any]:
+    def upload(self, array: AnyArray) -> AnyArray:
         """The array itself."""
         return array
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
+    def begin_upload(self, array: AnyArray) -> Callable[[], AnyArray]:
         """A function that returns the array itself."""
         return lambda: array
 
@@ -49,9 +49,7 @@ class NumpyDevice:
         """Write the product of two arrays into a third."""
         np.multiply(array, by, out=out)
 
-    def download(
-        self, array: Array, encoding: Encoding = AS_COMPUTED
-    ) -> Callable[[], NDArray[Any]]:
+    def download(self, array: Array, encoding: Encoding = AS_COMPUTED) -> Callable[[], AnyArray]:
         """Encode an array; float32 stays as it is."""
         encoded = quantize(array, encoding.dtype, encoding.value_range)
         return lambda: encoded

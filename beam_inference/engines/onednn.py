@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from beam_inference.config.fields import Json
+
 
 def run_by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
     """A network whose float32 3-D convolutions are run by oneDNN, if PyTorch was built with it.
@@ -38,7 +40,7 @@ class _Convolutions(TorchFunctionMode):
         func: Callable[..., Any],
         types: Any,
         args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
+        kwargs: Json | None = None,
     ) -> Any:
         if func in _CONVOLUTIONS and not torch.compiler.is_compiling():
             return _conv3d(*args, **kwargs or {})

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+
+from beam_inference.arrays import AnyArray, AnyDtype
 
 Forward = Callable[[Any], Any]
 """A network's forward pass, on device arrays.
@@ -29,7 +30,7 @@ class Encoding(NamedTuple):
             which is written as it is.
     """
 
-    dtype: np.dtype[Any]
+    dtype: AnyDtype
     value_range: tuple[float, float] | None = None
 
 
@@ -51,10 +52,10 @@ class Device(Protocol):
     def session(self) -> AbstractContextManager[object]:
         """A context in which everything else is called (torch: inference mode)."""
 
-    def upload(self, array: NDArray[Any]) -> Any:
+    def upload(self, array: AnyArray) -> Any:
         """Bring an array to the device: a device array of the same shape, dtype and values."""
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], Any]:
+    def begin_upload(self, array: AnyArray) -> Callable[[], Any]:
         """Begin to bring an array to the device while it computes.
 
         Any thread may begin; a thread that computes calls what is returned, which waits for the
@@ -73,7 +74,7 @@ class Device(Protocol):
     def multiply(self, array: Any, by: Any, out: Any) -> None:
         """Write the product of two device arrays into a third."""
 
-    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], NDArray[Any]]:
+    def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], AnyArray]:
         """Encode a float32 device array there, and begin to bring it to the host.
 
         Args:

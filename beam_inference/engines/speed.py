@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import BeamInferenceError
 
@@ -21,7 +20,7 @@ WORTH_IT = 0.95
 
 def fastest_batch_size(
     predictor: Predictor,
-    patch: NDArray[Any],
+    patch: AnyArray,
     normalize: Callable[[Any], Any],
     fits: Callable[[int], bool],
     clock: Callable[[], float] = time.perf_counter,
@@ -55,7 +54,7 @@ def fastest_batch_size(
 
 def seconds_per_patch(
     predictor: Predictor,
-    patch: NDArray[Any],
+    patch: AnyArray,
     normalize: Callable[[Any], Any],
     size: int,
     clock: Callable[[], float] = time.perf_counter,

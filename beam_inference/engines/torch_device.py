@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.device_errors import device_errors
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.transfers import Downloads, Uploads
@@ -65,12 +64,12 @@ class TorchDevice:
         with torch.inference_mode():
             yield
 
-    def upload(self, array: NDArray[Any]) -> torch.Tensor:
+    def upload(self, array: AnyArray) -> torch.Tensor:
         """Bring an array to the device: a tensor of its dtype."""
         with device_errors():
             return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(self._device)
 
-    def begin_upload(self, array: NDArray[Any]) -> Callable[[], torch.Tensor]:
+    def begin_upload(self, array: AnyArray) -> Callable[[], torch.Tensor]:
         """Begin to bring an array to the device; on the CPU there is nothing to begin."""
         if self._uploads is None:
             return lambda: self.upload(array)
@@ -120,7 +119,7 @@ class TorchDevice:
 
     def download(
         self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED
-    ) -> Callable[[], NDArray[Any]]:
+    ) -> Callable[[], AnyArray]:
         """Encode a tensor, and begin to bring it to the host as a NumPy array.
 
         Float32 tensors on the CPU are not copied, all others are. The operations, their order and
@@ -141,7 +140,7 @@ class TorchDevice:
                 array.clone() if encoding.value_range is None else array, values
             )
 
-        def wait() -> NDArray[Any]:
+        def wait() -> AnyArray:
             with device_errors():
                 return arrived()
 

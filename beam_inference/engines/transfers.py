@@ -11,11 +11,11 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+
+from beam_inference.arrays import AnyArray
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Uploads:
         self._sending = threading.Lock()
         self._taking = threading.Lock()
 
-    def begin(self, array: NDArray[Any]) -> Callable[[], torch.Tensor | None]:
+    def begin(self, array: AnyArray) -> Callable[[], torch.Tensor | None]:
         """Begin to copy an array, if no other one waits to be taken.
 
         Returns:
@@ -65,7 +65,7 @@ class Uploads:
         self.stop()
         return True
 
-    def _send(self, array: NDArray[Any]) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _send(self, array: AnyArray) -> tuple[torch.Tensor, torch.cuda.Event]:
         if self._copied is not None:
             self._copied.synchronize()  # until then what is pinned is being read
         pinned = self._pinned.memory(array.nbytes).view(_dtype(array)).view(array.shape)
@@ -113,7 +113,7 @@ class Downloads:
         self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pinned = _Pinned()
 
-    def begin(self, tensor: torch.Tensor, values: int) -> Callable[[], NDArray[Any]]:
+    def begin(self, tensor: torch.Tensor, values: int) -> Callable[[], AnyArray]:
         """Begin to copy a tensor.
 
         Args:
@@ -131,9 +131,9 @@ class Downloads:
             copied = self._stream.record_event()
         tensor.record_stream(self._stream)  # or its memory would be another's while it is copied
 
-        def wait() -> NDArray[Any]:
+        def wait() -> AnyArray:
             copied.synchronize()
-            array: NDArray[Any] = pinned.numpy()
+            array: AnyArray = pinned.numpy()
             return array
 
         return wait
@@ -156,6 +156,6 @@ class _Pinned:
         return self._bytes[:size]
 
 
-def _dtype(array: NDArray[Any]) -> torch.dtype:
+def _dtype(array: AnyArray) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, array.dtype.name)
     return dtype

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.choice import TOLERANCES, keeps_memory
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import avoid_heap
@@ -53,7 +54,7 @@ class ContractReport:
 
 def check_contract(
     predictor: Predictor,
-    patch: NDArray[Any],
+    patch: AnyArray,
     normalize: Callable[[Any], Any],
     *,
     batch_size: int,
@@ -157,7 +158,7 @@ def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:
 def check_difference(
     predictor: Predictor,
     reference: Predictor,
-    patch: NDArray[Any],
+    patch: AnyArray,
     normalize: Callable[[Any], Any],
     batch_size: int,
 ) -> None:
@@ -205,7 +206,7 @@ def check_difference(
         )
 
 
-def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
+def without_blank(patch: AnyArray) -> AnyArray:
     """The patch, or noise in its place if it is one value throughout."""
     if not (patch == patch[:, :1, :1, :1]).all():
         return patch
@@ -220,7 +221,7 @@ def without_blank(patch: NDArray[Any]) -> NDArray[Any]:
 
 
 def _answers(
-    predictor: Predictor, patch: NDArray[Any], normalize: Callable[[Any], Any], batch_size: int
+    predictor: Predictor, patch: AnyArray, normalize: Callable[[Any], Any], batch_size: int
 ) -> list[NDArray[np.float32]]:
     """The answers to a patch, first in a batch, and to its mirror image, last in it."""
     with predictor.device.session():

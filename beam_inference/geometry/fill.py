@@ -6,12 +6,13 @@ the volume see the same value there.
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 
 Fill: TypeAlias = Literal["reflect", "constant"]
@@ -41,13 +42,13 @@ def source_box(box: BoundingBox, volume: BoundingBox, fill: Fill) -> BoundingBox
 
 
 def fill_outside(
-    array: NDArray[Any],
+    array: AnyArray,
     source: BoundingBox,
     box: BoundingBox,
     volume: BoundingBox,
     fill: Fill,
     fill_value: float,
-) -> NDArray[Any]:
+) -> AnyArray:
     """The voxels of a box that may reach beyond the volume.
 
     Args:

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
 
 FIRST_KEYS: Mapping[str, frozenset[str]] = {
@@ -50,7 +51,7 @@ ALWAYS = frozenset({"operator"})
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
-def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> dict[str, Any]:
+def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:
     """Values of a section that belong to its identity, as JSON.
 
     Args:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
@@ -46,7 +43,7 @@ def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
     return volume.voxel_size_nm or config.model.voxel_size_nm
 
 
-def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> NDArray[Any]:
+def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
     """Read the voxels that patches are cut out of.
 
     Args:
@@ -70,12 +67,12 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> NDArray[
     return array
 
 
-def normalization(config: DefiniteConfig, dtype: np.dtype[Any]) -> Normalization:
+def normalization(config: DefiniteConfig, dtype: AnyDtype) -> Normalization:
     """How a :func:`cutout` becomes the network's input; see :func:`make_normalization`."""
     return make_normalization(config.model.normalize, dtype)
 
 
-def make_normalization(normalize: DefiniteNormalize, dtype: np.dtype[Any]) -> Normalization:
+def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> Normalization:
     """Make the function that turns a :func:`cutout` into the network's input.
 
     Args:

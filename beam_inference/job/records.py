@@ -5,11 +5,12 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen
 from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -38,7 +39,7 @@ class ChannelStatistics(Frozen):
     nans: int
 
     @classmethod
-    def of(cls, channel: NDArray[Any]) -> ChannelStatistics:
+    def of(cls, channel: AnyArray) -> ChannelStatistics:
         """Compute the statistics of one channel, (Z, Y, X)."""
         return cls(
             min=float(channel.min()),
@@ -67,7 +68,7 @@ class Part(Frozen):
     channels: list[ChannelStatistics]
 
     @classmethod
-    def of(cls, box: BoundingBox, array: NDArray[Any]) -> Part:
+    def of(cls, box: BoundingBox, array: AnyArray) -> Part:
         """Describe an array (channels, Z, Y, X) that was written into a box."""
         channels = [ChannelStatistics.of(channel) for channel in array]
         return cls(box=box, crc32=crc32(array), channels=channels)

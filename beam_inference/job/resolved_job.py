@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, Json
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, SeamMode
@@ -140,7 +140,7 @@ class ResolvedJob(Frozen):
         return cached_cutouts(threads) * self.input_bytes(self.plan.totals.extremes.input_blocks)
 
     @cached_property
-    def identity(self) -> dict[str, dict[str, Any]]:
+    def identity(self) -> dict[str, Json]:
         """Everything that determines the output's bytes, in sections of JSON values."""
         config = self.config
         plan = self.plan
@@ -149,7 +149,7 @@ class ResolvedJob(Frozen):
         # that to make; what determines them is in records of their own.
         files = frozenset({"path", "weights", "sha256", "voxel_size_nm"})
         places = frozenset({"path", "bounds", "pyramid"})
-        engine: dict[str, Any] = dict(self.engine)
+        engine: Json = dict(self.engine)
         if self.numerics != 1:  # records of 1 do not have it
             engine["numerics"] = self.numerics
         return {

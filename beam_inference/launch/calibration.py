@@ -19,8 +19,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import without_blank
 from beam_inference.environment import usable_cores
@@ -113,10 +113,10 @@ class _Calls:
             return AS_COMPUTED
         return Encoding(np.dtype(config.output.dtype), config.output.value_range)
 
-    def read(self, work: ChunkWork) -> NDArray[Any]:
+    def read(self, work: ChunkWork) -> AnyArray:
         return cutout(self.trial.config, self.job.input, work.input_box)
 
-    def measure(self, work: ChunkWork, array: NDArray[Any], least_seconds: float) -> float:
+    def measure(self, work: ChunkWork, array: AnyArray, least_seconds: float) -> float:
         """Seconds of a call.
 
         Args:
@@ -143,7 +143,7 @@ class _Calls:
         return seconds / max(1, ceil_div(work.patch_count - uniform_patches, self.batch_size))
 
 
-def _choose_work(job: PlannedJob, calls: _Calls) -> tuple[ChunkWork, NDArray[Any]]:
+def _choose_work(job: PlannedJob, calls: _Calls) -> tuple[ChunkWork, AnyArray]:
     """The chunk in the middle of the job if it is short, or else a piece; and its input."""
     piece = _piece(job.plan, calls.batch_size)
     array = calls.read(piece)

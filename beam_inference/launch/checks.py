@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 
+from beam_inference.arrays import AnyDtype
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig
@@ -132,7 +132,7 @@ def check_sections(normalize: DefiniteNormalize, volume: Volume) -> None:
         )
 
 
-def check_fill_value(key: str, value: float, dtype: np.dtype[Any]) -> None:
+def check_fill_value(key: str, value: float, dtype: AnyDtype) -> None:
     """Refuse a fill value that the volume's dtype cannot hold."""
     whole = dtype.kind in "iu"
     info = np.iinfo(dtype) if whole else np.finfo(dtype)

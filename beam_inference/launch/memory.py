@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyDtype
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.limits import (
     MASK_CACHE_BYTES,
@@ -118,7 +119,7 @@ class ValueSizes:
     output_channels: int
     operator_bytes: int
     written_channels: int
-    output_dtype: np.dtype[Any]
+    output_dtype: AnyDtype
     is_read_back: bool
 
     @property

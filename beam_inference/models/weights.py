@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.models.pickles import unpickle
 
@@ -31,7 +32,7 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
         ) from None
 
 
-def _state_dict(path: Path, allow_pickle: bool) -> dict[str, Any]:
+def _state_dict(path: Path, allow_pickle: bool) -> Json:
     if _is_safetensors(path):
         from safetensors.torch import load_file
 

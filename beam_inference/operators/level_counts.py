@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     ConfigError,
@@ -217,7 +219,7 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
     return ChunkGrid(volume.bounds, (z, y, x))
 
 
-def count_values(array: NDArray[Any]) -> NDArray[np.int64]:
+def count_values(array: AnyArray) -> NDArray[np.int64]:
     """Count how often each value occurs in each section.
 
     Args:
@@ -238,7 +240,7 @@ def count_values(array: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def values_at(
-    quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: np.dtype[Any]
+    quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: AnyDtype
 ) -> list[int]:
     """The smallest values that such shares of all do not exceed (NumPy's ``inverted_cdf``)."""
     upto = np.cumsum(counts)
@@ -248,7 +250,7 @@ def values_at(
     return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
 
 
-def mean_and_std(counts: NDArray[np.int64], dtype: np.dtype[Any]) -> tuple[float, float]:
+def mean_and_std(counts: NDArray[np.int64], dtype: AnyDtype) -> tuple[float, float]:
     """Mean and standard deviation of all values, from their exact sums."""
     values = np.arange(len(counts)) + _lowest(dtype)
     number = int(counts.sum())
@@ -268,7 +270,7 @@ def _sum_of_products(values: NDArray[np.int64], counts: NDArray[np.int64]) -> in
     return sum(int((values * (counts >> bits & 0x7FFF)).sum()) << bits for bits in parts)
 
 
-def _lowest(dtype: np.dtype[Any]) -> int:
+def _lowest(dtype: AnyDtype) -> int:
     return int(np.iinfo(dtype).min)
 
 
@@ -290,9 +292,7 @@ def _key(index: int) -> str:
     return f"{index:012d}.npz"
 
 
-def describe_input(
-    path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume
-) -> dict[str, Any]:
+def describe_input(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> Json:
     """The volume whose values are counted, as JSON, with a cheap check of what it holds."""
     start = volume.bounds.start
     stop = volume.bounds.stop

@@ -8,12 +8,13 @@ volume is cut, so what is made of them has no seams. How they are counted is in
 from __future__ import annotations
 
 import logging
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen
 from beam_inference.config.normalize import Affine, Contrast, Sections, Standard
 from beam_inference.config.storage import Storage
@@ -140,7 +141,7 @@ def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
 
 
 def by_section(
-    array: NDArray[Any], numbers: NDArray[np.int64], sections: Sections
+    array: AnyArray, numbers: NDArray[np.int64], sections: Sections
 ) -> NDArray[np.float32]:
     """Normalise each section by its own levels.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.arrays import AnyDtype
 from beam_inference.errors import ConfigError
 
 
@@ -36,7 +37,7 @@ class Normalization:
         return batch
 
 
-def unit(dtype: np.dtype[Any]) -> Normalization:
+def unit(dtype: AnyDtype) -> Normalization:
     """The normalisation by which the maximum of a stored integer dtype becomes 1.
 
     Raises:

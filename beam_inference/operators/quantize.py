@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray, AnyDtype
 
 
 def quantize(
-    core: NDArray[np.float32], dtype: np.dtype[Any], value_range: tuple[float, float] | None
-) -> NDArray[Any]:
+    core: NDArray[np.float32], dtype: AnyDtype, value_range: tuple[float, float] | None
+) -> AnyArray:
     """``core`` in the output's dtype; float32 is returned as it is.
 
     For an integer dtype, ``value_range`` (low, high) maps onto the dtype's full range; values

@@ -18,12 +18,13 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.zyx import Zyx
 
 Method = Literal["mean", "mode"]
 
 
-def downsample(array: NDArray[Any], start: Zyx, factor: Zyx, method: Method) -> NDArray[Any]:
+def downsample(array: AnyArray, start: Zyx, factor: Zyx, method: Method) -> AnyArray:
     """Compute the voxels of the scale above that have a part in an array.
 
     Args:
@@ -38,7 +39,7 @@ def downsample(array: NDArray[Any], start: Zyx, factor: Zyx, method: Method) -> 
     return mean(array, start, factor) if method == "mean" else mode(array, start, factor)
 
 
-def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
+def mean(array: AnyArray, start: Zyx, factor: Zyx) -> AnyArray:
     """Compute the mean of each cell.
 
     Means of integers are exact, rounded to the nearest, halves to even; floats are summed in
@@ -49,7 +50,7 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
     count: Any = np.prod(factor)
     if np.any(pad):
         count = sum(mask.astype(np.uint32) for mask in _inside(array.shape[1:], pad, factor))
-    whole: NDArray[Any]
+    whole: AnyArray
     if array.dtype.kind == "f":
         whole = _sum(values, np.float64) / count
         return whole.astype(array.dtype)
@@ -74,7 +75,7 @@ def mean(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
     return whole.astype(array.dtype)
 
 
-def mode(array: NDArray[Any], start: Zyx, factor: Zyx) -> NDArray[Any]:
+def mode(array: AnyArray, start: Zyx, factor: Zyx) -> AnyArray:
     """Find the most frequent value of each cell.
 
     Of values equally frequent, the one met first wins, where x is fastest and z slowest. Cells of
@@ -96,15 +97,15 @@ def _padding(shape: tuple[int, ...], start: Zyx, factor: Zyx) -> list[tuple[int,
 
 
 def _voxels(
-    array: NDArray[Any], pad: list[tuple[int, int]], factor: Zyx, mode: Literal["constant", "edge"]
-) -> list[NDArray[Any]]:
+    array: AnyArray, pad: list[tuple[int, int]], factor: Zyx, mode: Literal["constant", "edge"]
+) -> list[AnyArray]:
     """Values of each voxel of a cell, z slowest, in all cells: views unless the array is padded."""
     whole = np.pad(array, [(0, 0), *pad], mode=mode) if np.any(pad) else array
     fz, fy, fx = factor
     return [whole[:, i::fz, j::fy, k::fx] for i, j, k in product(range(fz), range(fy), range(fx))]
 
 
-def _sum(values: Iterable[NDArray[Any]], dtype: type[Any]) -> NDArray[Any]:
+def _sum(values: Iterable[AnyArray], dtype: type[Any]) -> AnyArray:
     """Sum one by one, so that the last bits of floats depend on no shape."""
     first, *others = iter(values)
     total = first.astype(dtype)
@@ -128,7 +129,7 @@ def _inside(
     ]
 
 
-def _first_of_most(values: list[NDArray[Any]], inside: list[NDArray[np.bool_]]) -> NDArray[Any]:
+def _first_of_most(values: list[AnyArray], inside: list[NDArray[np.bool_]]) -> AnyArray:
     count = np.uint8 if len(values) < 256 else np.uint32
     votes: list[Any] = [np.broadcast_to(mask, values[0].shape).astype(count) for mask in inside]
     for later in range(1, len(values)):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import Zyx
@@ -28,8 +29,6 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
-
-Json = dict[str, Any]
 
 
 class ScaleCodec(Protocol):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import Zyx
@@ -31,8 +32,6 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
-
-Json = dict[str, Any]
 
 
 def read_ome_codec(url: str, storage: Storage, found: StoredVolume, base_number: int) -> OmeCodec:

@@ -10,10 +10,10 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tensorstore as ts
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.zyx import Zyx
@@ -27,8 +27,6 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
-
-Json = dict[str, Any]
 
 _KEPT = (
     "encoding",

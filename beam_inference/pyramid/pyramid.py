@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 import numpy as np
 
 from beam_inference.beam.stage_runner import StageOutcome, StageRecords, run_stages, stage_job
 from beam_inference.beam.stages import DoChunk, StageJob
+from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
@@ -139,7 +139,7 @@ class Pyramid:
         return voxel_bytes * sum(scale.bounds.size for scale in self.scales)
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Everything that determines the bytes of any scale, however many there are."""
         return {
             **self.volume.description(),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -72,7 +72,7 @@ def _open_coarse_scale(url: str, storage: Storage, count: int) -> tuple[Volume, 
     )
 
 
-def _pixels(shown: NDArray[Any], *, labels: bool) -> NDArray[np.uint8]:
+def _pixels(shown: AnyArray, *, labels: bool) -> NDArray[np.uint8]:
     """Colours of planes: from (planes, channels, y, x) to (planes, y, x, 3)."""
     chosen = np.moveaxis(shown if shown.shape[1] == 3 else shown[:, :1], 1, -1)
     if labels:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import ceil_div
 from beam_inference.job.records import Receipt
@@ -86,7 +86,7 @@ def _middle_plane(box: BoundingBox) -> BoundingBox:
     return BoundingBox((middle, y, x), (middle + 1, y_stop, x_stop))
 
 
-def _brightness(out: NDArray[Any], low: float, high: float) -> NDArray[np.float32]:
+def _brightness(out: AnyArray, low: float, high: float) -> NDArray[np.float32]:
     """Grey values 0 … 1 of (channels, y, x); three channels become RGB, (y, x, 3)."""
     scaled = np.clip((out.astype(np.float32) - low) / max(high - low, 1e-9), 0, 1)
     return np.moveaxis(scaled, 0, -1) if len(out) == 3 else scaled[0]

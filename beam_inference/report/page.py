@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import yaml
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import BeamInferenceError, UserError
 from beam_inference.geometry.bounding_box import AXES
 from beam_inference.geometry.zyx import Zyx
@@ -183,7 +184,7 @@ def render(report: Report) -> str:
     return environment.get_template("page.html").render(_values(report))
 
 
-def _values(report: Report) -> dict[str, Any]:
+def _values(report: Report) -> Json:
     """What the template names."""
     job = report.job
     facts = report.facts

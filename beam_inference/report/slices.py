@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid, blocks_touched
 from beam_inference.geometry.zyx import Zyx, ceil_div
@@ -215,7 +215,7 @@ def _voxel(point: Zyx) -> BoundingBox:
 
 def missing_share(planes: Sequence[Plane], of: str) -> float:
     """Share of the pixels of all planes that are missing, of "source" or "output"."""
-    missing: list[NDArray[Any]] = [
+    missing: list[AnyArray] = [
         np.isnan(plane.source if of == "source" else plane.output[0]).reshape(-1)
         for plane in planes
     ]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import triple
 from beam_inference.segmentation.watershed import Links, no_link
@@ -41,13 +40,13 @@ def read_links(volume: Volume, core: BoundingBox, *, to_next: bool) -> Links:
 
 
 def _links(
-    values: NDArray[Any],
+    values: AnyArray,
     box: BoundingBox,
     core: BoundingBox,
     bounds: BoundingBox,
     axis: int,
     to_next: bool,
-) -> NDArray[Any]:
+) -> AnyArray:
     """The links along one axis, from the affinities along it in a box."""
     dtype = np.dtype(np.float32 if values.dtype.kind == "f" else np.int32)
     shape = list(core.shape)
@@ -72,7 +71,7 @@ def _links(
     return links
 
 
-def as_summands(links: NDArray[Any]) -> NDArray[np.int64]:
+def as_summands(links: AnyArray) -> NDArray[np.int64]:
     """Affinities as integers, whose sums are exact; floats are clipped to ±:data:`MOST`."""
     if links.dtype.kind == "f":
         links = np.rint(np.ldexp(np.clip(links.astype(np.float64), -MOST, MOST), FRACTION_BITS))

@@ -17,11 +17,10 @@ clean     all at once          removes the scratch folder
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.segmentation.labelling import Faces, equivalences, label_chunk
 from beam_inference.segmentation.numbering import (
     DoChunk,
@@ -71,7 +70,7 @@ def label(plan: ComponentPlan) -> DoChunk:
     return do
 
 
-def _face_arrays(faces: Faces) -> dict[str, NDArray[Any]]:
+def _face_arrays(faces: Faces) -> dict[str, AnyArray]:
     planes = {f"first{axis}": plane for axis, plane in enumerate(faces.first)}
     return (
         planes

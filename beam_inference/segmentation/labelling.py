@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
@@ -61,7 +61,7 @@ class Faces:
 
     first: tuple[NDArray[np.uint32], ...]
     last: tuple[NDArray[np.uint32], ...]
-    values: NDArray[Any]
+    values: AnyArray
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def seams_of(grid: ChunkGrid, index: int) -> tuple[tuple[bool, ...], tuple[bool,
 
 
 def label_chunk(
-    values: NDArray[Any],
+    values: AnyArray,
     core: BoundingBox,
     grid: ChunkGrid,
     index: int,
@@ -152,8 +152,8 @@ def arrange_labels(
 
 
 def planes_at_seams(
-    array: NDArray[Any], grid: ChunkGrid, index: int
-) -> tuple[tuple[NDArray[Any], ...], tuple[NDArray[Any], ...]]:
+    array: AnyArray, grid: ChunkGrid, index: int
+) -> tuple[tuple[AnyArray, ...], tuple[AnyArray, ...]]:
     """The first and the last plane of a chunk's array on each axis; empty where no seam is."""
     before, after = seams_of(grid, index)
     nothing = np.zeros(0, array.dtype)
@@ -163,7 +163,7 @@ def planes_at_seams(
     )
 
 
-def _components(values: NDArray[Any], connectivity: int) -> tuple[NDArray[np.uint32], int]:
+def _components(values: AnyArray, connectivity: int) -> tuple[NDArray[np.uint32], int]:
     # Of booleans, cc3d 4.1.1 expects too few labels where an axis is one voxel long, and raises; of
     # bytes it does not.
     values = values.view(np.uint8) if values.dtype == bool else values
@@ -236,13 +236,11 @@ def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> 
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs])
 
 
-def _slab(
-    chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int
-) -> tuple[NDArray[np.int64], NDArray[Any]]:
+def _slab(chunks: Mapping[Zyx, Faces], shape: Zyx, axis: int) -> tuple[NDArray[np.int64], AnyArray]:
     """The codes, and the input's values, of the two planes at the seam after a chunk on an axis."""
     reaches = [int(step in chunks) for step in STEPS]
     codes: dict[Zyx, NDArray[np.int64]] = {}
-    values: dict[Zyx, NDArray[Any]] = {}
+    values: dict[Zyx, AnyArray] = {}
     for number, position in enumerate(POSITIONS):
         if position in chunks:
             faces = chunks[position]
@@ -264,12 +262,12 @@ def _slab(
     return _assemble(codes), _assemble(values)
 
 
-def _assemble(parts: Mapping[Zyx, NDArray[Any]]) -> NDArray[Any]:
+def _assemble(parts: Mapping[Zyx, AnyArray]) -> AnyArray:
     return np.block([[[parts[z, y, x] for x in (0, 1)] for y in (0, 1)] for z in (0, 1)])
 
 
 def _one_component(
-    codes: NDArray[np.int64], values: NDArray[Any], connectivity: int
+    codes: NDArray[np.int64], values: AnyArray, connectivity: int
 ) -> NDArray[np.int64]:
     """Pairs of codes that chain all codes of each component of a small volume."""
     components, _ = _components(values, connectivity)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-
+from beam_inference.arrays import AnyDtype
 from beam_inference.beam.stage_runner import check_place
 from beam_inference.config.formats import OutputSpec, get_format, sharded_formats
 from beam_inference.config.storage import Storage, check_writable
@@ -149,7 +147,7 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
         )
 
 
-def comparable_threshold(threshold: float, dtype: np.dtype[Any]) -> float:
+def comparable_threshold(threshold: float, dtype: AnyDtype) -> float:
     """A threshold that voxels of a dtype can be compared with exactly.
 
     For integers it is the next whole number: a float could not hold all their values.

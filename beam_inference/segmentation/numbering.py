@@ -27,11 +27,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, LabelledChunk
@@ -71,7 +71,7 @@ def save_chunk(
     scratch: Scratch,
     index: int,
     chunk: LabelledChunk,
-    faces: Mapping[str, NDArray[Any]],
+    faces: Mapping[str, AnyArray],
 ) -> None:
     """Write a labelled chunk's records, and its faces for its neighbours: :func:`faces_after`."""
     inner = chunk.records[chunk.touching :]

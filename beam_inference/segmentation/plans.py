@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.storage import Storage
 from beam_inference.geometry import zyx
@@ -53,7 +53,7 @@ class LabelPlan:
     """Words on further memory, for messages."""
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
         return {
             "min_size": self.min_size,
@@ -136,7 +136,7 @@ class ComponentPlan(LabelPlan):
     working_bytes: ClassVar[int] = 16
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
         return super().description | {
             "input": {"path": self.source, "scale": self.scale, "channel": self.channel},
@@ -144,7 +144,7 @@ class ComponentPlan(LabelPlan):
             "connectivity": self.connectivity,
         }
 
-    def foreground(self, values: NDArray[Any]) -> NDArray[Any]:
+    def foreground(self, values: AnyArray) -> AnyArray:
         """The foreground among the input's voxels as booleans; a segmentation as it is.
 
         NaN is background.
@@ -177,7 +177,7 @@ class SegmentationPlan(LabelPlan):
     more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """Everything that determines the bytes that are written, as JSON values."""
         return super().description | {
             "input": {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.affinities import as_summands
 from beam_inference.segmentation.agglomeration import (
@@ -133,9 +133,7 @@ def chunk_part(
     )
 
 
-def _edges(
-    names: Names, one: Names, other: Names, links: NDArray[Any]
-) -> tuple[Names, Names, Names]:
+def _edges(names: Names, one: Names, other: Names, links: AnyArray) -> tuple[Names, Names, Names]:
     """Edges between voxels at places in ``names``, -1 for background, summed over pairs."""
     is_edge = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
     affinities = as_summands(links[is_edge])

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
@@ -26,7 +27,7 @@ from beam_inference.volumes.kvstores import (
     retry_request,
 )
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, AnyArray]
 Value = TypeVar("Value")
 
 _AT_A_TIME = 32
@@ -43,7 +44,7 @@ class Scratch:
         self._url = url
         self._store = open_kvstore(url, storage)
 
-    def write(self, kind: str, index: int, **arrays: NDArray[Any]) -> None:
+    def write(self, kind: str, index: int, **arrays: AnyArray) -> None:
         """Write named arrays, durably; replaces earlier ones."""
         self.write_all(kind, [(index, arrays)])
 

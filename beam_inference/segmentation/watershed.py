@@ -19,16 +19,16 @@ link is :func:`no_link`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS, cc3d_library
 from beam_inference.segmentation.scratch import Arrays
 
-Links = tuple[NDArray[Any], NDArray[Any], NDArray[Any]]
+Links = tuple[AnyArray, AnyArray, AnyArray]
 """Affinities along z, y and x: int32 or float32, one more on that axis than the chunk's shape."""
 
 _NEXT = (1, 4, 16)
@@ -37,7 +37,7 @@ _BEFORE = (2, 8, 32)
 """Bits of a voxel's edges to the previous voxels along z, y and x, as cc3d numbers them."""
 
 
-def no_link(dtype: np.dtype[Any]) -> int | float:
+def no_link(dtype: AnyDtype) -> int | float:
     """The value of a link where there is none: less than any affinity."""
     return -np.inf if dtype.kind == "f" else -1
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 import tensorstore as ts
 
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import installed_formats
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
@@ -205,7 +206,7 @@ class View:
             if shown.folder is not None
         }
 
-    def state(self, base: str | None, most_boxes: int) -> dict[str, Any]:
+    def state(self, base: str | None, most_boxes: int) -> Json:
         """State of Neuroglancer, with :attr:`folders` served at ``base/NAME``.
 
         Args:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.volumes.detection import json_object, volume_at
 from beam_inference.volumes.kvstores import open_kvstore
@@ -73,7 +74,7 @@ def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
         return None
 
 
-def _scales(image: dict[str, Any], array_url: str) -> Scales | None:
+def _scales(image: Json, array_url: str) -> Scales | None:
     """As Neuroglancer computes it; KeyError and the like where it would complain."""
     units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
     whole = image.get("coordinateTransformations", [])
@@ -88,7 +89,7 @@ def _scales(image: dict[str, Any], array_url: str) -> Scales | None:
     return Scales(path, (scale * units).tolist(), (0.5 - translation / scale).tolist())
 
 
-def _placed(transformations: Sequence[dict[str, Any]]) -> tuple[Any, Any]:
+def _placed(transformations: Sequence[Json]) -> tuple[Any, Any]:
     """Scale and translation along each axis, of one transformation after the other."""
     scale: Any = np.float64(1)
     translation: Any = np.float64(0)

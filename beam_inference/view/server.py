@@ -14,16 +14,16 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import tornado.web
 from tornado.httpserver import HTTPServer
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError
 from beam_inference.job.state import STATE_FOLDER
 from beam_inference.view.multiscale import told_to_older_clients
 
-StateAt = Callable[[str], dict[str, Any]]
+StateAt = Callable[[str], Json]
 """Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
 
 _EVERYWHERE = ("", "0.0.0.0", "::")

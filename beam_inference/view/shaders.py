@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Any
 
 import numpy as np
+
+from beam_inference.arrays import AnyDtype
 
 Range = tuple[float, float]
 
@@ -67,7 +68,7 @@ void main() {{
 """
 
 
-def kept(color: str, dtype: np.dtype[Any], *, inverse: bool) -> str:
+def kept(color: str, dtype: AnyDtype, *, inverse: bool) -> str:
     """Shader of a mask over an image: a colour where it is not zero, or zero if ``inverse``."""
     value = "toRaw(getDataValue())"
     zero = "0u" if dtype.kind == "u" else "0"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
+from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm
 
@@ -90,7 +90,7 @@ def view_state(
     boxes: Sequence[Boxes],
     roi: BoundingBox,
     voxel_size_nm: VoxelSizeNm,
-) -> dict[str, Any]:
+) -> Json:
     """Make the state: later layers lie over earlier ones, and the middle of ``roi`` is centred.
 
     ``roi`` and ``boxes`` are in voxels of ``voxel_size_nm``, ZYX.
@@ -114,21 +114,21 @@ def view_state(
     }
 
 
-def hosted_link(state: dict[str, Any]) -> str:
+def hosted_link(state: Json) -> str:
     """Link to a state in the viewer hosted by Neuroglancer's authors, for volumes it can reach."""
     return f"{HOSTED_VIEWER}/#!" + quote(
         json.dumps(state, separators=(",", ":")), safe="~@#$&()*!+=:;,.?/'"
     )
 
 
-def _dimensions(voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
+def _dimensions(voxel_size_nm: VoxelSizeNm) -> Json:
     """Neuroglancer's coordinate space of the view, in metres."""
     return {axis: [size * 1e-9, "m"] for axis, size in zip("xyz", voxel_size_nm[::-1], strict=True)}
 
 
-def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
-    source: dict[str, Any] = {"url": volume.source}
-    layer: dict[str, Any] = {"name": volume.name, "source": source}
+def _volume_layer(volume: VolumeLayer) -> Json:
+    source: Json = {"url": volume.source}
+    layer: Json = {"name": volume.name, "source": source}
     if volume.axes:
         source["transform"] = _transform(volume)
         # Other axes are the layer's own, with a slider.
@@ -145,10 +145,10 @@ def _volume_layer(volume: VolumeLayer) -> dict[str, Any]:
     }
 
 
-def _transform(volume: VolumeLayer) -> dict[str, Any]:
+def _transform(volume: VolumeLayer) -> Json:
     """Axes of a volume, as far as Neuroglancer must be told them."""
     space = _dimensions(volume.voxel_size_nm)
-    dimensions: dict[str, Any] = {}
+    dimensions: Json = {}
     for number, axis in enumerate(volume.axes):
         if axis.name in space:
             dimensions[axis.name] = space[axis.name]
@@ -165,7 +165,7 @@ def _transform(volume: VolumeLayer) -> dict[str, Any]:
     return {"outputDimensions": dimensions, "matrix": rows}
 
 
-def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> dict[str, Any]:
+def _boxes_layer(boxes: Boxes, voxel_size_nm: VoxelSizeNm) -> Json:
     return {
         "type": "annotation",
         "name": boxes.name,

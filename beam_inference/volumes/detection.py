@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
-from typing import Any
 
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import installed_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
@@ -36,7 +36,7 @@ class Scale:
         voxel_size_nm: ZYX; None for a volume of one scale, which states it where it is opened.
     """
 
-    spec: dict[str, Any]
+    spec: Json
     level: Level | None
     voxel_size_nm: tuple[float | None, ...] | None
 
@@ -112,9 +112,7 @@ def _describe(
     return _describe_group(url, storage, driver, metadata)
 
 
-def _describe_group(
-    url: str, storage: Storage, driver: str, metadata: dict[str, Any]
-) -> StoredVolume:
+def _describe_group(url: str, storage: Storage, driver: str, metadata: Json) -> StoredVolume:
     attributes = metadata.get("attributes") or {} if driver == "zarr3" else metadata
     arrays = [] if driver == "n5" else levels(attributes, url)
     if not arrays:
@@ -130,7 +128,7 @@ def _describe_group(
     return StoredVolume("ome_zarr" if driver == "zarr3" else "ome_zarr_0.4", scales)
 
 
-def json_object(store: KvStore, key: str, url: str) -> dict[str, Any]:
+def json_object(store: KvStore, key: str, url: str) -> Json:
     """A JSON object in a file of a store; empty if the file is absent.
 
     Raises:
@@ -140,7 +138,7 @@ def json_object(store: KvStore, key: str, url: str) -> dict[str, Any]:
     return {} if text is None else _parse_object(text, f"{url}/{key}")
 
 
-def _precomputed_scales(info: dict[str, Any], url: str) -> list[dict[str, Any]]:
+def _precomputed_scales(info: Json, url: str) -> list[Json]:
     scales = info.get("scales")
     if not isinstance(scales, list) or not scales or not all(map(_has_resolution, scales)):
         raise VolumeError(f"{url}/info lists no scales: it is not a precomputed volume of voxels")
@@ -156,7 +154,7 @@ def _has_resolution(scale: object) -> bool:
     )
 
 
-def _parse_object(text: bytes, name: str) -> dict[str, Any]:
+def _parse_object(text: bytes, name: str) -> Json:
     try:
         value = json.loads(text)
     except ValueError:

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from beam_inference.config.fields import holds_credentials
+from beam_inference.config.fields import Json, holds_credentials
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.environment import set_variable
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
@@ -87,9 +87,7 @@ def storage_of_environment(
 @functools.cache
 def _context(storage: Storage, cache_bytes: int) -> ts.Context:
     """The TensorStore context of settings: one per process, so that its limits hold in total."""
-    resources: dict[str, Any] = {
-        f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")
-    }
+    resources: Json = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
     for kind in ("gcs", "s3", "http"):
         limit = getattr(storage, kind).concurrency
         if limit is not None:
@@ -231,9 +229,7 @@ def read_key(store: KvStore, key: str, url: str) -> bytes | None:
     return bytes(result.value) if result.state == "value" else None
 
 
-def change_json(
-    store: KvStore, key: str, url: str, change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> None:
+def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Json]) -> None:
     """Change the JSON object in a key, such that what others write meanwhile is not lost.
 
     Args:

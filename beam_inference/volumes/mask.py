@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import ConfigError, VolumeError
@@ -53,7 +53,7 @@ class Mask:
         """Whether any voxel of a box is kept; raises as :meth:`.volume.Volume.read` does."""
         return any(kept.any() for _, kept in self._pieces(box))
 
-    def fill(self, array: NDArray[Any], box: BoundingBox) -> None:
+    def fill(self, array: AnyArray, box: BoundingBox) -> None:
         """Put the fill value where voxels are not kept; raises as :meth:`keeps_any` does.
 
         Args:
@@ -134,7 +134,7 @@ class MaskedVolume(Volume):
 
     mask: Mask
 
-    def read(self, box: BoundingBox) -> NDArray[Any]:
+    def read(self, box: BoundingBox) -> AnyArray:
         """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
         if not self.mask.keeps_any(box):
             return np.full((self.channels, *box.shape), self.mask.fill_value, self.dtype)

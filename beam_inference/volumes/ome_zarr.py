@@ -8,8 +8,9 @@ Specification: https://ngff.openmicroscopy.org, "multiscales" metadata.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 
 NM_PER_UNIT = {
@@ -39,7 +40,7 @@ class Level(NamedTuple):
     voxel_size_nm: list[float | None]
 
 
-def levels(attributes: dict[str, Any], url: str) -> list[Level]:
+def levels(attributes: Json, url: str) -> list[Level]:
     """The arrays that a group's attributes describe, the finest first; none if it is no image.
 
     Raises:
@@ -72,7 +73,7 @@ def levels(attributes: dict[str, Any], url: str) -> list[Level]:
         ) from None
 
 
-def _scale(transformed: dict[str, Any], count: int) -> list[float]:
+def _scale(transformed: Json, count: int) -> list[float]:
     transformations = transformed.get("coordinateTransformations") or []
     return next(
         (each["scale"] for each in transformations if each["type"] == "scale"), [1.0] * count
@@ -85,7 +86,7 @@ def attributes(
     scales: Sequence[tuple[str, tuple[float, float, float], tuple[float, float, float]]],
     *,
     labels: bool = False,
-) -> dict[str, Any]:
+) -> Json:
     """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
 
     ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative

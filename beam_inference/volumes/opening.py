@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import VolumeError
@@ -160,10 +160,10 @@ def _index_of(scale: int | VoxelSizeNm, stored: StoredVolume, path: str) -> int:
     )
 
 
-def _spec_of_url(path: str) -> dict[str, Any]:
+def _spec_of_url(path: str) -> Json:
     """TensorStore's own way to name a driver in a URL, such as ``gs://bucket/em|zarr3:``."""
     try:
-        spec: dict[str, Any] = ts.Spec(path).to_json()
+        spec: Json = ts.Spec(path).to_json()
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot understand {path}: {one_line(error)}") from None
     return spec

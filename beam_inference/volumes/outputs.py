@@ -6,7 +6,8 @@ import json
 
 import tensorstore as ts
 
-from beam_inference.config.formats import Json, OutputSpec, get_format
+from beam_inference.config.fields import Json
+from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox

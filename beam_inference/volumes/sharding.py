@@ -9,11 +9,11 @@ Neuroglancer numbers the blocks of a scale by the compressed Morton code of thei
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import Json
 from beam_inference.errors import AlignmentError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
@@ -46,7 +46,7 @@ def shard_shapes(shape: Zyx, block_shape: Zyx) -> list[Zyx]:
     return shapes
 
 
-def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict[str, Any]:
+def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> Json:
     """The ``sharding`` member of a scale, for shards of a shape; all ZYX, in voxels.
 
     Raises:
@@ -78,7 +78,7 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> dict
     }
 
 
-def blank_shards(scale: dict[str, Any], box: BoundingBox, array: NDArray[Any]) -> list[str]:
+def blank_shards(scale: Json, box: BoundingBox, array: AnyArray) -> list[str]:
     """Keys of the shards in which nothing but zeros is written.
 
     Args:

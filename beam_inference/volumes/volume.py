@@ -11,13 +11,13 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
 import tensorstore as ts
-from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.fields import Json
 from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill, fill_outside, source_box
@@ -62,7 +62,7 @@ class Volume:
     store: TensorStore
     bounds: BoundingBox
     channels: int
-    dtype: np.dtype[Any]
+    dtype: AnyDtype
     block_shape: Zyx
     voxel_size_nm: VoxelSizeNm | None
 
@@ -107,18 +107,18 @@ class Volume:
         return kind
 
     @property
-    def precomputed_scale(self) -> dict[str, Any] | None:
+    def precomputed_scale(self) -> Json | None:
         """The metadata of its scale, of a precomputed volume; None of others."""
-        scale: dict[str, Any] | None = self._stored.get("scale_metadata")
+        scale: Json | None = self._stored.get("scale_metadata")
         return scale
 
     @cached_property
-    def _stored(self) -> dict[str, Any]:
+    def _stored(self) -> Json:
         """TensorStore's spec of the stored array."""
-        spec: dict[str, Any] = self.store.spec().to_json()
+        spec: Json = self.store.spec().to_json()
         return {**spec, **spec["base"]} if "base" in spec else spec
 
-    def read(self, box: BoundingBox) -> NDArray[Any]:
+    def read(self, box: BoundingBox) -> AnyArray:
         """Read the voxels of a box inside the bounds: (channels, *box.shape), in the stored dtype.
 
         Raises:
@@ -141,7 +141,7 @@ class Volume:
             ) from error
         return array
 
-    def cutout(self, box: BoundingBox, fill: Fill, fill_value: float) -> NDArray[Any]:
+    def cutout(self, box: BoundingBox, fill: Fill, fill_value: float) -> AnyArray:
         """Read the voxels of any box; raises as :meth:`read` does.
 
         Args:
@@ -152,7 +152,7 @@ class Volume:
         source = source_box(box, self.bounds, fill)
         return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)
 
-    def write(self, box: BoundingBox, array: NDArray[Any]) -> None:
+    def write(self, box: BoundingBox, array: AnyArray) -> None:
         """Write the voxels of a box of whole blocks; they are durable when this returns.
 
         Args:
@@ -182,7 +182,7 @@ class Volume:
                 raise TransientWriteError(message) from error
             raise WorkerFault(message) from error
 
-    def _blank_shards(self, box: BoundingBox, array: NDArray[Any]) -> list[str]:
+    def _blank_shards(self, box: BoundingBox, array: AnyArray) -> list[str]:
         scale = self.precomputed_scale
         is_sharded = scale is not None and scale.get("sharding")
         return blank_shards(scale, box, array) if scale is not None and is_sharded else []

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
 from beam_inference.errors import NonFiniteError
 from beam_inference.geometry.blending import axis_weights
@@ -24,7 +24,7 @@ class _Download:
     """Rows of the core, along z, that are on their way to the host; ``wait`` returns them."""
 
     rows: slice
-    wait: Callable[[], NDArray[Any]]
+    wait: Callable[[], AnyArray]
 
 
 class Accumulator:
@@ -57,7 +57,7 @@ class Accumulator:
         self._weighted = device.empty((patch_depth, channels, *across))
         self._weights_along_z = _weights_along_z(work, device)
         self._weight_planes = _weight_planes(work, device)
-        self._result: NDArray[Any] | None = None
+        self._result: AnyArray | None = None
         self._pending_download: _Download | None = None
         if device.on_host and encoding == AS_COMPUTED:
             self._slab = device.empty((channels, self._depth, y, x)).swapaxes(0, 1)
@@ -89,7 +89,7 @@ class Accumulator:
         sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
         sums += weighted  # not self._slab[...] += weighted, which would write them twice
 
-    def finish(self) -> NDArray[Any]:
+    def finish(self) -> AnyArray:
         """Return the core (C, Z, Y, X), after the last patch."""
         self._flush_rows(self._depth)
         if self._result is None:
@@ -134,7 +134,7 @@ class Accumulator:
             if self._device.on_host:
                 self._collect_download(self._result)  # they are there, and would take memory
 
-    def _collect_download(self, result: NDArray[Any]) -> None:
+    def _collect_download(self, result: AnyArray) -> None:
         """Put the rows that are on their way into the result."""
         if self._pending_download is not None:
             rows = self._pending_download.wait()

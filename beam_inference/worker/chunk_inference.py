@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import cropped_to_patch
@@ -57,7 +56,7 @@ class ChunkResult:
             known already.
     """
 
-    core: NDArray[Any]
+    core: AnyArray
     batch_size: int
     uniform_patches: int
 
@@ -107,7 +106,7 @@ class ChunkInference:
         self._encoding = encoding
         self._uniform_answers = uniform_answers
 
-    def start_upload(self, array: NDArray[Any], box: BoundingBox) -> ChunkInput:
+    def start_upload(self, array: AnyArray, box: BoundingBox) -> ChunkInput:
         """Begin to bring a chunk's input to the device; any thread may do so.
 
         Args:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 
 
@@ -22,7 +21,7 @@ class ChunkInput:
         ValueError: array and box differ in shape.
     """
 
-    def __init__(self, array: NDArray[Any], box: BoundingBox, upload: Callable[[], Any]) -> None:
+    def __init__(self, array: AnyArray, box: BoundingBox, upload: Callable[[], Any]) -> None:
         if array.shape[1:] != box.shape:
             raise ValueError(f"the cutout has shape {array.shape[1:]}, the input box {box.shape}")
         self.array = array

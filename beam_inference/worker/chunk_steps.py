@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
@@ -114,7 +112,7 @@ class ChunkSteps:
             array = postprocessing.finish(output.array, work.core_box, core_box)
         return ChunkOutput(array, output.read_bytes, output.effort)
 
-    def write(self, index: int, box: BoundingBox, array: NDArray[Any]) -> WrittenPart:
+    def write(self, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
         """Write whole blocks of a chunk, durably.
 
         Raises:
@@ -137,12 +135,10 @@ class ChunkSteps:
         opened.state.write_receipt(self.journal.receipt(index, [written.part], effort))
         return Record(index, "done", 0, array.nbytes)
 
-    def _write(
-        self, output: Volume, index: int, box: BoundingBox, array: NDArray[Any]
-    ) -> WrittenPart:
+    def _write(self, output: Volume, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
         is_lossy = self.opened.job.config.output.encoding in LOSSY
 
-        def write() -> NDArray[Any]:
+        def write() -> AnyArray:
             output.write(box, array)
             return output.read(box) if is_lossy else array
 

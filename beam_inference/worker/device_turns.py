@@ -6,11 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -49,7 +48,7 @@ class ChunkOutput:
         effort: what the chunk has cost so far.
     """
 
-    array: NDArray[Any]
+    array: AnyArray
     read_bytes: int
     effort: Effort
 
@@ -58,7 +57,7 @@ class ChunkOutput:
 class _Combined:
     """The array made of the results of works, and the number of their uniform patches."""
 
-    array: NDArray[Any]
+    array: AnyArray
     uniform_patches: int
 
 
@@ -83,7 +82,7 @@ class DeviceTurns:
         index: int,
         read: ReadInput,
         works: Sequence[ChunkWork],
-        combine: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
+        combine: Callable[[Iterator[AnyArray]], AnyArray],
     ) -> ChunkOutput:
         """Compute works on a chunk's input, one after the other, and combine their results.
 
@@ -128,7 +127,7 @@ class DeviceTurns:
         self,
         cutout: ChunkInput,
         works: Sequence[ChunkWork],
-        combine: Callable[[Iterator[NDArray[Any]]], NDArray[Any]],
+        combine: Callable[[Iterator[AnyArray]], AnyArray],
     ) -> _Combined:
         while True:
             results = _Results(self._inference, cutout, works)
@@ -140,7 +139,7 @@ class DeviceTurns:
                 if not self._opened.predictor.device.make_room():
                     raise
 
-    def _check_own_health(self, fault: ChunkFault, cutout: NDArray[Any]) -> None:
+    def _check_own_health(self, fault: ChunkFault, cutout: AnyArray) -> None:
         """Try the network again if the first chunks of this process all failed in it.
 
         Raises:
@@ -174,18 +173,18 @@ class _Results:
         self._cutout = cutout
         self._works = works
 
-    def __iter__(self) -> Iterator[NDArray[Any]]:
+    def __iter__(self) -> Iterator[AnyArray]:
         for work in self._works:
             result = self._inference.infer(self._cutout, work)
             self.uniform_patches += result.uniform_patches
             yield result.core
 
 
-def _is_finite(array: NDArray[Any]) -> bool:
+def _is_finite(array: AnyArray) -> bool:
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _non_finite_cause(cutout: NDArray[Any]) -> str:
+def _non_finite_cause(cutout: AnyArray) -> str:
     if _is_finite(cutout):
         return "the network returned NaN or infinite values for finite input"
     count = int((~np.isfinite(cutout)).sum())

@@ -9,11 +9,9 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from numpy.typing import NDArray
 
 from beam_inference import arrays
+from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import Sums, merge_sums, seam_boxes
@@ -55,7 +53,7 @@ class _MergedChunk:
         core: the whole chunk, if it was computed without its neighbours.
     """
 
-    boxes: list[tuple[BoundingBox, NDArray[Any]]]
+    boxes: list[tuple[BoundingBox, AnyArray]]
     receipt: Receipt | None
     seconds: float
     core: ChunkOutput | None = None

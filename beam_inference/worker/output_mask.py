@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
@@ -48,7 +47,7 @@ class OutputMask:
         """
         return not self._keeps_any(box)
 
-    def fill(self, array: NDArray[Any], box: BoundingBox) -> None:
+    def fill(self, array: AnyArray, box: BoundingBox) -> None:
         """Put the fill value into the voxels of a box (C, Z, Y, X) where no output is wanted.
 
         Raises:

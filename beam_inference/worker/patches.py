@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from numpy.typing import NDArray
-
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import Device
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.geometry.chunk_work import ChunkWork
@@ -41,7 +40,7 @@ class ChunkPatches:
         device: makes the array in which batches are put together.
     """
 
-    def __init__(self, array: NDArray[Any], volume: Any, work: ChunkWork, device: Device) -> None:
+    def __init__(self, array: AnyArray, volume: Any, work: ChunkWork, device: Device) -> None:
         self.slices = [axis_slices(work, axis) for axis in range(3)]
         self._array = array
         self._volume = volume

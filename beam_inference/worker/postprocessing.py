@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import ChunkFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -39,7 +38,7 @@ class Postprocessing:
         """Encoding in which values leave the device: the output's, unless operators come first."""
         return AS_COMPUTED if self._functions else self._encoding
 
-    def finish(self, values: NDArray[Any], box: BoundingBox, core: BoundingBox) -> NDArray[Any]:
+    def finish(self, values: AnyArray, box: BoundingBox, core: BoundingBox) -> AnyArray:
         """Finish values that left the device in :attr:`device_encoding`.
 
         Args:
@@ -59,16 +58,14 @@ class Postprocessing:
         self._mask.fill(values, core)
         return values
 
-    def encode(
-        self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox
-    ) -> NDArray[Any]:
+    def encode(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> AnyArray:
         """Finish float32 values; otherwise as :meth:`finish`."""
         values = self._apply_functions(values)[(slice(None), *core.slices_in(box))]
         array = quantize(values, self._encoding.dtype, self._encoding.value_range)
         self._mask.fill(array, core)
         return array
 
-    def blank(self, box: BoundingBox) -> NDArray[Any]:
+    def blank(self, box: BoundingBox) -> AnyArray:
         """The output of a box in which it is wanted nowhere."""
         shape = (self._channels, *box.shape)
         return np.full(shape, self._mask.fill_value, self._encoding.dtype)

@@ -10,6 +10,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.normalize import Affine, FromLevels, Sections
@@ -33,7 +35,7 @@ _AT_HAND = "beam_inference.worker.predict:network"
 
 
 def predict(
-    array: NDArray[Any],
+    array: AnyArray,
     network: str | Callable[[Any], Any],
     *,
     patch_shape: Sequence[int],
@@ -141,7 +143,7 @@ def _definite_device(device: str) -> str:
     return "cuda" if has_cuda() else "cpu"
 
 
-def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
+def _with_channels(array: AnyArray) -> AnyArray:
     """The array (C, Z, Y, X) in the machine's byte order.
 
     Raises:
@@ -157,9 +159,7 @@ def _with_channels(array: NDArray[Any]) -> NDArray[Any]:
     return array if array.ndim == 4 else array[None]
 
 
-def _parse_settings(
-    model: dict[str, Any], inference: dict[str, Any], fill: dict[str, Any]
-) -> JobConfig:
+def _parse_settings(model: Json, inference: Json, fill: Json) -> JobConfig:
     """The settings as those of a job, which checks them; its volumes do not exist."""
     values = {
         "input": {"path": "array", **fill},
@@ -205,7 +205,7 @@ def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:
     return load_predictor(config.model, config.inference, network=network)
 
 
-def _cut_out(array: NDArray[Any], box: BoundingBox, config: JobConfig) -> NDArray[Any]:
+def _cut_out(array: AnyArray, box: BoundingBox, config: JobConfig) -> AnyArray:
     """The values of a box, which may reach beyond the array."""
     _, z, y, x = array.shape
     volume = BoundingBox((0, 0, 0), (z, y, x))

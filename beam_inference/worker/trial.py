@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.trial import ContractReport, check_contract, check_difference
@@ -24,7 +23,7 @@ from beam_inference.volumes.volume import Volume
 logger = logging.getLogger(__name__)
 
 
-def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> NDArray[Any]:
+def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> AnyArray:
     """Read the network's input for the patch in the middle of the ROI.
 
     Returns:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.config.fields import Json
+from beam_inference.config.formats import Format, OutputSpec
 
 
 def _metadata(spec: OutputSpec) -> Json:

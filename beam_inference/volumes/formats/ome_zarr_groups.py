@@ -5,7 +5,8 @@ Specification: https://ngff.openmicroscopy.org, "multiscales" metadata.
 
 from __future__ import annotations
 
-from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.config.fields import Json
+from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.volumes import ome_zarr
 from beam_inference.volumes.formats.zarr import zarr2_attributes, zarr2_metadata, zarr3_metadata
 

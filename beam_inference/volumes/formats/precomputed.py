@@ -5,8 +5,8 @@ Specification: "Neuroglancer Precomputed volume format".
 
 from __future__ import annotations
 
-from beam_inference.config.fields import LABEL_DTYPES
-from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.config.fields import LABEL_DTYPES, Json
+from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.volumes.sharding import precomputed_sharding
 
 _JPEG_QUALITY = 95

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.config.fields import Json
+from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.geometry.zyx import VoxelSizeNm
 
 _ZSTD: Json = {"name": "zstd", "configuration": {"level": 1}}
@@ -19,7 +18,7 @@ def zarr3_metadata(spec: OutputSpec, compressor: Json = _ZSTD) -> Json:
         spec: what it is to be.
         compressor: codec of blocks, as Zarr's metadata name it.
     """
-    codecs: list[dict[str, Any]] = [{"name": "bytes"}, compressor]
+    codecs: list[Json] = [{"name": "bytes"}, compressor]
     if spec.shard_shape:
         inner = {"chunk_shape": [spec.channels, *spec.block_shape], "codecs": codecs}
         codecs = [{"name": "sharding_indexed", "configuration": inner}]

@@ -6,7 +6,8 @@ arrays of version 3.
 
 from __future__ import annotations
 
-from beam_inference.config.formats import Format, Json, OutputSpec
+from beam_inference.config.fields import Json
+from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.volumes.formats.zarr import zarr3_metadata
 
 _BLOSC: Json = {
