@@ -9,9 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests import their helpers by name
-
 from helpers import SHARED_DATA, job_values, write_job, write_volume
 
 from beam_inference import arrays

@@ -86,12 +86,19 @@ class State:
         url: URL of the folder.
         storage: settings of the object stores.
         fingerprint: fingerprint of the job whose records are read and written, if one is.
+        store: the folder's key-value store, which is opened by default.
     """
 
-    def __init__(self, url: str, storage: Storage = LOCAL, fingerprint: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        storage: Storage = LOCAL,
+        fingerprint: str | None = None,
+        store: ts.KvStore | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._storage = storage
-        self._store = open_kvstore(self.url, storage)
+        self._store = open_kvstore(self.url, storage) if store is None else store
         self._fingerprint = fingerprint
 
     def of(self, job: ResolvedJob) -> State:

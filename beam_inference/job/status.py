@@ -112,7 +112,7 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         summed=summed,
         owners=owners,
         in_first_stage=in_first_stage,
-        rate=_rate(finished, counted, now),
+        rate=recent_rate(finished, counted, now),
         workers=len(
             {receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}
         ),
@@ -122,8 +122,17 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     )
 
 
-def _rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:
-    """Chunks a second, from when a sample of ``done`` chunks was finished (ascending)."""
+def recent_rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:
+    """Chunks per second that were finished lately.
+
+    Args:
+        finished: when the chunks of a sample were finished, in ascending order.
+        done: number of chunks that the sample was drawn from.
+        now: the present time.
+
+    Returns:
+        the rate, or None if nothing was finished lately, or too little to tell.
+    """
     if len(finished) < 2 or now - finished[-1] > _LATELY:
         return None
     recent = finished[-_RECENT:]

@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from airflow_home import MAIN, PYTHON, Airflow, google, put_folder
 from fakes.dataflow import DONE, FAILED, DataflowStandIn, Job
 from fakes.gcs import GcsStandIn
 from helpers import job_values, write_volume
-
-sys.path.append(str(Path(__file__).parent))  # so that the tests import their helper by name
-
-from airflow_home import MAIN, PYTHON, Airflow, google, put_folder
 
 collect_ignore_glob = [] if PYTHON else ["test_*.py"]
 

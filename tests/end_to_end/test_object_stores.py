@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -18,6 +19,7 @@ from helpers import TOYS, job_values, read_volume
 
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.opening import open_volume
 
 
@@ -202,7 +204,7 @@ def test_a_network_is_fetched_once_and_again_if_its_copy_is_damaged(
     from beam_inference.models.fetch import local_model
     from beam_inference.models.hashes import model_sha256
 
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
     model = Network(path=f"{served}/network.ts")
     first = local_model(model)
@@ -262,7 +264,7 @@ def test_blocks_that_neighbouring_chunks_share_are_read_once_in_a_run(
             return gcs.requests["GET media"]
 
     kept = requests("kept")
-    monkeypatch.setattr("beam_inference.job.resolved_job.cached_cutouts", lambda threads: 0)
+    monkeypatch.setattr(ResolvedJob, "cached_input_bytes", lambda self, threads: 0)
     without = requests("not-kept")
     print(kept, without)
     assert kept < 0.6 * without

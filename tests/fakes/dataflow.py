@@ -42,8 +42,8 @@ _LOCATED = r"/v1b3/projects/(?P<project>[^/]+)/locations/(?P<location>[^/]+)"
 _ANYWHERE = r"/v1b3/projects/(?P<project>[^/]+)(?:/locations/(?P<location>[^/]+))?"
 _JOB = rf"{_ANYWHERE}/jobs/(?P<id>[^/:]+)"
 ROUTES = [  # method, path, the stand-in's method that answers
-    ("POST", rf"{_LOCATED}/jobs", "_create"),
-    ("POST", rf"{_LOCATED}/flexTemplates:launch", "_launch"),
+    ("POST", rf"{_LOCATED}/jobs", "_create_job"),
+    ("POST", rf"{_LOCATED}/flexTemplates:launch", "_launch_template"),
     ("GET", rf"{_ANYWHERE}/jobs(?::aggregated)?", "_list"),
     ("GET", _JOB, "_get"),
     ("PUT", _JOB, "_update"),
@@ -154,12 +154,12 @@ class DataflowStandIn(HttpStandIn):
         self.faults.append(f"{request.method} {request.target}")
         return _error(404, f"no such method: {request.method} {request.path}")
 
-    def _create(self, where: Json, body: Json, _: Json) -> Response:
+    def _create_job(self, where: Json, body: Json, _: Json) -> Response:
         """Create a job, or return the active one of the same name, as the API documents."""
         job = self._active(body["name"]) or self._begin(body["name"], where, body)
         return Response.of_json(job.view())
 
-    def _launch(self, where: Json, body: Json, _: Json) -> Response:
+    def _launch_template(self, where: Json, body: Json, _: Json) -> Response:
         launch = body["launchParameter"]
         if missing := {"jobName", "containerSpecGcsPath"} - launch.keys():
             return _error(400, f"launchParameter lacks {', '.join(sorted(missing))}")

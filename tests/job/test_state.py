@@ -1,6 +1,7 @@
 from datetime import UTC, datetime
 
 import pytest
+import tenacity
 from fakes.receipts import resolved
 
 from beam_inference.errors import StateError, WorkerFault
@@ -16,6 +17,7 @@ from beam_inference.job.records import (
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import missing_runs
 from beam_inference.job.state import State
+from beam_inference.volumes.kvstores import open_kvstore
 
 
 def receipt(chunk, job=None, **changes):
@@ -185,18 +187,22 @@ class Flaky:
         return request
 
 
+def over_flaky_store(state, message):
+    """The state folder, with its records of the same job, over a store that fails at first."""
+    store = Flaky(open_kvstore(state.url), message)
+    return State(state.url, fingerprint=resolved().fingerprint, store=store)
+
+
 def test_passing_trouble_with_the_folder_is_tried_again(state, monkeypatch):
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda seconds: None)
-    state._store = Flaky(state._store, "UNAVAILABLE: 503")
+    monkeypatch.setattr(tenacity.nap.time, "sleep", lambda seconds: None)
+    state = over_flaky_store(state, "UNAVAILABLE: 503")
     state.write_receipt(receipt(1))
     assert list(state.receipt_indices(0, 100)) == [1]
     assert state.read_receipt(1) == receipt(1)
 
 
-def test_lasting_trouble_is_the_workers_fault_but_a_stop_request_that_cannot_be_read_is_none(
-    state,
-):
-    state._store = Flaky(state._store, "PERMISSION_DENIED: 403")
+def test_lasting_trouble_is_the_workers_fault_unless_a_stop_request_is_read(state):
+    state = over_flaky_store(state, "PERMISSION_DENIED: 403")
     with pytest.raises(WorkerFault, match="cannot write .* PERMISSION_DENIED"):
         state.write_receipt(receipt(1))
     assert not state.has_stop_request("a")

@@ -13,7 +13,7 @@ from beam_inference.cli.jobs import StatusOptions
 from beam_inference.cli.jobs import status as print_status_of
 from beam_inference.cli.main import main
 from beam_inference.job.state import State
-from beam_inference.job.status import _rate, job_status
+from beam_inference.job.status import job_status, recent_rate
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -88,11 +88,11 @@ def test_the_rate_is_that_of_late():
     # one a minute, long ago
     slow = [NOW - timedelta(hours=10) + timedelta(minutes=i) for i in range(200)]
     fast = [NOW - timedelta(seconds=100 - i) for i in range(100)]  # one a second
-    assert _rate(slow + fast, 300, NOW) == pytest.approx(1, rel=0.05)
+    assert recent_rate(slow + fast, 300, NOW) == pytest.approx(1, rel=0.05)
     # a sample of a hundredth
-    assert _rate(slow + fast, 30_000, NOW) == pytest.approx(100, rel=0.05)
-    assert _rate(slow, 200, NOW) is None
-    assert _rate(fast[:1], 1, NOW) is None
+    assert recent_rate(slow + fast, 30_000, NOW) == pytest.approx(100, rel=0.05)
+    assert recent_rate(slow, 200, NOW) is None
+    assert recent_rate(fast[:1], 1, NOW) is None
 
 
 def test_structured_logs_name_job_launch_run_chunk_and_attempt(job, tmp_path, capfd):

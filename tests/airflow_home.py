@@ -21,7 +21,7 @@ import pytest
 from fakes.gcs import GcsStandIn
 
 PYTHON = os.environ.get("AIRFLOW_PYTHON")
-TEMPLATES = Path(__file__).parents[2] / "templates"
+TEMPLATES = Path(__file__).parents[1] / "templates"
 MAIN = TEMPLATES / "main.py"
 CONNECTION = {
     "conn_type": "google_cloud_platform",
