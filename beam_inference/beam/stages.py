@@ -29,8 +29,9 @@ from apache_beam.utils import shared
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
-from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
+from beam_inference.geometry.partition import in_runs, index_ranges
 from beam_inference.job.chunk_records import ChunkEntries, list_absent
+from beam_inference.job.runs import default_run_length
 from beam_inference.job.state import State, StopRequest
 from beam_inference.volumes.backoff import retry_with_backoff
 from beam_inference.volumes.kvstores import open_kvstore

@@ -22,9 +22,9 @@ from apache_beam.utils import shared
 
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import Stage, WorkerFault
-from beam_inference.geometry.partition import default_run_length, in_runs, index_ranges
+from beam_inference.geometry.partition import in_runs, index_ranges
 from beam_inference.job.messages import Launch, Record
-from beam_inference.job.runs import missing_runs, runs_of_file
+from beam_inference.job.runs import default_run_length, missing_runs, runs_of_file
 from beam_inference.worker.worker import Worker
 
 Run = tuple[int, ...]

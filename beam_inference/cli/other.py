@@ -44,7 +44,7 @@ def _add_demo(subparsers: Subparsers) -> None:
 
 def demo(options: DemoOptions) -> int:
     """Segment a brain MRI template, with the commands that a user would give."""
-    from beam_inference.demo import run_demo
+    from beam_inference.demo.run_demo import run_demo
 
     return run_demo(Path(options.folder), options.run_command)
 

@@ -18,8 +18,8 @@ from torch import fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from beam_inference.config.fields import Json
-from beam_inference.engines.choice import TOLERANCES
 from beam_inference.engines.onednn import run_by_onednn
+from beam_inference.engines.trial import TOLERANCES
 
 logger = logging.getLogger(__name__)
 

@@ -13,13 +13,6 @@ from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
 from beam_inference.models.loading import gives_function, loader_of
 
-TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
-"""Allowed differences from PyTorch in float32, root mean square over a patch, by precision.
-
-Each is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or
-BatchNorm in the wrong mode, is far beyond it.
-"""
-
 
 def engine_description(model: Network, inference: Inference) -> dict[str, str]:
     """What of an engine determines bits; ``inference.engine`` must be definite.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
-from beam_inference.engines.choice import TOLERANCES, keeps_memory
+from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import avoid_heap
 from beam_inference.errors import (
@@ -288,3 +288,11 @@ def cropped_to_patch(
         f"input of {list(grown)}; expected {[*leading, *patch_shape]}{margin}. Check "
         "model.output_channels, model.crop_margin and inference.patch_shape."
     )
+
+
+TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
+"""Allowed differences from PyTorch in float32, root mean square over a patch, by precision.
+
+Each is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or
+BatchNorm in the wrong mode, is far beyond it.
+"""

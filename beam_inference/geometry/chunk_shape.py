@@ -219,3 +219,7 @@ def _candidate(plan: InferencePlan, axis: int, blocks: int) -> _Candidate:
     extent = plan.block_shape[axis] * blocks
     shape = zyx.with_axis(plan.block_shape, axis, extent)
     return _Candidate(extent, axis_totals(with_chunk_shape(plan, shape), axis))
+
+
+AUTO_MEMORY_BYTES = 2 * 2**30
+"""Memory that ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""

@@ -16,14 +16,6 @@ def index_ranges(count: int, workers: int = 1) -> list[tuple[int, int]]:
     return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]
 
 
-def default_run_length(chunks: int, workers: int) -> int:
-    """Chunks per Beam element.
-
-    Enough to overlap reading and computing, few enough to balance the load at the end.
-    """
-    return max(1, min(8, chunks // (16 * workers)))
-
-
 def in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:
     """Indices in tuples of at most ``length``."""
     iterator = iter(indices)

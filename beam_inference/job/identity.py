@@ -1,4 +1,4 @@
-"""What of a job's keys enters its fingerprint.
+"""The identity of a job's output: what determines its bytes, and enters its fingerprint.
 
 A key that came after the first version enters only where it differs from its default, so that a new
 key changes no fingerprint of jobs which do not use it. The keys of the first version enter always.
@@ -7,12 +7,17 @@ key changes no fingerprint of jobs which do not use it. The keys of the first ve
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter
 
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
 from beam_inference.geometry.bounding_box import BoundingBox
+
+if TYPE_CHECKING:
+    from beam_inference.job.resolved_job import ResolvedJob
 
 FIRST_KEYS: Mapping[str, frozenset[str]] = {
     "Input": frozenset(
@@ -51,6 +56,51 @@ ALWAYS = frozenset({"operator"})
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
+def identify_job(job: ResolvedJob) -> dict[str, Json]:
+    """Everything that determines the bytes of a job's output, in sections of JSON values."""
+    config = job.config
+    plan = job.plan
+    # Where the network lies is not in it: its hash is. Nor is the pyramid: its scales are made of
+    # the output and change none of its bytes, so a finished job that is given one has only that to
+    # make; what determines them is in records of their own.
+    files = frozenset({"path", "weights", "sha256", "voxel_size_nm"})
+    places = frozenset({"path", "bounds", "pyramid"})
+    engine: Json = dict(job.engine)
+    if job.numerics != 1:  # records of 1 do not have it
+        engine["numerics"] = job.numerics
+    return {
+        "input": {
+            **identify(config.input),
+            "bounds": identify_box(job.input_bounds),
+            "dtype": job.input_dtype,
+        },
+        "model": {
+            **identify(config.model, without=files),
+            "sha256": job.model_sha256,
+            "factory": _factory_name(config.model.path),
+        },
+        "engine": {
+            **engine,
+            "batch_size": config.inference.batch_size,
+            "augment": config.inference.augment,
+        },
+        "geometry": {
+            "roi": identify_box(job.roi),
+            "domain": identify_box(plan.lattice.domain),
+            "patch_shape": list(plan.lattice.patch_shape),
+            "patch_overlap": list(plan.lattice.patch_overlap),
+            "chunk_shape": list(plan.chunks.chunk_shape),
+            "seams": plan.seams,
+            "chunk_crop_margin": list(plan.chunk_crop_margin),
+        },
+        "postprocess": {
+            str(number): identify(operator) for number, operator in enumerate(config.postprocess)
+        },
+        "mask": {} if config.mask is None else identify(config.mask),
+        "output": identify(config.output, without=places),
+    }
+
+
 def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:
     """Values of a section that belong to its identity, as JSON.
 
@@ -82,3 +132,9 @@ def _as_json(value: object) -> Any:
     if isinstance(value, list):
         return [_as_json(each) for each in value]
     return _ANYTHING.dump_python(value, mode="json")
+
+
+def _factory_name(path: str) -> str | None:
+    """Name of the function that makes the network, without the folder of its file."""
+    factory = factory_parts(path)
+    return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None

@@ -6,21 +6,19 @@ import hashlib
 import json
 import math
 from functools import cached_property
-from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 from pydantic import model_validator
 
 from beam_inference.config.definite import DefiniteConfig
-from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Frozen, Json
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.geometry import plan_geometry
-from beam_inference.job.identity import identify, identify_box
+from beam_inference.job.identity import identify_job
 from beam_inference.limits import cached_cutouts
 
 _LONGEST_VALUE = 120
@@ -142,48 +140,7 @@ class ResolvedJob(Frozen):
     @cached_property
     def identity(self) -> dict[str, Json]:
         """Everything that determines the output's bytes, in sections of JSON values."""
-        config = self.config
-        plan = self.plan
-        # Where the network lies is not in it: its hash is. Nor is the pyramid: its scales are made
-        # of the output and change none of its bytes, so a finished job that is given one has only
-        # that to make; what determines them is in records of their own.
-        files = frozenset({"path", "weights", "sha256", "voxel_size_nm"})
-        places = frozenset({"path", "bounds", "pyramid"})
-        engine: Json = dict(self.engine)
-        if self.numerics != 1:  # records of 1 do not have it
-            engine["numerics"] = self.numerics
-        return {
-            "input": {
-                **identify(config.input),
-                "bounds": identify_box(self.input_bounds),
-                "dtype": self.input_dtype,
-            },
-            "model": {
-                **identify(config.model, without=files),
-                "sha256": self.model_sha256,
-                "factory": _factory_name(config.model.path),
-            },
-            "engine": {
-                **engine,
-                "batch_size": config.inference.batch_size,
-                "augment": config.inference.augment,
-            },
-            "geometry": {
-                "roi": identify_box(self.roi),
-                "domain": identify_box(plan.lattice.domain),
-                "patch_shape": list(plan.lattice.patch_shape),
-                "patch_overlap": list(plan.lattice.patch_overlap),
-                "chunk_shape": list(plan.chunks.chunk_shape),
-                "seams": plan.seams,
-                "chunk_crop_margin": list(plan.chunk_crop_margin),
-            },
-            "postprocess": {
-                str(number): identify(operator)
-                for number, operator in enumerate(config.postprocess)
-            },
-            "mask": {} if config.mask is None else identify(config.mask),
-            "output": identify(config.output, without=places),
-        }
+        return identify_job(self)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -220,9 +177,3 @@ def _differences(key: str, here: object, there: object) -> list[str]:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
-
-
-def _factory_name(path: str) -> str | None:
-    """Name of the function that makes the network, without the folder of its file."""
-    factory = factory_parts(path)
-    return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None

@@ -114,3 +114,11 @@ def _missing(
         return (index for index in receipts if waiting.get(index, set()) <= received)
 
     yield from list_absent(*index_range, list_done)
+
+
+def default_run_length(chunks: int, workers: int) -> int:
+    """Chunks per Beam element.
+
+    Enough to overlap reading and computing, few enough to balance the load at the end.
+    """
+    return max(1, min(8, chunks // (16 * workers)))

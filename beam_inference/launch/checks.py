@@ -12,47 +12,14 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
 from beam_inference.config.storage import check_url
-from beam_inference.engines.devices import device_memory
-from beam_inference.environment import usable_memory
 from beam_inference.errors import ConfigError
 from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
-from beam_inference.launch.memory import MemoryProjection
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.mask import Mask, MaskedVolume, open_mask
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
-
-
-def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
-    """Refuse chunks that cannot fit this machine; nothing is known here of other machines.
-
-    Args:
-        memory: projected memory of one worker process.
-        place: where the workers run.
-        device: "cpu" or "cuda".
-
-    Raises:
-        ConfigError: they do not fit.
-    """
-    if not place.is_this_machine:
-        return
-    needed = memory.host_bytes * place.processes_per_host
-    total = usable_memory()
-    if needed > total:
-        raise ConfigError(
-            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB "
-            f"for their chunks, this machine has {total / 2**30:.1f} GiB. Make "
-            "inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
-        )
-    on_device = device_memory() if device == "cuda" else None
-    if on_device is not None and memory.device_bytes > on_device:
-        raise ConfigError(
-            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has "
-            f"{on_device / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
-            "model.crop_margin) smaller."
-        )
 
 
 def check_no_auto(inference: Inference) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import mean
 from typing import Annotated, Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.seam_sums import most_seam_files, seam_bytes
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.launch.planned_job import PlannedJob
-from beam_inference.launch.simulation import Workload, simulate_many
+from beam_inference.launch.simulation import Workload, forecast
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -186,18 +185,18 @@ def _estimate(
         startup_seconds=prices.startup_seconds,
         interruptions_per_hour=interruptions_per_hour,
     )
-    runs = simulate_many(work)
+    expected = forecast(work)
     requests = (
         prices.million_reads * totals.read_requests / 1e6
         + prices.million_writes * totals.write_requests / 1e6
     )
-    money = worker_hour * mean(run.worker_seconds for run in runs) / 3600 + requests
+    money = worker_hour * expected.worker_seconds / 3600 + requests
     return Estimate(
         workers=workers,
         kind=kind,
-        hours=runs[len(runs) // 2].seconds / 3600,
-        hours_at_worst=runs[len(runs) * 95 // 100].seconds / 3600,
-        interruptions=mean(run.interruptions for run in runs),
+        hours=expected.seconds / 3600,
+        hours_at_worst=expected.seconds_at_worst / 3600,
+        interruptions=expected.interruptions,
         money=money,
         money_per_billion_voxels=money / totals.voxels * 1e9,
         money_per_month=prices.gib_month * totals.stored_bytes / 2**30,

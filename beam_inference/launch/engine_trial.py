@@ -22,8 +22,8 @@ from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, M
 from beam_inference.job.parts import make_normalization
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.launch.checks import check_memory
 from beam_inference.launch.decide import batch_size_request, engine_request
+from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.worker.trial import patch_to_try, try_network

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyDtype
+from beam_inference.engines.devices import device_memory
+from beam_inference.environment import usable_memory
+from beam_inference.errors import ConfigError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.place import Place
 from beam_inference.limits import (
     MASK_CACHE_BYTES,
     SEAM_FILES_AT_ONCE,
@@ -392,3 +396,33 @@ class MemoryProjection:
 def _voxels(shape: Shape) -> Numbers:
     z, y, x = shape
     return z * y * x
+
+
+def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
+    """Refuse chunks that cannot fit this machine; nothing is known here of other machines.
+
+    Args:
+        memory: projected memory of one worker process.
+        place: where the workers run.
+        device: "cpu" or "cuda".
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    if not place.is_this_machine:
+        return
+    needed = memory.host_bytes * place.processes_per_host
+    total = usable_memory()
+    if needed > total:
+        raise ConfigError(
+            f"{place.processes_per_host} worker process(es) would need {needed / 2**30:.1f} GiB "
+            f"for their chunks, this machine has {total / 2**30:.1f} GiB. Make "
+            "inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
+        )
+    on_device = device_memory() if device == "cuda" else None
+    if on_device is not None and memory.device_bytes > on_device:
+        raise ConfigError(
+            f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has "
+            f"{on_device / 2**30:.1f} GiB. Make inference.chunk_shape or inference.batch_size (or "
+            "model.crop_margin) smaller."
+        )

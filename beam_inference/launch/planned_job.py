@@ -24,7 +24,7 @@ from beam_inference.engines.devices import device_memory
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
-from beam_inference.geometry.chunk_shape import with_best_chunk_shape
+from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.zyx import Zyx
@@ -58,12 +58,9 @@ from beam_inference.volumes.outputs import (
     open_output,
 )
 from beam_inference.volumes.volume import Volume
-from beam_inference.worker.chunk_run import LOOK_AHEAD, TRAILING_WRITES
+from beam_inference.worker.read_infer_write import LOOK_AHEAD, TRAILING_WRITES
 
 logger = logging.getLogger(__name__)
-
-AUTO_MEMORY_BYTES = 2 * 2**30
-"""Memory that ``chunk_shape: auto`` lets the chunks of a worker process take, by projection."""
 
 
 @dataclass(frozen=True, slots=True)

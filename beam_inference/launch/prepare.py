@@ -25,13 +25,14 @@ from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
-from beam_inference.launch.checks import check_memory, check_paths
+from beam_inference.launch.checks import check_paths
 from beam_inference.launch.decide import warn_of_smaller_batch
 from beam_inference.launch.engine_trial import (
     choose_engine_elsewhere,
     try_network_here,
     warn_of_range,
 )
+from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import check_no_other_state, check_receipts, check_same
 from beam_inference.models.fetch import local_model

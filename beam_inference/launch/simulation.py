@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from statistics import mean
 
 import numpy as np
 
@@ -56,6 +57,23 @@ class Finish:
     interruptions: int
 
 
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Summary of many simulated runs of a job.
+
+    Attributes:
+        seconds: median of their durations.
+        seconds_at_worst: duration that 95 % of them do not exceed.
+        worker_seconds: mean of the seconds that workers are paid for.
+        interruptions: mean of the number of lost workers.
+    """
+
+    seconds: float
+    seconds_at_worst: float
+    worker_seconds: float
+    interruptions: float
+
+
 def simulate(work: Workload, random: np.random.Generator) -> Finish:
     """Simulate one run of a job."""
     rate = work.interruptions_per_hour / 3600
@@ -80,6 +98,17 @@ def simulate_many(work: Workload, runs: int = 200, seed: int = 0) -> list[Finish
     """Simulate several runs of a job, sorted by the seconds that they take."""
     random = np.random.default_rng(seed)
     return sorted((simulate(work, random) for _ in range(runs)), key=lambda finish: finish.seconds)
+
+
+def forecast(work: Workload) -> Forecast:
+    """Simulate a job many times, and summarise the runs."""
+    runs = simulate_many(work)
+    return Forecast(
+        seconds=runs[len(runs) // 2].seconds,
+        seconds_at_worst=runs[len(runs) * 95 // 100].seconds,
+        worker_seconds=mean(run.worker_seconds for run in runs),
+        interruptions=mean(run.interruptions for run in runs),
+    )
 
 
 def _attempts(

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
-from beam_inference.errors import NonFiniteError
 from beam_inference.geometry.blending import axis_weights
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.worker.non_finite import check_finite
 from beam_inference.worker.patches import SlicesPerAxis
 
 
@@ -127,7 +125,7 @@ class Accumulator:
         if self._result is not None:
             # The last download is collected while the GPU still computes these rows.
             self._collect_download(self._result)
-        _check_finite(rows)
+        check_finite(rows)
         if self._result is not None:
             download = self._device.download(rows, self._encoding)
             self._pending_download = _Download(slice(self._rows.start, stop), download)
@@ -140,15 +138,6 @@ class Accumulator:
             rows = self._pending_download.wait()
             result[:, self._pending_download.rows] = rows.swapaxes(0, 1)
             self._pending_download = None
-
-
-def _check_finite(values: Any) -> None:
-    # A sum that is finite has finite terms, and takes one pass; one that is not may have
-    # overflowed.
-    if np.isfinite(float(values.sum())):
-        return
-    if not np.isfinite([float(values.min()), float(values.max())]).all():
-        raise NonFiniteError("NaN or infinite values after blending")
 
 
 def _weights_along_z(work: ChunkWork, device: Device) -> dict[int, Any]:

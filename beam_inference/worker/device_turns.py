@@ -1,4 +1,4 @@
-"""Turns on the device: one chunk at a time is computed, with retries; a sick process stops."""
+"""Turns on the device: one chunk at a time is computed, with retries."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from beam_inference.arrays import AnyArray
 from beam_inference.errors import (
@@ -22,11 +20,9 @@ from beam_inference.worker.chunk_inference import ChunkInference
 from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
+from beam_inference.worker.non_finite import explain_non_finite
 from beam_inference.worker.open_job import OpenJob
-from beam_inference.worker.trial import try_network
-
-SICK_AFTER = 3
-"""If so many first chunks of a process all fail in the network, the network is tried again."""
+from beam_inference.worker.process_health import ProcessHealth
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +71,7 @@ class DeviceTurns:
         self._inference = inference
         self._journal = journal
         self._lock = threading.Lock()
-        self._first_failures: list[str] | None = []  # None once a chunk has passed the network
+        self._health = ProcessHealth(opened)
 
     def infer(
         self,
@@ -108,11 +104,11 @@ class DeviceTurns:
             except DeviceOutOfMemory as error:
                 raise WorkerFault(str(error)) from error
             except ChunkFault as fault:
-                self._check_own_health(fault, read.input.array)
+                self._health.note_failure(fault, read.input.array)
                 raise
             finally:
                 read.input.free_device_array()
-            self._first_failures = None
+            self._health.note_success()
             batch_size = self._inference.batch_size
         combined = success.value
         effort = Effort(
@@ -134,32 +130,10 @@ class DeviceTurns:
             try:
                 return _Combined(combine(iter(results)), results.uniform_patches)
             except NonFiniteError:
-                raise NonFiniteError(_non_finite_cause(cutout.array)) from None
+                raise NonFiniteError(explain_non_finite(cutout.array)) from None
             except DeviceOutOfMemory:
                 if not self._opened.predictor.device.make_room():
                     raise
-
-    def _check_own_health(self, fault: ChunkFault, cutout: AnyArray) -> None:
-        """Try the network again if the first chunks of this process all failed in it.
-
-        Raises:
-            WorkerFault: the network fails, so the chunks are not at fault.
-        """
-        if self._first_failures is None or not _is_finite(cutout):
-            return
-        self._first_failures.append(str(fault))
-        if len(self._first_failures) < SICK_AFTER:
-            return
-        opened = self._opened
-        try:
-            try_network(opened.predictor, opened.job.config, opened.input, opened.job.plan)
-        except Exception:
-            raise WorkerFault(
-                f"the first {SICK_AFTER} chunks of this process all failed in the network, the "
-                f"last with: {fault}; and so does a patch from the middle of the ROI. The network "
-                "or the device is at fault, not the chunks."
-            ) from fault
-        self._first_failures = None  # the network works: these chunks are bad
 
 
 class _Results:
@@ -178,14 +152,3 @@ class _Results:
             result = self._inference.infer(self._cutout, work)
             self.uniform_patches += result.uniform_patches
             yield result.core
-
-
-def _is_finite(array: AnyArray) -> bool:
-    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
-
-
-def _non_finite_cause(cutout: AnyArray) -> str:
-    if _is_finite(cutout):
-        return "the network returned NaN or infinite values for finite input"
-    count = int((~np.isfinite(cutout)).sum())
-    return f"the input holds {count} NaN or infinite voxels, and so does the result"

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator, Sequence
 
 from beam_inference.job.messages import Record
-from beam_inference.worker.chunk_run import run_chunks
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.device_turns import ChunkOutput, ReadInput
+from beam_inference.worker.read_infer_write import run_chunks
 
 
 class InferStage:

@@ -17,10 +17,10 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import Sums, merge_sums, seam_boxes
 from beam_inference.job.messages import Record
 from beam_inference.job.records import Receipt
-from beam_inference.worker.chunk_run import run_chunks
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.device_turns import ChunkOutput
 from beam_inference.worker.effort import Effort
+from beam_inference.worker.read_infer_write import run_chunks
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.seam_sums import split_sums
 from beam_inference.job.messages import Record
 from beam_inference.job.records import Part
-from beam_inference.worker.chunk_run import run_chunks
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.device_turns import ChunkOutput, ReadInput
 from beam_inference.worker.effort import Effort
+from beam_inference.worker.read_infer_write import run_chunks
 
 
 class SumStage:

@@ -3,7 +3,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from beam_inference.geometry.partition import default_run_length, index_ranges
+from beam_inference.geometry.partition import index_ranges
+from beam_inference.job.runs import default_run_length
 
 
 @given(st.integers(1, 10_000), st.integers(1, 600))

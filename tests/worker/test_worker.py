@@ -23,7 +23,7 @@ from beam_inference.launch.prepare import prepare
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import TransientWriteError, Volume
 from beam_inference.worker.chunk_inference import ChunkInference
-from beam_inference.worker.device_turns import SICK_AFTER
+from beam_inference.worker.process_health import SICK_AFTER
 from beam_inference.worker.worker import Worker
 
 TOYS = Path(__file__).parents[1] / "toy_networks.py"

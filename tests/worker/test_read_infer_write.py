@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from beam_inference.errors import ChunkFault, WorkerFault
-from beam_inference.worker.chunk_run import LOOK_AHEAD, TRAILING_WRITES, run_chunks
+from beam_inference.worker.read_infer_write import LOOK_AHEAD, TRAILING_WRITES, run_chunks
 
 
 def never():
