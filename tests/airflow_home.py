@@ -72,7 +72,9 @@ class Airflow:
             **environment,
         }
         (home / "config").mkdir(parents=True)
-        shutil.copy(Path(__file__).with_name("airflow_local_settings.py"), home / "config")
+        shutil.copy(
+            Path(__file__).parent / "airflow" / "airflow_local_settings.py", home / "config"
+        )
         self.run("db", "migrate")
 
     def start(
@@ -100,12 +102,12 @@ class Airflow:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             pytest.fail(
-                f"{process.args} took more than {timeout} s:\n{process.communicate()[0][-5000:]}"
+                f"{process.args!r} took more than {timeout} s:\n{process.communicate()[0][-5000:]}"
             )
 
     def run(self, *arguments: str, timeout: float = 60, **environment: str) -> str:
-        """A command that must succeed."""
-        process = self.start(*arguments, **environment)
+        """Run a command that must succeed, and return its output."""
+        process = self.start(*arguments, log=None, **environment)
         output = self.finish(process, timeout)
         assert process.returncode == 0, output[-5000:]
         return output
@@ -114,16 +116,19 @@ class Airflow:
         self, dag_id: str, fields: Mapping[str, Any], timeout: float = 110, **environment: str
     ) -> DagRun:
         """Run a DAG in one process by `airflow dags test`, with its retries and deferrals."""
-        return self.tested(self.start_test(dag_id, fields, **environment), dag_id, timeout)
+        return self.finish_test(self.start_test(dag_id, fields, **environment), dag_id, timeout)
 
     def start_test(
         self, dag_id: str, fields: Mapping[str, Any], **environment: str
     ) -> subprocess.Popen[str]:
-        """The first half of `test`."""
-        return self.start("dags", "test", dag_id, "--conf", json.dumps(fields), **environment)
+        """Start `airflow dags test`, for :meth:`finish_test` to wait for."""
+        fields_json = json.dumps(fields)
+        return self.start("dags", "test", dag_id, "--conf", fields_json, log=None, **environment)
 
-    def tested(self, process: subprocess.Popen[str], dag_id: str, timeout: float = 110) -> DagRun:
-        """The second half of `test`."""
+    def finish_test(
+        self, process: subprocess.Popen[str], dag_id: str, timeout: float = 110
+    ) -> DagRun:
+        """Wait for a run of `airflow dags test`, and return how it ended."""
         log = self.finish(process, timeout)
         newest = "run_id = (SELECT run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1)"
         rows = self.query(
@@ -135,7 +140,7 @@ class Airflow:
         return DagRun(process.returncode, log, states, attempts)
 
     def query(self, sql: str, *values: str) -> list[tuple[Any, ...]]:
-        """Ask the database."""
+        """Rows that the database returns."""
         connection = sqlite3.connect(self.home / "airflow.db", timeout=30)
         try:
             return connection.execute(sql, values).fetchall()
@@ -160,12 +165,12 @@ def pipeline_of(job: Path) -> int | None:
 
 
 def receipts_in(output: Path) -> int:
-    """How many chunks are done."""
+    """Number of chunks that are done."""
     return len(list((output / "_beam_inference" / "receipts").rglob("*.json")))
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    """Until something is so."""
+    """Wait until a condition holds."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -7,15 +7,20 @@ import base64
 import io
 import shutil
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from tornado.httpserver import HTTPServer
 from tornado.netutil import bind_sockets
 
+from beam_inference.config.fields import Json
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.view.command import client_folder
-from beam_inference.view.server import viewer_application
+from beam_inference.view.server import StateAt, viewer_application
 
 _FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--use-angle=swiftshader"),
@@ -43,14 +48,14 @@ _PICTURE = "viewer.display.draw(); return viewer.display.canvas.toDataURL().spli
 
 
 @contextmanager
-def served(folders, state):
-    """The viewer's URL while its server runs."""
+def served(folders: Mapping[str, Path], state: StateAt) -> Iterator[str]:
+    """Serve the viewer, and yield its URL."""
     application, token = viewer_application(client_folder(), folders, state)
     socket, *_ = sockets = bind_sockets(0, "127.0.0.1")
     started = threading.Event()
     loop = asyncio.new_event_loop()
 
-    def run():
+    def run() -> None:
         asyncio.set_event_loop(loop)
         server = HTTPServer(application)
         server.add_sockets(sockets)
@@ -76,21 +81,22 @@ def served(folders, state):
 class Page:
     """The viewer, open in a browser."""
 
-    def __init__(self, driver) -> None:
+    def __init__(self, driver: Any) -> None:
         self.driver = driver
 
-    def open(self, url):
+    def open(self, url: str) -> None:
         """Load a page anew, and wait until all it shows is there."""
         self.driver.get("about:blank")
         self.driver.get_log("browser")
         self.driver.get(url)
         self.wait()
 
-    def wait(self):
+    def wait(self) -> None:
+        """Wait until the viewer has all it shows."""
         trouble = self.driver.execute_async_script(_WHEN_READY)
         assert not trouble, (trouble, self.complaints(), self.layer_errors())
 
-    def center(self, position):
+    def center(self, position: Zyx) -> tuple[int, ...]:
         """RGB of the pixel in the middle of the first panel, once a voxel, ZYX, is there."""
         x, y, z = (n + 0.5 for n in position[::-1])
         self.driver.execute_script(
@@ -103,14 +109,14 @@ class Page:
             int(value) for value in self.picture()[top + height // 2, left + (width - 1) // 2]
         )
 
-    def picture(self):
-        """What the panels show: (Y, X, 3)."""
+    def picture(self) -> np.ndarray:
+        """The pixels of the panels: (Y, X, 3)."""
         from PIL import Image
 
         png = base64.b64decode(self.driver.execute_script(_PICTURE))
         return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))
 
-    def complaints(self):
+    def complaints(self) -> list[str]:
         """Errors on the console, without those of blocks and optional files that are not there."""
         return [
             entry["message"]
@@ -118,18 +124,19 @@ class Page:
             if entry["level"] in ("SEVERE", "WARNING") and "404 (Not Found)" not in entry["message"]
         ]
 
-    def layer_errors(self):
-        """What the viewer says it cannot load."""
-        return self.driver.execute_script(
+    def layer_errors(self) -> list[str]:
+        """Messages of the viewer about what it cannot load."""
+        errors: list[str] = self.driver.execute_script(
             "return viewer.layerManager.managedLayers.flatMap(each => (each.layer?.dataSources ?? "
             "[]).map(source => source.loadState_?.error?.message).filter(Boolean).map(text => "
             "each.name + ': ' + text))"
         )
+        return errors
 
 
 @contextmanager
-def chromium():
-    """A browser; the test is skipped where there is none."""
+def chromium() -> Iterator[Page]:
+    """A browser; the test is skipped on machines without one."""
     selenium = pytest.importorskip("selenium.webdriver")
     program, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if program is None or driver is None:
@@ -147,7 +154,7 @@ def chromium():
         browser.quit()
 
 
-def microscope(state, voxels_per_pixel=0.02):
+def microscope(state: Json, voxels_per_pixel: float = 0.02) -> Json:
     """The state as one xy panel, close by default, with opaque volumes and nothing over them."""
     layers = [
         {**layer, "opacity": 1.0} if layer["type"] == "image" else {**layer, "selectedAlpha": 1.0}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,11 +26,11 @@ if "torch" not in list_plugins("engines"):
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # it forks a process that imports openvino by itself, as tests do
-sys.modules.setdefault("openvino_telemetry", None)
+sys.modules.setdefault("openvino_telemetry", cast(ModuleType, None))
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _no_google_credentials():
+def _no_google_credentials() -> None:
     """Keep Beam from searching Google credentials, which takes 20 s at the first gs:// path."""
     from apache_beam.internal.gcp import auth
 
@@ -36,10 +39,10 @@ def _no_google_credentials():
 
 @pytest.fixture(autouse=True)
 def _used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arrays come as used memory may: what is read before it is written shows."""
+    """Fill new arrays with NaN or extremes, so that reading before writing shows."""
     empty = arrays.empty
 
-    def used(shape, dtype):
+    def used(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
         array = empty(shape, dtype)
         array.fill(
             np.nan
@@ -62,10 +65,10 @@ def volume_in(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def job(volume_in, tmp_path):
-    """Writes a job file over the small random volume; its path."""
+def job(volume_in: Path, tmp_path: Path) -> Callable[..., str]:
+    """A function that writes a job file over the small random volume and returns its path."""
 
-    def make(**sections):
+    def make(**sections: dict[str, Any]) -> str:
         return str(
             write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out", **sections))
         )
@@ -84,14 +87,16 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def fib25_image(shared_data: Path) -> np.ndarray:
     """FIB-25, 250³ uint8 voxels of 10 nm."""
-    return np.load(shared_data / "fib25_medulla_train2_image.npy")
+    image: np.ndarray = np.load(shared_data / "fib25_medulla_train2_image.npy")
+    return image
 
 
 @pytest.fixture(scope="session")
 def fib25_labels(shared_data: Path) -> np.ndarray:
-    """Its bodies, uint16; 0 is unlabelled."""
+    """Bodies of FIB-25, uint16; 0 is unlabelled."""
     with np.load(shared_data / "fib25_medulla_train2_labels.npz") as file:
-        return file["labels"]
+        labels: np.ndarray = file["labels"]
+        return labels
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +108,7 @@ def fib25(fib25_image: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(autouse=True)
-def _logs():
+def _logs() -> Iterator[None]:
     """Restore the levels and handlers of loggers, which a command sets for its whole process.
 
     A handler would also write to the standard error of a test that is over.

@@ -61,7 +61,8 @@ def answer_of_file(path: str, batch: np.ndarray, engine: str, **model: Any) -> n
 def exact_answer(network: torch.nn.Module, batch: np.ndarray) -> np.ndarray:
     """What PyTorch answers in float64."""
     with torch.inference_mode():
-        return network.double()(torch.from_numpy(batch).double()).numpy()
+        exact: torch.Tensor = network.double()(torch.from_numpy(batch).double())
+        return exact.numpy()
 
 
 def batch_of(model: dict[str, Any], count: int = 2, depth: int = PATCH[0]) -> np.ndarray:
@@ -79,4 +80,6 @@ def offset_noise() -> np.ndarray:
 def run_job(folder: Path, values: dict[str, Any]) -> dict[str, Any]:
     """Run a job to its end; the record of it."""
     assert main(["run", str(write_job(folder / "job.yaml", values))]) == 0
-    return json.loads((Path(values["output"]["path"]) / "_beam_inference" / "job.json").read_text())
+    path = Path(values["output"]["path"]) / "_beam_inference" / "job.json"
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record

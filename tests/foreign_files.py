@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import gzip
 import struct
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
+
+ByteOrder: TypeAlias = Literal["<", ">"]
 
 _NIFTI_CODES = {"uint8": 2, "int16": 4, "int32": 8, "float32": 16, "uint16": 512, "uint64": 1280}
 
 
 def nifti_bytes(
-    array,
-    zooms,
-    matrix=None,
-    origin=(0, 0, 0),
+    array: np.ndarray,
+    zooms: Sequence[float],
+    matrix: ArrayLike | None = None,
+    origin: Sequence[float] = (0, 0, 0),
     *,
-    unit=2,
-    slope=1.0,
-    intercept=0.0,
-    order="<",
-    qform=0,
-):
+    unit: int = 2,
+    slope: float = 1.0,
+    intercept: float = 0.0,
+    order: ByteOrder = "<",
+    qform: int = 0,
+) -> bytes:
     """A NIfTI-1 file of an array (z, y, x) or (c, z, y, x).
 
     Zooms, matrix and origin are in the order x, y, z; unit 2 is millimetres.
@@ -45,7 +50,9 @@ def nifti_bytes(
     return bytes(header) + bytes(4) + array.astype(array.dtype.newbyteorder(order)).tobytes()
 
 
-def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
+def nrrd_bytes(
+    array: np.ndarray, lines: Sequence[str], *, encoding: str = "raw", endian: str = "little"
+) -> bytes:
     """An NRRD file of an array with its axes, slowest first; ``lines`` go into the header."""
     types = {
         "float32": "float",
@@ -69,7 +76,15 @@ def nrrd_bytes(array, lines, *, encoding="raw", endian="little"):
     )
 
 
-def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, imod=None):
+def mrc_bytes(
+    array: np.ndarray,
+    size_angstrom: Sequence[float],
+    start: Sequence[int] = (0, 0, 0),
+    *,
+    order: ByteOrder = "<",
+    extended: int = 0,
+    imod: int | None = None,
+) -> bytes:
     """An MRC2014 file of an array (z, y, x); size and start are in the order x, y, z.
 
     ``imod`` are IMOD's flags, if it is to have written the file.
@@ -91,7 +106,13 @@ def mrc_bytes(array, size_angstrom, start=(0, 0, 0), *, order="<", extended=0, i
     return bytes(header) + bytes(extended) + array.astype(array.dtype.newbyteorder(order)).tobytes()
 
 
-def tiff_bytes(array, *, order=">", tile=None, rows=None):
+def tiff_bytes(
+    array: np.ndarray,
+    *,
+    order: ByteOrder = ">",
+    tile: int | None = None,
+    rows: int | None = None,
+) -> bytes:
     """An uncompressed TIFF file of the slices of an array (z, y, x).
 
     Slices are in strips of ``rows`` rows, or in square tiles with an edge of ``tile``.

@@ -17,6 +17,7 @@ import yaml
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import PatchLattice
 from beam_inference.geometry.plan import InferencePlan, make_plan
@@ -53,7 +54,7 @@ def write_volume(
 ) -> str:
     """Write an array (z, y, x) or (channels, z, y, x) as a volume; its URL."""
     array = array if array.ndim == 4 else array[None]
-    box = BoundingBox(start, tuple(a + n for a, n in zip(start, array.shape[1:], strict=True)))
+    box = BoundingBox(start, zyx.add(start, zyx.triple(array.shape[1:])))
     spec = OutputSpec(
         url=f"file://{folder}",
         format=format,
@@ -79,7 +80,7 @@ def write_levels(url: str, folder: Path) -> Path:
 
 def read_volume(path: Path | str) -> np.ndarray:
     """All voxels of a volume: (channels, z, y, x)."""
-    volume = open_volume(path if "://" in str(path) else f"file://{path}")
+    volume = open_volume(str(path) if "://" in str(path) else f"file://{path}")
     return volume.read(volume.bounds)
 
 
@@ -136,16 +137,16 @@ def plan_of(
 
     Arguments of :func:`make_plan` in ``other`` take precedence.
     """
+    defaults: dict[str, Any] = {
+        "volume": roi,
+        "context": (0, 0, 0),
+        "crop_margin": (0, 0, 0),
+        "seams": "recompute",
+        "chunk_crop_margin": (0, 0, 0),
+        "block_shape": (1, 1, 1),
+    }
     return make_plan(
-        **{
-            "volume": roi,
-            "context": (0, 0, 0),
-            "crop_margin": (0, 0, 0),
-            "seams": "recompute",
-            "chunk_crop_margin": (0, 0, 0),
-            "block_shape": (1, 1, 1),
-        }
-        | other,
+        **defaults | other,
         roi=roi,
         patch_shape=patch,
         patch_overlap=overlap,
@@ -201,9 +202,7 @@ def oracle(
         )
     ]
     for start in product(*starts):
-        box = BoundingBox(
-            start, tuple(a + p for a, p in zip(start, lattice.patch_shape, strict=True))
-        )
+        box = BoundingBox(zyx.triple(start), zyx.add(zyx.triple(start), lattice.patch_shape))
         where = box.slices_in(domain)
         total[(slice(None), *where)] += predict(box).astype(np.float64) * window
         weights[where] += window

@@ -36,7 +36,7 @@ def same() -> nn.Module:
     return Same()
 
 
-def conv() -> nn.Module:
+def conv() -> nn.Conv3d:
     torch.manual_seed(0)
     return nn.Conv3d(1, 2, 3, padding=1)
 
@@ -49,16 +49,13 @@ def conv_with_the_same_bias() -> nn.Module:
 
 def batch_norm() -> nn.Module:
     torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv3d(1, 4, 3, padding=1),
-        nn.BatchNorm3d(4),
-        nn.ReLU(),
-        nn.Dropout(0.5),
-        nn.Conv3d(4, 2, 1),
-    )
-    network[1].running_mean += 0.3
-    network[1].running_var *= 2
-    return network
+    convolution = nn.Conv3d(1, 4, 3, padding=1)
+    norm = nn.BatchNorm3d(4)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    norm.running_mean += 0.3
+    norm.running_var *= 2
+    return nn.Sequential(convolution, norm, nn.ReLU(), nn.Dropout(0.5), nn.Conv3d(4, 2, 1))
 
 
 def batch_norm_without_statistics() -> nn.Module:
@@ -68,6 +65,8 @@ def batch_norm_without_statistics() -> nn.Module:
 
 class OwnBuffer(nn.Module):
     """Returns a tensor of its own, the same at every call."""
+
+    answer: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +106,8 @@ class Valid(nn.Module):
         self.conv = nn.Conv3d(1, 1, 3)
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.conv(batch)
+        cropped: torch.Tensor = self.conv(batch)
+        return cropped
 
 
 def valid() -> nn.Module:
@@ -158,7 +158,8 @@ class Slow(nn.Module):
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         time.sleep(0.03)
-        return Position()(batch)[:, :1]
+        positions: torch.Tensor = Position()(batch)
+        return positions[:, :1]
 
 
 def slow() -> nn.Module:

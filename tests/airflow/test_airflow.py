@@ -62,7 +62,7 @@ def test_a_local_run_whose_pipeline_is_killed_is_resumed_by_a_retry(airflow, vol
     wait_until(lambda: receipts_in(tmp_path / "out") >= 2)
     os.kill(pipeline_of(job), signal.SIGKILL)
 
-    done = airflow.tested(process, "beam_inference_local")
+    done = airflow.finish_test(process, "beam_inference_local")
 
     assert done.code == 0, done.log[-5000:]
     assert done.attempts["run"] == 2
@@ -98,7 +98,7 @@ def test_a_dataflow_run_waits_for_its_input_runs_the_template_and_is_verified(
     wait_until(lambda: gcs.requests["GET object"] >= asked + 2)
     assert not dataflow.launches
     put_folder(gcs, tmp_path / "in", "late")
-    done = airflow.tested(process, "beam_inference_dataflow")
+    done = airflow.finish_test(process, "beam_inference_dataflow")
 
     assert done.code == 0, done.log[-5000:]
     assert done.states == {"wait_for_input": "success", "run": "success", "verify": "success"}

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
-from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.fill import Fill, fill_outside, source_box
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.worker.chunk_inference import ChunkInference, ChunkResult
 
@@ -29,7 +30,7 @@ def small_plan(
     **other: Any,
 ) -> InferencePlan:
     """A plan for a volume of odd sizes; ``other`` as for :func:`helpers.plan_of`."""
-    volume = BoundingBox(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+    volume = BoundingBox(start, zyx.add(start, shape))
     return plan_of(other.pop("roi", volume), patch, overlap, chunk, volume=volume, **other)
 
 
@@ -39,7 +40,7 @@ def random_volume(shape: tuple[int, int, int], dtype: type = np.float32) -> NDAr
 
 
 def cut_out(
-    array: NDArray[Any], plan: InferencePlan, box: BoundingBox, fill: str = "reflect"
+    array: NDArray[Any], plan: InferencePlan, box: BoundingBox, fill: Fill = "reflect"
 ) -> NDArray[Any]:
     """The voxels (1, Z, Y, X) of a box, from an array that holds the plan's volume."""
     source = source_box(box, plan.volume, fill)
