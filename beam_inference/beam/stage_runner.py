@@ -25,6 +25,7 @@ from beam_inference.errors import (
 )
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.state import STATE_FOLDER
+from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     delete_folder,
@@ -201,19 +202,15 @@ class StageRecords:
         store = open_kvstore(job.state_url, job.storage)
         if overwrite:
             delete_folder(store, job.state_url, f"{job.kind}/")
-        result = self._read(store)
-        if result.state != "value":
-            text = json.dumps(
-                {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
-            )
-            retry_request(
-                "write",
-                f"{job.state_url}/{job.record}",
-                lambda: store.write(job.record, text, if_equal=result.stamp.generation).result(
-                    timeout=PATIENCE_SECONDS
-                ),
-            )
-        # read again: a racing launch may have been faster
+        text = json.dumps(
+            {"fingerprint": job.fingerprint, **job.description}, indent=1, sort_keys=True
+        )
+        retry_request(
+            "write",
+            f"{job.state_url}/{job.record}",
+            lambda: create_key(store, job.record, job.state_url, text),
+        )
+        # Another launch may have been faster.
         return _parse(self._read(store)) or {}
 
     def _read_or_refuse(self) -> Json | None:

@@ -46,6 +46,7 @@ from beam_inference.job.records import (
     Receipt,
 )
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
     PATIENCE_SECONDS,
@@ -129,15 +130,10 @@ class State:
         Returns:
             The job that is recorded in the end, which another launch may have written meanwhile.
         """
-        present = self._request(
-            "read",
-            "job.json",
-            lambda: self._store.read("job.json").result(timeout=PATIENCE_SECONDS),
+        text = job.model_dump_json(indent=1)
+        self._request(
+            "write", "job.json", lambda: create_key(self._store, "job.json", self.url, text)
         )
-        if present.state != "value":
-            self._write(
-                "job.json", job.model_dump_json(indent=1), if_equal=present.stamp.generation
-            )
         return self.load_job() or job
 
     def write_receipt(self, receipt: Receipt) -> None:
@@ -293,13 +289,11 @@ class State:
         )
         return bytes(result.value) if result.state == "value" else None
 
-    def _write(self, key: str, text: str | None, if_equal: bytes | None = None) -> None:
+    def _write(self, key: str, text: str | None) -> None:
         self._request(
             "write",
             key,
-            lambda: self._store.write(key, text, if_equal=if_equal).result(
-                timeout=PATIENCE_SECONDS
-            ),
+            lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS),
         )
 
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:

@@ -19,10 +19,10 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.ome_codec import read_ome_codec
 from beam_inference.pyramid.precomputed_codec import read_precomputed_codec
 from beam_inference.pyramid.scale_geometry import PyramidScale
+from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import hint_at_neighbours, json_object, volume_at
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
-    change_json,
     delete_folder,
     open_kvstore,
     retry_request,

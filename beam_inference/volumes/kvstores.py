@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import random
 import re
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -44,8 +42,6 @@ TRANSFER_SECONDS = 3600
 # minutes.
 _RETRIES = {"max_retries": 6, "initial_delay": "100ms", "max_delay": "8s"}
 
-_CHANGES = 100
-"""How often a change that others were faster than is tried again."""
 
 _TRANSIENT = (
     "ABORTED",
@@ -88,6 +84,8 @@ def storage_of_environment(
 def _context(storage: Storage, cache_bytes: int) -> ts.Context:
     """The TensorStore context of settings: one per process, so that its limits hold in total."""
     resources: Json = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
+    # TensorStore's locks let a killed write tear the next one: see conditional_writes.
+    resources["file_io_locking"] = {"mode": "none"}
     for kind in ("gcs", "s3", "http"):
         limit = getattr(storage, kind).concurrency
         if limit is not None:
@@ -227,49 +225,6 @@ def read_key(store: KvStore, key: str, url: str) -> bytes | None:
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
     return bytes(result.value) if result.state == "value" else None
-
-
-def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Json]) -> None:
-    """Change the JSON object in a key, such that what others write meanwhile is not lost.
-
-    Args:
-        store: the store at ``url``.
-        key: the object's key.
-        url: for messages.
-        change: returns the changed object; it may be called several times.
-
-    Raises:
-        WorkerFault: it cannot be done, or others write to it all the time.
-        VolumeError: the key is absent or holds no JSON object.
-    """
-    for _ in range(_CHANGES):
-        result = retry_request(
-            "read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS)
-        )
-        try:
-            before = json.loads(result.value) if result.state == "value" else None
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
-            raise VolumeError(
-                f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged"
-            )
-        after = change(json.loads(result.value))  # a copy: it may be changed in place
-        if after == before:
-            return
-        text = json.dumps(after)
-        generation = result.stamp.generation
-
-        def write(text: str = text, generation: bytes = generation) -> Any:
-            return store.write(key, text, if_equal=generation).result(timeout=PATIENCE_SECONDS)
-
-        if retry_request("write", f"{url}/{key}", write).generation:  # empty if another was faster
-            return
-        time.sleep(random.uniform(0, 0.2))
-    raise WorkerFault(
-        f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again "
-        "later."
-    )
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:

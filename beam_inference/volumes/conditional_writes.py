@@ -1,0 +1,191 @@
+"""Writes that happen only if nobody else has written meanwhile, in every kind of store.
+
+Object stores have such writes. On local files, TensorStore's own would need its locks, which a
+killed process can turn into damage: the lock file ``NAME.__lock`` becomes the new content without
+being cut to its length, so the tail of a longer one that was left behind by SIGKILL ends up in
+NAME. So TensorStore writes without locks here (each file appears whole, by a rename), and these
+functions take care of the few writes that are conditional.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from beam_inference.config.fields import Json
+from beam_inference.errors import VolumeError, WorkerFault
+from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, local_folder, retry_request
+
+logger = logging.getLogger(__name__)
+
+_NO_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK}
+"""Errors of file systems that are mounted without locks."""
+
+
+def create_key(store: KvStore, key: str, url: str, value: str) -> bool:
+    """Write a key that is absent, whole and durably, or leave it as it is.
+
+    Args:
+        store: the store at ``url``.
+        key: the key.
+        url: URL of the store.
+        value: its content.
+
+    Returns:
+        Whether this call has created it.
+
+    Raises:
+        ValueError, OSError: as TensorStore and the file system do.
+    """
+    folder = local_folder(url)
+    if folder is None:
+        present = store.read(key).result(timeout=PATIENCE_SECONDS)
+        return present.state != "value" and _write(store, key, value, present.stamp.generation)
+    return _create_file(Path(folder) / key, value)
+
+
+def replace_value(store: KvStore, key: str, url: str, value: str, generation: bytes) -> bool:
+    """Write a key that was read before, unless it was written since.
+
+    Args:
+        store: the store at ``url``.
+        key: the key.
+        url: URL of the store.
+        value: its new content.
+        generation: generation of the content that was read.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        ValueError, OSError: as TensorStore and the file system do.
+    """
+    folder = local_folder(url)
+    if folder is None:
+        return _write(store, key, value, generation)
+    with _lock_file(Path(folder) / f"{key}.guard"):
+        present = store.read(key).result(timeout=PATIENCE_SECONDS)
+        if present.stamp.generation != generation:
+            return False
+        store.write(key, value).result(timeout=PATIENCE_SECONDS)
+        return True
+
+
+def _write(store: KvStore, key: str, value: str, generation: bytes) -> bool:
+    stamp = store.write(key, value, if_equal=generation).result(timeout=PATIENCE_SECONDS)
+    return bool(stamp.generation)  # empty if another was faster
+
+
+def _create_file(path: Path, value: str) -> bool:
+    """Create a file by a link, which fails if there is one, also on network file systems."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
+    try:
+        with draft.open("x") as file:
+            file.write(value)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            path.hardlink_to(draft)
+        except FileExistsError:
+            return False
+        _sync_folder(path.parent)
+        return True
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[None]:
+    """Hold a lock that the system takes back when its holder dies.
+
+    The file is empty and stays so. It is removed at the end; whoever waited for it then holds a
+    file that has no name any more, and begins again.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        while not _holds(descriptor, path):
+            os.close(descriptor)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _holds(descriptor: int, path: Path) -> bool:
+    """Wait for the lock on an open file; whether the file still has its name then."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        logger.warning("%s: the file system has no locks; do not run this twice at a time", path)
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+_CHANGES = 100
+"""How often a change that others were faster than is tried again."""
+
+
+def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Json]) -> None:
+    """Change the JSON object in a key, such that what others write meanwhile is not lost.
+
+    Args:
+        store: the store at ``url``.
+        key: the object's key.
+        url: for messages.
+        change: returns the changed object; it may be called several times.
+
+    Raises:
+        WorkerFault: it cannot be done, or others write to it all the time.
+        VolumeError: the key is absent or holds no JSON object.
+    """
+    for _ in range(_CHANGES):
+        result = retry_request(
+            "read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS)
+        )
+        try:
+            before = json.loads(result.value) if result.state == "value" else None
+        except ValueError:
+            before = None
+        if not isinstance(before, dict):
+            raise VolumeError(
+                f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged"
+            )
+        after = change(json.loads(result.value))  # a copy: it may be changed in place
+        if after == before:
+            return
+        text = json.dumps(after)
+        generation = result.stamp.generation
+
+        def write(text: str = text, generation: bytes = generation) -> bool:
+            return replace_value(store, key, url, text, generation)
+
+        if retry_request("write", f"{url}/{key}", write):
+            return
+        time.sleep(random.uniform(0, 0.2))
+    raise WorkerFault(
+        f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again "
+        "later."
+    )
