@@ -191,40 +191,45 @@ def fragments(code: Checkout) -> str:
     return str(count)
 
 
+def private_names(trees: list[Tree]) -> set[str]:
+    """Names with one leading underscore that some modules define or assign."""
+    names: set[str] = set()
+    for _, _, tree in trees:
+        for node in ast.walk(tree):
+            match node:
+                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                    names.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    names.add(name)
+                case ast.Attribute(attr=name, ctx=ast.Store()):
+                    names.add(name)
+    return {name for name in names if name.startswith("_") and not name.startswith("__")} - {"_"}
+
+
+def count_uses(node: ast.AST, names: set[str]) -> int:
+    """How many times a node itself uses one of some names as a member of a module or object."""
+    match node:
+        case ast.Attribute(value=ast.Name(id="self" | "cls")):
+            return 0
+        case ast.Attribute(attr=name):
+            return int(name in names)
+        case ast.ImportFrom(module=str(module), names=aliases):
+            is_ours = module.startswith("beam_inference")
+            return sum(alias.name in names for alias in aliases) if is_ours else 0
+        case ast.Constant(value=str(text)):
+            name = text.rsplit(".", 1)[-1] if text.startswith("beam_inference.") else text
+            return int(name in names)
+    return 0
+
+
 def private_members_in_tests(code: Checkout) -> str:
     """Uses in tests of names with a leading underscore that a module of the package defines.
 
     Counted are attributes of anything but ``self`` and ``cls``, imports, and names within dotted
     strings.
     """
-    package_names = set()
-    for _, _, tree in code.package:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                package_names.add(node.name)
-            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                package_names.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                package_names.add(node.attr)
-    private = {
-        name for name in package_names if name.startswith("_") and not name.startswith("__")
-    } - {"_"}
-    count = 0
-    for _, _, tree in code.tests:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and node.attr in private:
-                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-                count += not own
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "beam_inference"
-            ):
-                count += sum(alias.name in private for alias in node.names)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                if node.value.startswith("beam_inference."):
-                    count += node.value.rsplit(".", 1)[-1] in private
-                else:
-                    count += node.value in private
-    return str(count)
+    names = private_names(code.package)
+    return str(sum(count_uses(node, names) for _, _, tree in code.tests for node in ast.walk(tree)))
 
 
 def dotted_patches(code: Checkout) -> str:

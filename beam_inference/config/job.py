@@ -297,14 +297,18 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        inference = self.inference
-        model = self.model
-        if inference.seams not in self.seam_modes:
+        if self.inference.seams not in self.seam_modes:
             raise ValueError(
                 "inference.seams: exchange gives a chunk the sums of its own voxels only, but "
                 f"postprocess looks {list(total_halo(self.postprocess))} voxels (z, y, x) "
                 "further: write seams: recompute"
             )
+        self._check_labels()
+        self._check_inference()
+        self._check_output()
+        return self
+
+    def _check_labels(self) -> None:
         if self.gives_labels and (
             self.output.dtype == "float32" or self.output.value_range is not None
         ):
@@ -313,7 +317,7 @@ class JobConfig(Model):
                 "are: write an integer output.dtype, and no output.value_range"
             )
         if self.gives_labels:
-            largest = largest_label(self.postprocess, model.output_channels)
+            largest = largest_label(self.postprocess, self.model.output_channels)
             if largest > np.iinfo(self.output.dtype).max:
                 raise ValueError(
                     f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold"
@@ -322,6 +326,10 @@ class JobConfig(Model):
             raise ValueError(
                 f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make"
             )
+
+    def _check_inference(self) -> None:
+        inference = self.inference
+        model = self.model
         if model.dims == 2 and inference.patch_shape[0] != 1:
             raise ValueError(
                 "a 2-D network (model.dims: 2) takes patches of depth 1, but "
@@ -350,6 +358,8 @@ class JobConfig(Model):
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its "
                 f"neighbours' statistics; found {inference.batch_size}"
             )
+
+    def _check_output(self) -> None:
         channels = self.output_channels  # raises what the operators cannot do
         if self.output.encoding != "raw" and channels != 1:
             raise ValueError(
@@ -357,9 +367,8 @@ class JobConfig(Model):
                 f"about the order of more), and there are {channels}"
             )
         scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
-        if scaled and self.output.value_range is None and model.activation == "none":
+        if scaled and self.output.value_range is None and self.model.activation == "none":
             raise ValueError(
                 f"output.value_range is needed to write {self.output.dtype} without an activation: "
                 "[low, high] of the network's values"
             )
-        return self

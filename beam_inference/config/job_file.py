@@ -142,20 +142,24 @@ def _explain(error: Any) -> str:
     return f"{name}: {message[0].lower()}{message[1:]}; found {found}"
 
 
+def _absolute_path(path: str, folder: str | Path) -> str:
+    if "://" in path:
+        return path
+    if isinstance(folder, str) and not path.startswith(("/", "~")):
+        scheme, _, place = folder.partition("://")
+        bucket, _, inside = place.partition("/")
+        joined = posixpath.normpath(posixpath.join(inside, path))
+        if joined.startswith(".."):
+            raise ConfigError(
+                f"the path {path} leads out of {scheme}://{bucket}, where the job file is"
+            )
+        return f"{scheme}://{bucket}/{joined}"
+    return str((Path(folder) / Path(path).expanduser()).absolute())
+
+
 def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     def absolute(path: str) -> str:
-        if "://" in path:
-            return path
-        if isinstance(folder, str) and not path.startswith(("/", "~")):
-            scheme, _, place = folder.partition("://")
-            bucket, _, inside = place.partition("/")
-            joined = posixpath.normpath(posixpath.join(inside, path))
-            if joined.startswith(".."):
-                raise ConfigError(
-                    f"the path {path} leads out of {scheme}://{bucket}, where the job file is"
-                )
-            return f"{scheme}://{bucket}/{joined}"
-        return str((Path(folder) / Path(path).expanduser()).absolute())
+        return _absolute_path(path, folder)
 
     def url(path: str | None) -> str | None:
         if path is None:

@@ -122,7 +122,7 @@ def test_where_half_a_batch_is_refused_it_is_said_why_it_was_tried():
         check_contract(predictor, np.ones((1, 6, 8, 10), np.uint8), Normalization(), **settings)
 
 
-def test_a_network_settles_on_batches_of_a_jobs_shape_and_its_failure_is_left_to_the_first_chunk():
+def test_a_network_settles_on_a_jobs_batches_and_fails_only_at_the_first_chunk():
     shapes = []
 
     def network(batch):

@@ -79,7 +79,7 @@ def undisturbed(volume_in, tmp_path):
         ),
     ],
 )
-def test_every_mode_of_the_local_runner_gives_the_same_bits_and_those_of_recompute_to_rounding(
+def test_every_mode_of_the_local_runner_gives_the_bits_of_a_single_worker(
     undisturbed, volume_in, tmp_path, flags
 ):
     launch = launch_of(volume_in, tmp_path / "out")

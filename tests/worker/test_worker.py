@@ -114,7 +114,7 @@ def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     assert is_complete(worker, tmp_path / "out")
 
 
-def test_a_second_worker_of_the_launch_reports_chunks_as_done_and_another_launch_skips_them(
+def test_another_worker_of_a_launch_reports_done_chunks_and_another_launch_skips_them(
     launch,
 ):
     first = launch()
