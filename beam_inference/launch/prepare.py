@@ -14,6 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 
 from beam_inference.config.definite import make_definite
+from beam_inference.config.engines import CHOOSE
 from beam_inference.config.formats import format_versions
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import operator_versions
@@ -34,7 +35,12 @@ from beam_inference.launch.engine_trial import (
 )
 from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
-from beam_inference.launch.resume import check_no_other_state, check_receipts, check_same
+from beam_inference.launch.resume import (
+    check_no_other_state,
+    check_receipts,
+    check_same,
+    check_same_engine,
+)
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.volumes.kvstores import url_of
@@ -53,6 +59,7 @@ def prepare(
     allow_pickle: bool = False,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
+    alone: bool = False,
     workers: int = 1,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
@@ -66,6 +73,9 @@ def prepare(
             are done.
         sample: a share of the chunks and a seed: only the chunks are done that
             :func:`beam_inference.geometry.sampling.sample_chunks` picks.
+        alone: whether chunks are done without their neighbours, as
+            :class:`beam_inference.beam.transforms.InferVolume` does those of a PCollection; this
+            takes more memory with ``seams: exchange``. Chosen chunks always are.
         workers: worker processes that run at a time, if known.
 
     Returns:
@@ -81,8 +91,11 @@ def prepare(
         earlier = None if overwrite else state.load_job()
     if earlier is not None:
         warn_of_smaller_batch(config, earlier)
+        if config.inference.engine in CHOOSE:
+            # The earlier engine is kept, and may not exist on another device or in other digits.
+            check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    alone = chunks_file is not None or sample is not None
+    alone = alone or chunks_file is not None or sample is not None
     job = resolve(planned, place, earlier, allow_pickle=allow_pickle, alone=alone)
     if earlier is not None:
         check_same(earlier, job, state.url)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from beam_inference.config.definite import EngineSettings, Settings, make_definite
@@ -24,6 +24,9 @@ from beam_inference.volumes.outputs import open_output
 
 logger = logging.getLogger(__name__)
 
+ENGINE_KEYS = ("device", "engine", "memory_format", "precision", "threads")
+"""Keys of ``inference`` that belong to the engine."""
+
 
 def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJob:
     """The job that was launched, with what the job file says now: its output may have moved.
@@ -39,7 +42,7 @@ def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJo
     Raises:
         StateError: ``config`` is another job.
     """
-    _check_same_engine(config, earlier, url)
+    check_same_engine(config, earlier, url)
     normalize = config.model.normalize
     if isinstance(normalize, FromLevels):
         if not decide.requests_same_levels(normalize, earlier):
@@ -77,11 +80,22 @@ def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJo
     return job
 
 
-def _check_same_engine(config: JobConfig, earlier: ResolvedJob, url: str) -> None:
-    """Refuse a job file that asks for another engine: the network, which would tell, is not loaded.
+def check_same_engine(
+    config: JobConfig,
+    earlier: ResolvedJob,
+    url: str,
+    keys: Collection[str] = ENGINE_KEYS,
+) -> None:
+    """Refuse a job file that asks for another engine, before the network is loaded.
+
+    Args:
+        config: the job file.
+        earlier: the job as its first launch resolved it.
+        url: URL of its state folder.
+        keys: the keys of ``inference`` to compare.
 
     Raises:
-        StateError: it does.
+        StateError: one of them differs.
     """
     engine, memory_format = decide.engine_request(config, earlier)
     before = earlier.config.inference
@@ -93,7 +107,7 @@ def _check_same_engine(config: JobConfig, earlier: ResolvedJob, url: str) -> Non
         "threads": decide.decide_threads(config, THIS_PROCESS, earlier),
     }
     for key, value in now.items():
-        if value != getattr(before, key):
+        if key in keys and value != getattr(before, key):
             raise StateError(
                 f"{url} belongs to another job: inference.{key} is {getattr(before, key)} there, "
                 f"here {value}"

@@ -10,6 +10,8 @@ from helpers import TOYS, job_values, read_volume, toy, truncated, write_job
 
 from beam_inference.cli.main import main
 from beam_inference.job.resolved_job import NUMERICS
+from beam_inference.launch.job_files import load_job
+from beam_inference.launch.prepare import prepare
 
 
 @pytest.fixture(params=["recompute", pytest.param("exchange", marks=pytest.mark.slow)])
@@ -267,3 +269,28 @@ def test_a_batch_that_the_device_had_no_memory_for_is_the_jobs_no_more(
     assert re.search(
         r"[1-9]\d* of the chunks .* fewer patches", (tmp_path / "report.html").read_text()
     )
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+def test_another_precision_is_another_job_also_where_the_engine_is_chosen(
+    precision, volume_in, tmp_path, capsys
+):
+    """OpenVINO, which the first launch has chosen, does not know these precisions."""
+    pytest.importorskip("openvino")
+    values = job_values(
+        volume_in,
+        tmp_path / "out",
+        model=toy("conv", output_channels=2),
+        inference={"device": "cpu"},
+    )
+    del values["inference"]["engine"]
+    path = str(write_job(tmp_path / "job.yaml", values))
+    launch = prepare(load_job(path))
+    assert launch.read_job().config.inference.engine == "openvino"
+    job_file = str(tmp_path / "job.yaml")
+    assert main(["run", job_file, "--set", f"inference.precision={precision}"]) == 2
+    error = capsys.readouterr().err
+    if precision == "bfloat16":
+        assert "inference.precision is float32 there, here bfloat16" in error
+    else:
+        assert "precision: tf32 exists only on CUDA devices" in error
