@@ -75,13 +75,13 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
     """
     readers = _readers(model)
     if readers:
-        fitting = _installed_readers(model, inference, readers)
         names = [engine.name for engine in readers]
         if inference.engine not in ("auto", *names):
             raise EngineError(
                 f"model.path {model.path} is run by {' or '.join(names)}, not by inference.engine: "
                 f"{inference.engine}"
             )
+        fitting = _installed_readers(model, inference, readers)
         return [fitting[0].name] if inference.engine == "auto" else [inference.engine]
     if inference.engine != "auto":
         return [inference.engine]

@@ -9,16 +9,20 @@ from __future__ import annotations
 import logging
 
 from beam_inference.config.definite import DefiniteDevice, DefiniteNormalize
+from beam_inference.config.engines import CHOOSE
+from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import has_cuda
 from beam_inference.environment import usable_cores
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.models.fetch import local_model
+from beam_inference.models.loading import gives_function
 from beam_inference.operators.levels import normalization_from_levels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
@@ -39,13 +43,29 @@ def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDev
         return earlier.config.inference.device
     if runs_on_cpu_only(config.model, inference):
         device: DefiniteDevice = "cpu"
+        reason = "this network runs on the CPU only"
+    elif not has_cuda():
+        device = "cpu"
+        reason = "this machine has none"
+    elif inference.engine in CHOOSE and _has_function(config):
+        device = "cpu"
+        reason = "this network is a function of NumPy arrays"
     else:
-        device = "cuda" if has_cuda() else "cpu"
-    if device == "cpu" and inference.precision == "tf32":
-        raise ConfigError(
-            "inference.precision: tf32 exists only on CUDA devices, and this machine has none"
-        )
+        return "cuda"
+    if inference.precision == "tf32":
+        raise ConfigError(f"inference.precision: tf32 exists only on CUDA devices, and {reason}")
     return device
+
+
+def _has_function(config: JobConfig) -> bool:
+    """Whether the job's network is a function of NumPy arrays; a factory is called to find out."""
+    try:
+        model = config.model
+        if factory_parts(model.path):
+            model = local_model(model, config.storage)
+        return gives_function(model)
+    except ModelContractError:  # the trial of the network tells, and no plan needs the network
+        return False
 
 
 def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None) -> int:

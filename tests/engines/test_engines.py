@@ -185,6 +185,8 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
         to_try(xml, engine="onnxruntime")
     with pytest.raises(EngineError, match="runs on the CPU in float32 only"):
         to_try(onnx, device="cuda")
+    with pytest.raises(EngineError, match="not by inference.engine: torch"):
+        to_try(onnx, engine="torch", device="cuda")
     monkeypatch.setattr(choice, "is_installed", without_openvino)
     assert to_try(FIB25) == ["torch"]
     assert to_try(onnx) == ["onnxruntime"]

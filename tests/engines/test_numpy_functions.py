@@ -1,5 +1,6 @@
 """Networks that are functions of NumPy arrays."""
 
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from beam_inference.cli.main import main
 from beam_inference.config.engines import LoadRequest
 from beam_inference.engines.choice import describe_engine, engines_to_measure, engines_to_try
 from beam_inference.engines.numpy_functions import ENGINE
-from beam_inference.errors import DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.launch import decide
 
 EDGES = {"path": f"{FOLDER / 'beam_inference_example' / 'network.py'}:edges"}
 SCALED = EDGES["path"].replace(":edges", ":scaled_edges")
@@ -135,3 +137,28 @@ def test_a_change_of_the_source_is_another_job(volume_in, tmp_path, capsys):
     factory(tmp_path, "def network():\n    return lambda batch: 2 * batch\n")
     assert main(["run", job]) == 2
     assert "model.sha256" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["auto", "fastest"])
+def test_a_function_runs_on_the_cpu_though_the_machine_has_a_gpu(
+    volume_in, tmp_path, monkeypatch, engine
+):
+    monkeypatch.setattr(decide, "has_cuda", lambda: True)
+    open_keys = {"engine": engine, "device": "auto"}
+    values = job_values(volume_in, tmp_path / "out", model=EDGES, inference=open_keys)
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())
+    inference = record["config"]["inference"]
+    assert (inference["engine"], inference["device"]) == ("numpy", "cpu")
+
+
+def test_the_device_of_other_networks_is_as_before(monkeypatch, tmp_path):
+    monkeypatch.setattr(decide, "has_cuda", lambda: True)
+    absent = {"path": f"{tmp_path / 'absent.py'}:network"}
+    for model in (toy("conv"), absent, {"path": "identity"}):
+        for engine in ("auto", "torch"):
+            job = job_config(model, engine=engine, device="auto")
+            assert decide.decide_device(job, None) == "cuda"
+    tf32 = job_config(EDGES, engine="auto", device="auto", precision="tf32")
+    with pytest.raises(ConfigError, match="CUDA devices, and this network is a function"):
+        decide.decide_device(tf32, None)
