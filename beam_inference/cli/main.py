@@ -86,13 +86,19 @@ def run_guarded(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _report("interrupted", structured)
         return INTERRUPTED
-    except UserError as error:
-        _report(f"error: {error}", structured)
-        return BAD_INPUT
     except BeamInferenceError as error:
         _report(f"error: {error}", structured)
-        return FAILED
+        return BAD_INPUT if isinstance(error, UserError) else FAILED
     except BrokenPipeError:
+        return FAILED
+    except SystemExit as error:
+        # No command leaves in this way, so code that the job names has: whatever number it gave,
+        # the work is not done.
+        _report(
+            f"error: code that the job loads ended the program (SystemExit: {error.code}), a "
+            "network's factory, a network or an operator. Take sys.exit() and the like out of it.",
+            structured,
+        )
         return FAILED
     except Exception as error:
         if debug:

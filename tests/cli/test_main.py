@@ -351,3 +351,23 @@ def test_status_imports_neither_beam_nor_torch(job):
     path = job()
     assert main(["run", path]) == 0
     assert imported_by("status", path) == "['tensorstore', 'numpy']"
+
+
+@pytest.mark.parametrize("where", ["factory", "network"])
+def test_code_of_the_user_that_ends_the_program_does_not_end_the_job_well(
+    where, job, tmp_path, capsys
+):
+    (tmp_path / "leaving.py").write_text(
+        "import sys\n"
+        "import torch\n"
+        "class Leaving(torch.nn.Module):\n"
+        "    def forward(self, batch):\n"
+        "        sys.exit(0)\n"
+        "def network():\n"
+        "    return Leaving()\n"
+        "def factory():\n"
+        "    sys.exit(0)\n"
+    )
+    path = job(model={"path": f"{tmp_path}/leaving.py:{where}"})
+    assert main(["run", path]) == 1
+    assert "code that the job loads ended the program (SystemExit: 0)" in capsys.readouterr().err
