@@ -156,19 +156,19 @@ def add_gpu_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def gpu_options(known: argparse.Namespace) -> GpuOptions | None:
+def gpu_options(args: argparse.Namespace) -> GpuOptions | None:
     """The GPU options of a parsed command line; None without ``--gpu``.
 
     Raises:
         ConfigError: they do not go together.
     """
-    if known.gpu is not None:
-        return GpuOptions(known.gpu, known.gpu_count, known.gpu_driver, known.gpu_sharing)
+    if args.gpu is not None:
+        return GpuOptions(args.gpu, args.gpu_count, args.gpu_driver, args.gpu_sharing)
     defaults = {"gpu_count": _COUNT, "gpu_driver": _DRIVER, "gpu_sharing": _SHARING}
     idle = [
-        f"--{name}={getattr(known, name)}"
+        f"--{name}={getattr(args, name)}"
         for name, value in defaults.items()
-        if getattr(known, name) != value
+        if getattr(args, name) != value
     ]
     if idle:  # forms pass every field: defaults alone are no wish for a GPU
         raise ConfigError(
@@ -178,13 +178,13 @@ def gpu_options(known: argparse.Namespace) -> GpuOptions | None:
     return None
 
 
-def dataflow_flags(gpu: GpuOptions, given: Sequence[str]) -> list[str]:
+def dataflow_flags(gpu: GpuOptions, beam_flags: Sequence[str]) -> list[str]:
     """The flags of Beam that a GPU needs in addition to those that are given.
 
     Raises:
         ConfigError: a given flag contradicts the GPU options.
     """
-    flags = _parse(given)
+    flags = _parse(beam_flags)
     if not is_dataflow(flags.runner):
         raise ConfigError(
             f"--gpu={gpu.gpu} asks Dataflow for machines, but the runner is "
@@ -210,22 +210,22 @@ def dataflow_flags(gpu: GpuOptions, given: Sequence[str]) -> list[str]:
     return new
 
 
-def check_device(device: str, gpu: GpuOptions | None, given: Sequence[str]) -> None:
+def check_device(device: str, gpu: GpuOptions | None, beam_flags: Sequence[str]) -> None:
     """Hold ``inference.device`` against the GPUs that Dataflow's workers will have.
 
     Raises:
         ConfigError: a GPU would idle, or be missing.
     """
-    flags = _parse(given)
+    flags = _parse(beam_flags)
     if gpu is not None and device == "cpu":
         raise ConfigError(
             f"inference.device: cpu with --gpu={gpu.gpu}: the GPUs would be paid for and idle. "
             "Write device: cuda, or remove --gpu."
         )
-    asked = gpu is not None or any(
+    has_gpu = gpu is not None or any(
         "accelerator" in text for text in (*flags.services, *flags.experiments, *flags.hints)
     )
-    if device == "cuda" and is_dataflow(flags.runner) and not asked:
+    if device == "cuda" and is_dataflow(flags.runner) and not has_gpu:
         raise ConfigError(
             "inference.device: cuda, but Dataflow is asked for no GPU: every worker would fail as "
             "it starts. Add one, such as --gpu=l4, or write device: cpu."
@@ -235,7 +235,7 @@ def check_device(device: str, gpu: GpuOptions | None, given: Sequence[str]) -> N
 _ONE_PROCESS = "no_use_multiple_sdk_containers"
 
 
-def _parse(given: Sequence[str]) -> argparse.Namespace:
+def _parse(beam_flags: Sequence[str]) -> argparse.Namespace:
     """Those of Beam's flags that matter here, under Beam's names for them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--runner")
@@ -250,7 +250,7 @@ def _parse(given: Sequence[str]) -> argparse.Namespace:
     ):
         parser.add_argument(f"--{option}", f"--{option}s", dest=name, action="append", default=[])
     try:
-        flags, _ = parser.parse_known_args(list(given))
+        flags, _ = parser.parse_known_args(list(beam_flags))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}") from None
     for name in ("experiments", "services"):  # Beam takes several in one flag, with commas
@@ -268,9 +268,9 @@ def runner_name(runner: str | None) -> str:
     return name if name.endswith("runner") else f"{name}runner"
 
 
-def runner_named(given: Sequence[str]) -> str:
+def runner_of_flags(beam_flags: Sequence[str]) -> str:
     """The runner that flags of Beam name, as :func:`runner_name` says it."""
-    return runner_name(_parse(given).runner)
+    return runner_name(_parse(beam_flags).runner)
 
 
 def is_dataflow(runner: str | None) -> bool:

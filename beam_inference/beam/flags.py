@@ -22,7 +22,7 @@ from apache_beam.options.pipeline_options import (
 from apache_beam.options.pipeline_options_validator import PipelineOptionsValidator
 from apache_beam.runners.runner import create_runner
 
-from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_named
+from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_of_flags
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import Place
 
@@ -65,9 +65,9 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
         ConfigError: a flag is not one of Beam's, which Beam itself would only log; or the runner
             cannot be used.
     """
-    if runner_named(flags) == "daskrunner":
+    if runner_of_flags(flags) == "daskrunner":
         _need_dask()  # before parsing: Dask's own flags are known once its runner is imported
-    flags = _known_flags(flags)
+    flags = _flags_of_beam(flags)
     options = PipelineOptions(list(flags))
     if options.view_as(DirectOptions).direct_num_workers < 0:
         raise ConfigError("--direct_num_workers must be 0 (as many as cores) or more")
@@ -97,7 +97,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
     return options
 
 
-def _known_flags(flags: Sequence[str]) -> Sequence[str]:
+def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
     """The flags that Beam knows.
 
     Raises:
@@ -131,8 +131,8 @@ def _known_flags(flags: Sequence[str]) -> Sequence[str]:
 
 def _local_options(flags: Sequence[str]) -> PipelineOptions:
     """Options for FnApiRunner: DirectRunner is a switch that may download another runner."""
-    given = {flag.split("=")[0] for flag in flags}
-    has_mode = bool(given & {"--direct_running_mode", "--direct_num_workers"})
+    names = {flag.split("=")[0] for flag in flags}
+    has_mode = bool(names & {"--direct_running_mode", "--direct_num_workers"})
     options = PipelineOptions([*flags, *(() if has_mode else _LOCAL_FLAGS)])
     options.view_as(StandardOptions).runner = "FnApiRunner"
     return options
@@ -223,11 +223,11 @@ def _with_image(flags: Sequence[str]) -> PipelineOptions:
             "neither beam-inference nor PyTorch. docs/dataflow.md says how to build one."
         )
     setup = options.view_as(SetupOptions)
-    given = {flag.split("=")[0] for flag in flags}
-    if "--sdk_location" not in given:
+    names = {flag.split("=")[0] for flag in flags}
+    if "--sdk_location" not in names:
         # it is in the image; Beam would fetch it from PyPI to upload it
         setup.sdk_location = "container"
-    if not given & {"--save_main_session", "--no_save_main_session"}:
+    if not names & {"--save_main_session", "--no_save_main_session"}:
         setup.save_main_session = False  # everything is importable there
     return options
 

@@ -173,7 +173,7 @@ class StageRecords:
                 if stage.name in complete:
                     total += stage.count
                     continue
-                done = self._job.done(stage).count(0, stage.count)
+                done = self._job.done_entries(stage).count(0, stage.count)
                 total += done
                 if done < stage.count:
                     break  # nothing of later stages is done
@@ -186,9 +186,11 @@ class StageRecords:
         """Return why chunks could not be done, the first few of each stage."""
         lines = []
         for stage in self._job.stages:
-            failed = self._job.failed(stage)
+            failed = self._job.failed_entries(stage)
             some = failed.few_indices(0, stage.count)[: 10 * _NAMED_FAILURES]
-            done = {json.loads(text)["chunk"] for _, text in self._job.done(stage).read(some)}
+            done = {
+                json.loads(text)["chunk"] for _, text in self._job.done_entries(stage).read(some)
+            }
             some = [index for index in some if index not in done][:_NAMED_FAILURES]
             records = [json.loads(text) for _, text in failed.read(some)]
             lines += [

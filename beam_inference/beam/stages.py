@@ -105,11 +105,11 @@ class StageJob:
         """Return the state folder, in which only its launches matter here."""
         return State(self.state_url, self.storage)
 
-    def done(self, stage: ChunkStage) -> ChunkEntries:
+    def done_entries(self, stage: ChunkStage) -> ChunkEntries:
         """Return the records of the chunks of a stage that are done."""
         return self._entries(stage, "done")
 
-    def failed(self, stage: ChunkStage) -> ChunkEntries:
+    def failed_entries(self, stage: ChunkStage) -> ChunkEntries:
         """Return the records of the chunks of a stage that failed."""
         return self._entries(stage, "failed")
 
@@ -121,7 +121,7 @@ class StageJob:
         self, stage: ChunkStage, index_range: tuple[int, int], length: int
     ) -> Iterator[tuple[int, ...]]:
         """Yield runs of the chunks of a range that are not done, in bounded memory."""
-        yield from in_runs(list_absent(*index_range, self.done(stage).indices), length)
+        yield from in_runs(list_absent(*index_range, self.done_entries(stage).indices), length)
 
 
 class StageWorker:
@@ -129,8 +129,8 @@ class StageWorker:
 
     def __init__(self, job: StageJob, stage: ChunkStage) -> None:
         self._stage = stage
-        self._done = job.done(stage)
-        self._failed = job.failed(stage)
+        self._done = job.done_entries(stage)
+        self._failed = job.failed_entries(stage)
         self._should_stop = StopRequest(job.state(), job.launch)
         self._do = stage.make_worker()
 

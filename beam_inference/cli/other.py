@@ -92,9 +92,9 @@ def plugins(options: PluginsOptions) -> int:
     """List what is installed of each kind of extension."""
     from beam_inference.config.plugins import GROUPS, list_plugins
 
-    found = [plugin for group in GROUPS for plugin in list_plugins(group).values()]
+    plugins = [plugin for group in GROUPS for plugin in list_plugins(group).values()]
     if options.json:
-        print(json.dumps([asdict(plugin) for plugin in found], indent=2))
+        print(json.dumps([asdict(plugin) for plugin in plugins], indent=2))
         return COMPLETE
     from rich.console import Console
     from rich.table import Table
@@ -102,7 +102,7 @@ def plugins(options: PluginsOptions) -> int:
     table = Table(box=None, pad_edge=False)
     for heading in ("group", "name", "object", "distribution", "version"):
         table.add_column(heading, overflow="fold")
-    for plugin in found:
+    for plugin in plugins:
         table.add_row(plugin.group, plugin.name, plugin.object, plugin.distribution, plugin.version)
     Console(width=max(110, Console().width), highlight=False).print(table)
     return COMPLETE

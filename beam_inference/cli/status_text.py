@@ -218,10 +218,10 @@ def print_status(status: JobStatus) -> None:
             f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are "
             "computed"
         )
-    print(_what_is_left(status))
+    print(_remaining_work(status))
 
 
-def _what_is_left(status: JobStatus) -> str:
+def _remaining_work(status: JobStatus) -> str:
     """The last line of the progress: what is left of the job, and for how long."""
     if not status.missing:
         if status.quarantined:

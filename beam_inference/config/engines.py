@@ -125,8 +125,8 @@ class Engine:
         return f"on {devices} in {' or '.join(self.precisions)}"
 
 
-def engine_named(name: str) -> Engine:
-    """The installed engine of a name; its module is imported, its package is not.
+def get_engine(name: str) -> Engine:
+    """Get the installed engine of a name; its module is imported, its package is not.
 
     Raises:
         ConfigError: there is none, or what is installed under this name is no engine.
@@ -142,7 +142,7 @@ def engine_named(name: str) -> Engine:
 
 def list_engines() -> list[Engine]:
     """The engines that are installed, in alphabetical order; the packages of some may be absent."""
-    return [engine_named(name) for name in list_plugins("engines")]
+    return [get_engine(name) for name in list_plugins("engines")]
 
 
 def _check_name(name: str) -> str:

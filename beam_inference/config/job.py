@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 import numpy as np
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from beam_inference.config.engines import CHOOSE, EngineName, engine_named
+from beam_inference.config.engines import CHOOSE, EngineName, get_engine
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import (
     INTEGER_DTYPES,
@@ -214,7 +214,7 @@ class Inference(Model):
     def _check_engine(self) -> None:
         formats: tuple[str, ...] = ("contiguous",)
         if self.engine not in CHOOSE:
-            engine = engine_named(self.engine)
+            engine = get_engine(self.engine)
             formats = engine.memory_formats
             if (
                 self.device not in ("auto", *engine.devices)

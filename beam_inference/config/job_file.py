@@ -136,10 +136,10 @@ def _explain(error: Any) -> str:
         return f"{name}: {message}" if name else message
     if error["type"] == "missing":
         return f"{name}: missing"
-    found = repr(error["input"])
-    if key[:1] == ("storage",) or holds_credentials(found):
-        found = f"something of type {type(error['input']).__name__}, which may be secret"
-    return f"{name}: {message[0].lower()}{message[1:]}; found {found}"
+    value_text = repr(error["input"])
+    if key[:1] == ("storage",) or holds_credentials(value_text):
+        value_text = f"something of type {type(error['input']).__name__}, which may be secret"
+    return f"{name}: {message[0].lower()}{message[1:]}; found {value_text}"
 
 
 def _absolute_path(path: str, folder: str | Path) -> str:
@@ -173,8 +173,8 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
             return path
         return f"{absolute(factory[0])}:{factory[1]}" if factory else absolute(path)
 
-    def mask(given: Mask | None) -> Mask | None:
-        return given and given.model_copy(update={"path": url(given.path)})
+    def mask(section: Mask | None) -> Mask | None:
+        return section and section.model_copy(update={"path": url(section.path)})
 
     normalize = job.model.normalize
     if isinstance(normalize, FromLevels):

@@ -70,7 +70,7 @@ class StoredVolume:
         return open_volume(self.url, scale=self.scale, storage=self.storage).read
 
 
-def stored_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
+def tensorstore_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
     """The volume at a URL, in a format of TensorStore's.
 
     Raises:
@@ -105,7 +105,7 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
             raise ConfigError(
                 f"{path}: single files are read from this machine's disks only. Copy it here first."
             )
-        return stored_volume(path, scale, storage)
+        return tensorstore_volume(path, scale, storage)
     local, dataset_in_path = split_dataset(str(local_folder(path) or path))
     return _local_source(local, dataset or dataset_in_path, scale, storage)
 
@@ -119,7 +119,7 @@ def _local_source(local: str, dataset: str | None, scale: int, storage: Storage)
     if path.is_dir():
         url = path.absolute().as_uri()
         if volume_at(url, storage):
-            return stored_volume(url, scale, storage)
+            return tensorstore_volume(url, scale, storage)
     if scale:
         raise ConfigError(
             f"--scale {scale}: {local} has no scales; precomputed and OME-Zarr volumes have"

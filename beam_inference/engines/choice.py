@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import PurePosixPath
 
-from beam_inference.config.engines import Engine, engine_named, list_engines
+from beam_inference.config.engines import Engine, get_engine, list_engines
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, Network
 from beam_inference.engines import identity
@@ -23,7 +23,7 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
     Raises:
         EngineError: the engine is not installed.
     """
-    engine = engine_named(inference.engine)
+    engine = get_engine(inference.engine)
     version = engine.version
     if version is None:
         raise EngineError(
@@ -55,7 +55,7 @@ def describe_engine(model: Network, inference: Inference) -> dict[str, str]:
     """
     if model.path == "identity":
         return dict(identity.DESCRIPTION)
-    is_torch = engine_named(inference.engine).networks == "torch"
+    is_torch = get_engine(inference.engine).networks == "torch"
     if is_torch and factory_parts(model.path) and model.weights is None:
         raise ConfigError(
             f"model.path {model.path} has no model.weights beside it: workers elsewhere could not "
@@ -134,15 +134,14 @@ def keeps_memory(engine_name: str) -> bool:
     It is False where the engine is not chosen yet, and for the network ``identity``.
     """
     return (
-        engine_name not in ("auto", "fastest", "identity")
-        and engine_named(engine_name).keeps_memory
+        engine_name not in ("auto", "fastest", "identity") and get_engine(engine_name).keeps_memory
     )
 
 
 def runs_on_cpu_only(model: Network, inference: Inference) -> bool:
     """Whether the engine, or every engine that reads the network's file, runs on CPUs only."""
     if inference.engine not in ("auto", "fastest"):
-        return engine_named(inference.engine).devices == ("cpu",)
+        return get_engine(inference.engine).devices == ("cpu",)
     readers = _readers(model)
     return bool(readers) and all(engine.devices == ("cpu",) for engine in readers)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, engine_named
+from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, get_engine
 from beam_inference.config.job import Inference, Network
 from beam_inference.engines.choice import engine_description, suffix_of
 from beam_inference.engines.identity import identity_predictor
@@ -69,7 +69,7 @@ def load_reference(
     )
     if model.path == "identity" or inference == plain:
         return None
-    engine = engine_named(inference.engine)
+    engine = get_engine(inference.engine)
     if engine.networks != "torch" or suffix_of(model) in engine.suffixes:
         return None
     return load_predictor(model, plain, allow_pickle=allow_pickle)
@@ -95,7 +95,7 @@ class _Source:
 def _load(
     model: Network, inference: Inference, allow_pickle: bool, network: LoadedNetwork | None
 ) -> Predictor:
-    engine = engine_named(inference.engine)
+    engine = get_engine(inference.engine)
     description = engine_description(model, inference)  # before anything is loaded: is it there?
     if engine.arrays == "torch" or engine.networks == "torch":
         _check_torch(model)
@@ -103,7 +103,7 @@ def _load(
         source = _source(engine, model, inference, allow_pickle)
     else:
         _check_runs(engine, network, model)
-        source = _prepared_source(engine, network, model, inference)
+        source = _prepare_source(engine, network, model, inference)
     if source.parameters is not None:
         description["parameters"] = source.parameters
     forward = _forward(engine, source, model, inference)
@@ -156,15 +156,15 @@ def _source(engine: Engine, model: Network, inference: Inference, allow_pickle: 
     loaded = load_network(model, allow_pickle=allow_pickle)
     _check_runs(engine, loaded, model)
     if loaded.kind == "function":
-        return _prepared_source(engine, loaded, model, inference)
-    from beam_inference.engines.torch_network import stated_parameters
+        return _prepare_source(engine, loaded, model, inference)
+    from beam_inference.engines.torch_network import parameters_hash
 
-    parameters = stated_parameters(loaded, model, allow_pickle=allow_pickle)
-    source = _prepared_source(engine, loaded, model, inference)
+    parameters = parameters_hash(loaded, model, allow_pickle=allow_pickle)
+    source = _prepare_source(engine, loaded, model, inference)
     return replace(source, parameters=parameters)
 
 
-def _prepared_source(
+def _prepare_source(
     engine: Engine, loaded: LoadedNetwork, model: Network, inference: Inference
 ) -> _Source:
     device = _device(engine, inference)

@@ -191,12 +191,12 @@ def _axes(node: Any) -> list[int]:
         folding.register_pass(ConstantFolding())
         with suppress(RuntimeError):  # they depend on the network's input
             folding.run_passes(Model([node.input_value(1)], []))
-    given = node.input_value(1).get_node()
-    if given.get_type_name() != "Constant":
+    axes_node = node.input_value(1).get_node()
+    if axes_node.get_type_name() != "Constant":
         return []
     return sorted(
         {
             int(axis) % len(node.input_value(0).get_shape())
-            for axis in np.atleast_1d(given.get_data())
+            for axis in np.atleast_1d(axes_node.get_data())
         }
     )

@@ -53,8 +53,8 @@ def prepare_network(
     return network.to(device)
 
 
-def stated_parameters(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool) -> str | None:
-    """The hash of a network's parameters, where no file of weights states them; else None.
+def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool) -> str | None:
+    """Hash a network's parameters where no file of weights stands for them; else None.
 
     Raises:
         ModelContractError: the network's parameters are other ones each time that it is made.

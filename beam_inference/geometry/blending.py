@@ -55,9 +55,9 @@ def _weights_among(patch: int, offsets: tuple[int, ...]) -> NDArray[np.float32]:
     # exp(inf): the neighbour outweighs this patch beyond all floats, weight 0
     with np.errstate(over="ignore"):
         for offset in offsets:
-            here = slice(max(0, offset), min(patch, patch + offset))
-            there = slice(max(0, -offset), min(patch, patch - offset))
-            total[here] += np.exp(exponent[there] - exponent[here])
+            in_patch = slice(max(0, offset), min(patch, patch + offset))
+            in_neighbour = slice(max(0, -offset), min(patch, patch - offset))
+            total[in_patch] += np.exp(exponent[in_neighbour] - exponent[in_patch])
     weights = (1.0 / total).astype(np.float32)
     weights.flags.writeable = False
     return weights

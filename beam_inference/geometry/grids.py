@@ -26,7 +26,7 @@ def most_blocks(length: int, block: int, extent: int) -> int:
     return min(ceil_div(length - 1, block) + 1, ceil_div(extent, block))
 
 
-def blocks_touched(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
+def largest_block_cover(shape: Zyx, block_shape: Zyx, volume_shape: Zyx) -> Zyx:
     """The largest shape of the storage blocks that a box may touch in a volume, wherever it lies.
 
     All shapes are in voxels, ZYX.

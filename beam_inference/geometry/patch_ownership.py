@@ -57,7 +57,7 @@ class OwnershipAxis:
         start = self.start + position * self.chunk
         return start, min(start + self.chunk, self.stop)
 
-    def owned(self, position: int) -> range:
+    def owned_patches(self, position: int) -> range:
         """The patches that a chunk computes; there may be none."""
         start, stop = self.interval(position)
         first = self.patches.start if position == 0 else self.lattice.first_from(start)
@@ -66,7 +66,7 @@ class OwnershipAxis:
 
     def reach(self, position: int) -> tuple[int, int]:
         """Start and stop of what a chunk's own patches cover in the ROI; equal if it has none."""
-        patches = self.owned(position)
+        patches = self.owned_patches(position)
         if not patches:
             start, _ = self.interval(position)
             return start, start
@@ -80,7 +80,7 @@ class OwnershipAxis:
         """
         start, stop = self.interval(position)
         # the last patch of an earlier chunk
-        before = min(self.owned(position).start, self.patches.stop) - 1
+        before = min(self.owned_patches(position).start, self.patches.stop) - 1
         if before < self.patches.start:
             return start
         foreign = self.lattice.patch_start(before) + self.lattice.patch
@@ -90,9 +90,13 @@ class OwnershipAxis:
         """The chunks whose patches touch a chunk, in order, itself last if it owns any."""
         touching = self.lattice.touching(*self.interval(position))
         candidates = range(self._owner(touching[0]), position + 1)
-        return [p for p in candidates if self.owned(p).start < touching.stop and self.owned(p)]
+        return [
+            p
+            for p in candidates
+            if self.owned_patches(p).start < touching.stop and self.owned_patches(p)
+        ]
 
-    def touched(self, position: int) -> int:
+    def touched_voxels(self, position: int) -> int:
         """Voxels of a chunk, each as often as there are chunks whose patches touch it."""
         start, stop = self.interval(position)
         reaches = map(self.reach, self.contributors(position))

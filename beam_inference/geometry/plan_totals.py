@@ -288,7 +288,7 @@ def _position_totals(plan: InferencePlan, axis: int, position: int) -> PositionT
 def _exchange_position_totals(
     plan: InferencePlan, axis: int, ownership: OwnershipAxis, position: int
 ) -> PositionTotals:
-    owned = ownership.owned(position)
+    owned = ownership.owned_patches(position)
     start = stop = plan.volume.start[axis]
     if owned:
         margin = plan.crop_margin[axis]
@@ -300,7 +300,7 @@ def _exchange_position_totals(
         input=(start, stop),
         core=reach[1] - reach[0],
         private=ownership.interval(position)[1] - ownership.private_start(position),
-        touched=ownership.touched(position),
+        touched=ownership.touched_voxels(position),
         receivers=len(ownership.receivers(position)),
     )
 

@@ -59,7 +59,7 @@ class SeamExchangePlan:
             None if the chunk owns no patch.
         """
         axes = self._axes_at(index)
-        z, y, x = (axis.owned(position) for axis, position in axes)
+        z, y, x = (axis.owned_patches(position) for axis, position in axes)
         if not (z and y and x):
             return None
         reaches = [axis.reach(position) for axis, position in axes]

@@ -28,13 +28,13 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     Errors are those of :func:`beam_inference.volumes.opening.open_source` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
-    given = config.input
+    section = config.input
     storage = config.storage
-    volume = open_source(given.source(storage), cache_bytes=cache_bytes)
-    if given.mask is None:
+    volume = open_source(section.source(storage), cache_bytes=cache_bytes)
+    if section.mask is None:
         return volume
     return with_mask(
-        volume, open_mask("input.mask", given.mask, voxel_size_nm(config, volume), storage)
+        volume, open_mask("input.mask", section.mask, voxel_size_nm(config, volume), storage)
     )
 
 

@@ -157,21 +157,19 @@ class ResolvedJob(Frozen):
         return lines
 
 
-def _differences(key: str, here: object, there: object) -> list[str]:
+def _differences(key: str, new: object, old: object) -> list[str]:
     """Describe how two JSON values differ: both if short, else the first part that differs."""
-    if here == there:
+    if new == old:
         return []
-    if max(len(str(here)), len(str(there))) > _LONGEST_VALUE:
-        if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
+    if max(len(str(new)), len(str(old))) > _LONGEST_VALUE:
+        if isinstance(new, dict) and isinstance(old, dict) and new.keys() == old.keys():
             return [
-                line
-                for part in here
-                for line in _differences(f"{key}.{part}", here[part], there[part])
+                line for part in new for line in _differences(f"{key}.{part}", new[part], old[part])
             ]
-        if isinstance(here, list) and isinstance(there, list) and len(here) == len(there):
-            first = next(place for place, value in enumerate(here) if value != there[place])
-            return _differences(f"{key}[{first}]", here[first], there[first])
-    return [f"{key}: {_short(here)} here, {_short(there)} there"]
+        if isinstance(new, list) and isinstance(old, list) and len(new) == len(old):
+            first = next(place for place, value in enumerate(new) if value != old[place])
+            return _differences(f"{key}[{first}]", new[first], old[first])
+    return [f"{key}: {_short(new)} here, {_short(old)} there"]
 
 
 def _short(value: object) -> str:

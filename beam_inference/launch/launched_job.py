@@ -77,9 +77,9 @@ class LaunchedJob:
         Raises:
             StateError: the job file describes another job.
         """
-        from beam_inference.launch.resume import as_launched
+        from beam_inference.launch.resume import relocate_job
 
-        return as_launched(self.config, self.job, self.state.url)
+        return relocate_job(self.config, self.job, self.state.url)
 
     def open_output(self, consequence: str) -> Volume:
         """Open the output.

@@ -132,31 +132,31 @@ class ValueSizes:
         return self.output_dtype == np.float32
 
     @property
-    def sums(self) -> int:
+    def sums_bytes(self) -> int:
         """Bytes of a voxel's blended values."""
         return FLOAT_BYTES * self.output_channels
 
     @property
-    def stored(self) -> int:
+    def stored_bytes(self) -> int:
         """Bytes of a voxel of the output."""
         return self.output_dtype.itemsize * self.written_channels
 
     @property
-    def encoded(self) -> int:
+    def encoded_bytes(self) -> int:
         """Bytes of a voxel of the output that are held beside the values it is made of."""
-        return 0 if self.is_float else self.stored
+        return 0 if self.is_float else self.stored_bytes
 
     @property
-    def read_back(self) -> int:
+    def read_back_bytes(self) -> int:
         """Bytes of a voxel that is read back."""
-        return self.stored if self.is_read_back else 0
+        return self.stored_bytes if self.is_read_back else 0
 
     @property
-    def finishing(self) -> int:
+    def finishing_bytes(self) -> int:
         """Bytes of a voxel beside its sums while operators are applied and values are encoded."""
         if not self.operator_bytes:
-            return self.encoded
-        return max(self.operator_bytes, FLOAT_BYTES * self.written_channels + self.encoded)
+            return self.encoded_bytes
+        return max(self.operator_bytes, FLOAT_BYTES * self.written_channels + self.encoded_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +261,7 @@ class MemoryProjection:
     def slab_bytes(self) -> Numbers:
         """Bytes of the accumulator: a slab of the core box, as deep as a patch."""
         z, y, x = self.shapes.core
-        return self.sizes.sums * min(self.shapes.patch_input[0], z) * y * x
+        return self.sizes.sums_bytes * min(self.shapes.patch_input[0], z) * y * x
 
     @property
     def blends_as_float(self) -> bool:
@@ -328,10 +328,12 @@ class MemoryProjection:
         sizes = self.sizes
         writes = self.process.trailing_writes
         voxels = _voxels(self.shapes.core)
-        computed = sizes.stored
+        computed = sizes.stored_bytes
         if self.blends_as_float:
-            computed = sizes.sums * (2 if self.shapes.is_added_up else 1) + sizes.finishing
-        written = sizes.stored + sizes.read_back
+            computed = (
+                sizes.sums_bytes * (2 if self.shapes.is_added_up else 1) + sizes.finishing_bytes
+            )
+        written = sizes.stored_bytes + sizes.read_back_bytes
         at_store = writes * self.at_store_bytes(self.shapes.core)
         return voxels * (computed + writes * written) + at_store
 
@@ -339,13 +341,15 @@ class MemoryProjection:
         sizes = self.sizes
         writes = self.process.trailing_writes
         private = exchanged.private_voxels
-        sums = _voxels(self.shapes.core) * sizes.sums
-        seam_file = SEAM_COPIES * minimum(WRITTEN_BYTES, sizes.sums * exchanged.shared_voxels)
+        sums = _voxels(self.shapes.core) * sizes.sums_bytes
+        seam_file = SEAM_COPIES * minimum(WRITTEN_BYTES, sizes.sums_bytes * exchanged.shared_voxels)
         # its memory stays while the next chunk's seam files are written
-        own = private * (sizes.encoded + sizes.read_back)
+        own = private * (sizes.encoded_bytes + sizes.read_back_bytes)
         own_at_store = self.at_store_bytes(exchanged.private)
         if sizes.operator_bytes:
-            own_at_store += private * (sizes.finishing - sizes.encoded + sizes.sums)
+            own_at_store += private * (
+                sizes.finishing_bytes - sizes.encoded_bytes + sizes.sums_bytes
+            )
         return sums * (1 + writes) + writes * (own + maximum(seam_file, own_at_store))
 
     @property
@@ -370,14 +374,14 @@ class MemoryProjection:
         process = self.process
         shared = exchanged.shared_voxels
         # one of them is copied
-        files = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sizes.sums * shared)
+        files = minimum((SEAM_FILES_AT_ONCE + 1) * WRITTEN_BYTES, 2 * sizes.sums_bytes * shared)
         at_store = minimum(
-            self.at_store_bytes(exchanged.touched), STORE_COPIES * shared * sizes.stored
+            self.at_store_bytes(exchanged.touched), STORE_COPIES * shared * sizes.stored_bytes
         )
-        written = sizes.stored + sizes.read_back
+        written = sizes.stored_bytes + sizes.read_back_bytes
         per_voxel = (
-            sizes.sums * (2 + process.look_ahead)
-            + sizes.finishing
+            sizes.sums_bytes * (2 + process.look_ahead)
+            + sizes.finishing_bytes
             + process.trailing_writes * written
         )
         return files + process.trailing_writes * at_store + shared * per_voxel
@@ -387,8 +391,8 @@ class MemoryProjection:
 
         It gets :data:`WRITTEN_BYTES` at a time, or a whole layer of blocks if that is more.
         """
-        layer = self.shapes.block_depth * shape[1] * shape[2] * self.sizes.stored
-        at_once = minimum(layer * layers_at_once(layer), _voxels(shape) * self.sizes.stored)
+        layer = self.shapes.block_depth * shape[1] * shape[2] * self.sizes.stored_bytes
+        at_once = minimum(layer * layers_at_once(layer), _voxels(shape) * self.sizes.stored_bytes)
         copies: Numbers = STORE_COPIES * at_once
         return copies
 

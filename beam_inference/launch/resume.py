@@ -28,8 +28,8 @@ ENGINE_KEYS = ("device", "engine", "memory_format", "precision", "threads")
 """Keys of ``inference`` that belong to the engine."""
 
 
-def as_launched(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJob:
-    """The job that was launched, with what the job file says now: its output may have moved.
+def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJob:
+    """Return the launched job with its output where the job file has it now.
 
     A state folder moves with its output. Neither the input nor the network nor a levels file is
     opened.

@@ -29,16 +29,16 @@ def apply_functions(functions: Sequence[Callable[[Values], Values]], values: Val
 def _with_checked_result(operator: Operator) -> Callable[[Values], Values]:
     function = operator.make_function()
 
-    def checked(values: Values) -> Values:
-        given = values.shape
+    def run_and_check(values: Values) -> Values:
+        shape = values.shape
         result = np.asarray(function(values))
-        expected = (operator.channels_after(given[0]), *given[1:])
+        expected = (operator.channels_after(shape[0]), *shape[1:])
         if result.shape != expected:
             raise ModelContractError(
                 f"postprocess: {operator.display_name} returned an array of shape "
-                f"{list(result.shape)} for one of {list(given)}; expected {list(expected)} "
+                f"{list(result.shape)} for one of {list(shape)}; expected {list(expected)} "
                 "(channels, z, y, x)"
             )
         return result.astype(np.float32, copy=False)
 
-    return checked
+    return run_and_check

@@ -212,24 +212,24 @@ def multiscale_volume(url: str, storage: Storage, base_number: int = 0) -> Multi
     Raises:
         VolumeError: there is no volume, it has no such scale, or no place for scales.
     """
-    found = volume_at(url, storage)
-    if found is None:
+    stored = volume_at(url, storage)
+    if stored is None:
         raise VolumeError(
             f"no volume at {url}: expected a precomputed volume or an OME-Zarr "
             f"group{hint_at_neighbours(url)}"
         )
-    if not found.is_multiscale:
+    if not stored.is_multiscale:
         raise VolumeError(
-            f"{url} is a single {found.driver} array, which has no place for scales: a precomputed "
-            "volume or an OME-Zarr group is needed"
+            f"{url} is a single {stored.driver} array, which has no place for scales: a "
+            "precomputed volume or an OME-Zarr group is needed"
         )
-    if not 0 <= base_number < len(found.scales):
+    if not 0 <= base_number < len(stored.scales):
         raise VolumeError(
-            f"{url} has the scales 0 … {len(found.scales) - 1}; --scale is {base_number}"
+            f"{url} has the scales 0 … {len(stored.scales) - 1}; --scale is {base_number}"
         )
     codec: ScaleCodec
-    if found.driver == "neuroglancer_precomputed":
+    if stored.driver == "neuroglancer_precomputed":
         codec = read_precomputed_codec(url, storage, base_number)
     else:
-        codec = read_ome_codec(url, storage, found, base_number)
+        codec = read_ome_codec(url, storage, stored, base_number)
     return MultiscaleVolume(url, storage, base_number, codec)

@@ -34,16 +34,16 @@ from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
 
 
-def read_ome_codec(url: str, storage: Storage, found: StoredVolume, base_number: int) -> OmeCodec:
-    """Read the metadata of a group, which ``found`` describes, one of whose arrays is the base."""
+def read_ome_codec(url: str, storage: Storage, stored: StoredVolume, base_number: int) -> OmeCodec:
+    """Read the metadata of a group, which ``stored`` describes, one of whose arrays is the base."""
     store = open_kvstore(url, storage)
-    is_v3 = found.driver == "ome_zarr"
+    is_v3 = stored.driver == "ome_zarr"
     metadata = json_object(store, "zarr.json" if is_v3 else ".zattrs", url)
     group = metadata.get("attributes", {}) if is_v3 else metadata
     dataset = _image(group)["datasets"][base_number]
     files = ("zarr.json",) if is_v3 else (".zarray", ".zattrs")
     array = {file: json_object(store, f"{dataset['path']}/{file}", url) for file in files}
-    level = found.scales[base_number].level
+    level = stored.scales[base_number].level
     assert level is not None  # a group describes its arrays
     return OmeCodec(
         json.dumps({"dataset": dataset, "axes": level.axes, "array": array}, sort_keys=True)

@@ -44,12 +44,12 @@ def draw_thumbnail(url: str, storage: Storage, path: Path, planes: int) -> str:
     """
     import matplotlib.image
 
-    found = volume_at(url, storage)
-    if found is None:
+    stored = volume_at(url, storage)
+    if stored is None:
         raise VolumeError(f"no volume at {url}{hint_at_neighbours(url)}")
-    volume, scale = _open_coarse_scale(url, storage, len(found.scales))
+    volume, scale = _open_coarse_scale(url, storage, len(stored.scales))
     labels = (
-        found.scales[0].voxel_size_nm is not None and multiscale_volume(url, storage).holds_labels
+        stored.scales[0].voxel_size_nm is not None and multiscale_volume(url, storage).holds_labels
     )
     z0, y0, x0 = volume.bounds.start
     z1, y1, x1 = volume.bounds.stop

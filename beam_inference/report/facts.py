@@ -56,7 +56,7 @@ class JobFacts:
         return self.chunks - self.done - len(self.quarantined)
 
     @property
-    def sampled(self) -> bool:
+    def is_sampled(self) -> bool:
         """Whether there are receipts that were not read."""
         return self.done > len(self.receipts) + len(self.damaged)
 

@@ -46,7 +46,7 @@ class Timeline:
     """How fast voxels were finished, over the time in which work was done: pauses are cut out.
 
     Attributes:
-        edges: of equal intervals, in seconds of work since the first chunk was begun.
+        edges: of equal intervals, in seconds of work since the first chunk was start_time.
         rates: for each series, voxels a second in each interval.
         pauses: what was cut out.
     """
@@ -56,7 +56,7 @@ class Timeline:
     pauses: list[Pause]
 
 
-def begun(receipt: Receipt) -> datetime:
+def start_time(receipt: Receipt) -> datetime:
     """When the work that ended in this receipt began; where a chunk was merged, when that did."""
     seconds = receipt.seconds
     spent = seconds["merge"] if "merge" in seconds else sum(seconds.values())
@@ -90,15 +90,15 @@ def channel_statistics(receipts: Sequence[Receipt]) -> list[ChannelStatistics]:
 
 def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
     """Of each stage that some chunk went through, in order."""
-    found = []
+    times = []
     for stage in STAGES:
         seconds = [receipt.seconds[stage] for receipt in receipts if stage in receipt.seconds]
         if seconds:
             low, median, high = np.percentile(seconds, (5, 50, 95))
-            found.append(
+            times.append(
                 StageTime(stage, sum(seconds), float(median), float(low), float(high), max(seconds))
             )
-    return found
+    return times
 
 
 def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
@@ -112,13 +112,13 @@ def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
     for receipt in receipts:
         worker = (receipt.launch, receipt.worker)
         times[worker].append(receipt.finished_at.timestamp())
-        first[worker] = min(begun(receipt).timestamp(), first.get(worker, np.inf))
+        first[worker] = min(start_time(receipt).timestamp(), first.get(worker, np.inf))
     share = len(receipts) / max(1, finished)
     seconds = 0.0
     for worker, ends in times.items():
-        drawn = len(ends)
-        there = drawn / share
-        missed = (drawn + 1) / (drawn - 1) * (there - 1) / (there + 1) if drawn > 1 else 1.0
+        sampled = len(ends)
+        total = sampled / share
+        missed = (sampled + 1) / (sampled - 1) * (total - 1) / (total + 1) if sampled > 1 else 1.0
         seconds += (max(ends) - first[worker]) * max(1.0, missed)
     return seconds / 3600
 
@@ -133,7 +133,7 @@ def timeline(
     receipts = [receipt for some, _ in series.values() for receipt in some]
     if not receipts:
         return None
-    begins = np.array([begun(receipt).timestamp() for receipt in receipts])
+    begins = np.array([start_time(receipt).timestamp() for receipt in receipts])
     ends = np.array([receipt.finished_at.timestamp() for receipt in receipts])
     scale = max(finished / max(1, len(some)) for some, finished in series.values())
     longest = max(_PAUSE_SECONDS, _PAUSE_IN_CHUNKS * scale * float(np.median(ends - begins)))

@@ -18,13 +18,13 @@ OPACITY = 0.62
 """Of a voxel whose value is the highest."""
 
 
-def coloured_channels(
+def channels_to_colour(
     config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int
 ) -> list[int]:
     """The channels that get a colour, among the first so many: all, as far as there are colours.
 
-    But not the commonest class of a softmax: these add up to one, so it is what the others leave,
-        and would hide the input.
+    All but the commonest class of a softmax: these add up to one, so it is what the others leave,
+    and would hide the input.
     """
     channels = list(range(shown))
     if config.model.activation == "softmax" and len(statistics) > 1:
@@ -61,11 +61,11 @@ def brightness_range(arrays: Sequence[NDArray[np.float32]]) -> tuple[float, floa
 
 def grey(source: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
     """A picture (rows, columns, RGBA), transparent where it is missing."""
-    levels = _scaled(source, low, high)
+    levels = _brightness(source, low, high)
     return _bytes(np.stack([levels, levels, levels, np.isfinite(source)], axis=-1))
 
 
-def overlaid(
+def draw_overlay(
     source: NDArray[np.float32],
     output: NDArray[np.float32],
     levels: tuple[float, float],
@@ -77,20 +77,20 @@ def overlaid(
     values, and cover the input as far as the highest of these says. ``levels`` is the range of the
     input, ``ranges`` are those of the channels.
     """
-    base = 0.85 * _scaled(source, *levels)[..., None]
+    base = 0.85 * _brightness(source, *levels)[..., None]
     scaled = np.stack(
-        [_scaled(channel, *each) for channel, each in zip(output, ranges, strict=True)]
+        [_brightness(channel, *each) for channel, each in zip(output, ranges, strict=True)]
     )
     colours = np.array([_rgb(PALETTE[channel]) for channel in range(len(output))])
     mixed = (
         np.einsum("cyx,ck->yxk", scaled, colours) / np.maximum(scaled.sum(axis=0), 1e-9)[..., None]
     )
     cover = OPACITY * scaled.max(axis=0)[..., None]
-    there = np.isfinite(output).min(axis=0)[..., None]
-    return _bytes(np.concatenate([base * (1 - cover) + mixed * cover, there], axis=-1))
+    is_present = np.isfinite(output).min(axis=0)[..., None]
+    return _bytes(np.concatenate([base * (1 - cover) + mixed * cover, is_present], axis=-1))
 
 
-def _scaled(values: NDArray[np.float32], low: float, high: float) -> NDArray[np.float64]:
+def _brightness(values: NDArray[np.float32], low: float, high: float) -> NDArray[np.float64]:
     return np.clip((np.nan_to_num(values.astype(np.float64), nan=low) - low) / (high - low), 0, 1)
 
 

@@ -39,7 +39,7 @@ from beam_inference.report.measures import (
     timeline,
     worker_hours,
 )
-from beam_inference.report.overlay import PALETTE, colour_ranges, coloured_channels
+from beam_inference.report.overlay import PALETTE, channels_to_colour, colour_ranges
 from beam_inference.report.seam_profile import SeamProfile, seam_profiles
 from beam_inference.report.slices import (
     Plane,
@@ -114,15 +114,17 @@ def make_report(
     absent: list[str] = []
     grid = job.plan.chunks
     state = state.of(job)
-    source = _opened(lambda: open_input(job.config), "input", absent)
-    output = _opened(lambda: open_output(output_spec(job)), "output", absent)
+    source = _open_or_note(lambda: open_input(job.config), "input", absent)
+    output = _open_or_note(lambda: open_output(output_spec(job)), "output", absent)
     pyramid = (
         None
         if output is None
-        else _opened(lambda: output_pyramid(job.config), "pyramid", absent, may_lack=True)
+        else _open_or_note(lambda: output_pyramid(job.config), "pyramid", absent, may_lack=True)
     )
     levels = (
-        None if pyramid is None else _opened(lambda: pyramid_status(pyramid), "pyramid", absent)
+        None
+        if pyramid is None
+        else _open_or_note(lambda: pyramid_status(pyramid), "pyramid", absent)
     )
     finished = {"finished": (facts.receipts, facts.done)} if facts.receipts else {}
     if facts.sums:
@@ -149,20 +151,20 @@ def make_report(
     )
 
 
-def _opened(
+def _open_or_note(
     opening: Callable[[], Value | None], name: str, absent: list[str], *, may_lack: bool = False
 ) -> Value | None:
     try:
-        found = opening()
+        value = opening()
     except UserError as error:
         absent.append(f"The {name} cannot be opened: {error}")
         return None
     except BeamInferenceError as error:
         absent.append(f"The {name} cannot be read: {error}")
         return None
-    if found is None and not may_lack:
+    if value is None and not may_lack:
         absent.append(f"The {name} is gone.")
-    return found
+    return value
 
 
 def render(report: Report) -> str:
@@ -245,7 +247,7 @@ def _figures(report: Report) -> dict[str, str]:
     if not all(
         np.isnan(plane.source).all() and np.isnan(plane.output).all() for plane in report.planes
     ):
-        coloured = _coloured(report)
+        coloured = _channels_to_colour(report)
         ranges = colour_ranges(job.config, report.planes)
         figures["planes"] = draw_planes(
             report.planes, grid, coloured, [ranges[c] for c in coloured], voxel
@@ -275,13 +277,14 @@ def _figures(report: Report) -> dict[str, str]:
     return figures
 
 
-def _coloured(report: Report) -> list[int]:
-    return coloured_channels(report.job.config, report.statistics, len(report.planes[0].output))
+def _channels_to_colour(report: Report) -> list[int]:
+    return channels_to_colour(report.job.config, report.statistics, len(report.planes[0].output))
 
 
 def _legend(report: Report) -> list[tuple[str, str]]:
     return [
-        (PALETTE[place], f"channel {channel}") for place, channel in enumerate(_coloured(report))
+        (PALETTE[place], f"channel {channel}")
+        for place, channel in enumerate(_channels_to_colour(report))
     ]
 
 

@@ -78,12 +78,12 @@ def seam_profiles(
     grid: ChunkGrid, receipts: Sequence[Receipt], state: State, output: Volume
 ) -> list[SeamProfile]:
     """Profiles of the axes on which two finished chunks meet; ``receipts`` are some of the job."""
-    found = (
+    profiles = (
         seam_profile(grid, axis, receipts, state, output)
         for axis in range(3)
         if grid.shape[axis] > 1
     )
-    return [profile for profile in found if profile is not None]
+    return [profile for profile in profiles if profile is not None]
 
 
 def seam_profile(
@@ -160,7 +160,7 @@ def _before_a_finished_one(
     """Chunks among those of some receipts behind which, on an axis, lies another finished one."""
     last = grid.shape[axis] - 1
     candidates = [receipt for receipt in receipts if grid.position(receipt.chunk)[axis] < last]
-    with_contents = [receipt.chunk for receipt in candidates if varied(receipt)]
+    with_contents = [receipt.chunk for receipt in candidates if has_variation(receipt)]
     chosen = spread(sorted(with_contents) or [receipt.chunk for receipt in candidates], _LOOKED_FOR)
     step = _step(grid, axis)
     behind = {
@@ -169,6 +169,6 @@ def _before_a_finished_one(
     return [chunk for chunk in chosen if chunk + step in behind]
 
 
-def varied(receipt: Receipt) -> bool:
+def has_variation(receipt: Receipt) -> bool:
     """Whether what a chunk wrote is not one value throughout."""
     return any(channel.max > channel.min for part in receipt.parts for channel in part.channels)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.grids import ChunkGrid, blocks_touched
+from beam_inference.geometry.grids import ChunkGrid, largest_block_cover
 from beam_inference.geometry.zyx import Zyx, ceil_div
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.report.seam_profile import varied
+from beam_inference.report.seam_profile import has_variation
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.volume import Volume
 
@@ -57,7 +57,7 @@ class Plane:
 def place_to_show(grid: ChunkGrid, receipts: Sequence[Receipt]) -> Zyx:
     """Centre of the ROI, or of the finished chunk with contents that is nearest to it."""
     centre = centre_of(grid.roi)
-    boxes = [grid.core_box(r.chunk) for r in receipts if varied(r)] or [
+    boxes = [grid.core_box(r.chunk) for r in receipts if has_variation(r)] or [
         grid.core_box(r.chunk) for r in receipts
     ]
     if not boxes or any(box.contains(_voxel(centre)) for box in boxes):
@@ -104,9 +104,9 @@ def _read_plane(
             [t for t in tiles if t[0] in finished],
         ),
     )
-    for volume, picture, there in pictures:
+    for volume, picture, held_tiles in pictures:
         if volume is not None:
-            _fill(picture, volume, [tile for _, tile in there], box, steps)
+            _fill(picture, volume, [tile for _, tile in held_tiles], box, steps)
     dropped = [np.squeeze(picture, axis + 1) for _, picture, _ in pictures]
     return Plane(axis, box, (steps[rows], steps[columns]), dropped[0][0], dropped[1])
 
@@ -117,18 +117,18 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
     chunk = job.plan.chunks.chunk_shape
     extent = [1 if each == axis else n for each, n in enumerate(roi.shape)]
 
-    def decoded() -> int:
+    def decoded_bytes() -> int:
         shape = (extent[0], extent[1], extent[2])
         output = job.config.output
-        read = blocks_touched(shape, job.input_block_shape, job.input_bounds.shape)
-        written = math.prod(blocks_touched(shape, output.block_shape, job.output_bounds.shape))
+        read = largest_block_cover(shape, job.input_block_shape, job.input_bounds.shape)
+        written = math.prod(largest_block_cover(shape, output.block_shape, job.output_bounds.shape))
         itemsize = np.dtype(output.dtype).itemsize
         return job.input_bytes(read) + written * job.config.output_channels * itemsize
 
-    def chunks() -> int:
+    def chunk_count() -> int:
         return math.prod(ceil_div(n, c) + 1 for n, c in zip(extent, chunk, strict=True))
 
-    while max(extent) > 1 and (decoded() > _DECODED_BYTES or chunks() > 2 * _CHUNKS):
+    while max(extent) > 1 and (decoded_bytes() > _DECODED_BYTES or chunk_count() > 2 * _CHUNKS):
         longest = extent.index(max(extent))
         extent[longest] = ceil_div(extent[longest], 2)
     starts = [
@@ -189,7 +189,7 @@ def histograms(
         [plane.output.reshape(len(plane.output), -1) for plane in planes], axis=1
     )
     values = values[:, ~np.isnan(values).any(axis=0)].astype(np.float64)
-    found = []
+    histograms = []
     for channel in values if values.size else ():
         low = float(channel.min())
         high = float(channel.max())
@@ -198,8 +198,8 @@ def histograms(
             edges = low - 0.5 + width * np.arange(-(-(high - low + 1) // width) + 1)
         else:
             edges = np.linspace(low, high if high > low else low + 1, bins + 1)
-        found.append((edges, np.histogram(channel, edges)[0] / len(channel)))
-    return found
+        histograms.append((edges, np.histogram(channel, edges)[0] / len(channel)))
+    return histograms
 
 
 def centre_of(box: BoundingBox) -> Zyx:

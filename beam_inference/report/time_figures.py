@@ -15,18 +15,19 @@ _TOLD_PAUSES = 12
 _SHORT = {"days": "days", "hours": "h", "minutes": "min", "seconds": "s"}
 
 
-def draw_timeline(found: Timeline) -> str:
+def draw_timeline(timeline: Timeline) -> str:
     """Draw Mvoxel/s of each series over the hours of work; dashed where a pause was cut out."""
-    unit, name = time_unit(float(found.edges[-1]))
+    unit, name = time_unit(float(timeline.edges[-1]))
     with style():
         figure = Figure(figsize=(WIDTH, 2.3), layout="constrained")
         axes = figure.subplots()
-        for (series, rates), colour in zip(found.rates.items(), (ACCENT, SECOND), strict=False):
-            mean = float(np.average(rates, weights=np.diff(found.edges))) / 1e6
+        for (series, rates), colour in zip(timeline.rates.items(), (ACCENT, SECOND), strict=False):
+            mean = float(np.average(rates, weights=np.diff(timeline.edges))) / 1e6
             label = f"{series}: {mean:.3g} Mvoxel/s on average"
-            axes.stairs(rates / 1e6, found.edges / unit, fill=True, color=colour, alpha=0.25, lw=0)
-            axes.stairs(rates / 1e6, found.edges / unit, color=colour, lw=1.4, label=label)
-        for number, pause in enumerate(found.pauses):
+            edges = timeline.edges / unit
+            axes.stairs(rates / 1e6, edges, fill=True, color=colour, alpha=0.25, lw=0)
+            axes.stairs(rates / 1e6, edges, color=colour, lw=1.4, label=label)
+        for number, pause in enumerate(timeline.pauses):
             axes.axvline(pause.at / unit, color=MUTED, lw=0.8, ls=(0, (4, 3)))
             if number < _TOLD_PAUSES:
                 axes.annotate(
@@ -40,9 +41,9 @@ def draw_timeline(found: Timeline) -> str:
                     fontsize=7,
                     color=MUTED,
                 )
-        axes.set_xlim(0, found.edges[-1] / unit)
+        axes.set_xlim(0, timeline.edges[-1] / unit)
         axes.set_ylim(
-            0, max(1e-9, 1.25 * max(float(rates.max()) for rates in found.rates.values()) / 1e6)
+            0, max(1e-9, 1.25 * max(float(rates.max()) for rates in timeline.rates.values()) / 1e6)
         )
         axes.set_xlabel(f"{name} of work since the first chunk was begun")
         axes.set_ylabel("Mvoxel/s")

@@ -18,7 +18,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, ceil_div
 from beam_inference.report.canvas import ACCENT, ALERT, MUTED, SECOND, WIDTH, as_svg, bare, style
 from beam_inference.report.chunk_map import ChunkMap
-from beam_inference.report.overlay import brightness_range, grey, overlaid
+from beam_inference.report.overlay import brightness_range, draw_overlay, grey
 from beam_inference.report.seam_profile import SeamProfile
 from beam_inference.report.slices import Plane
 
@@ -64,7 +64,7 @@ def draw_planes(
                 picture = (
                     grey(plane.source, *levels)
                     if title == "Input"
-                    else overlaid(plane.source, plane.output[list(coloured)], levels, ranges)
+                    else draw_overlay(plane.source, plane.output[list(coloured)], levels, ranges)
                 )
                 _show(axes, plane, picture, voxel)
                 if title != "Input":
@@ -147,25 +147,25 @@ def _scale_bar(axes: Axes, plane: Plane, voxel: VoxelSizeNm) -> None:
     )
 
 
-def draw_histograms(found: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> str:
+def draw_histograms(histograms: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> str:
     """One small graph per channel, of edges and shares."""
-    columns = min(4, len(found))
-    rows = ceil_div(len(found), columns)
+    columns = min(4, len(histograms))
+    rows = ceil_div(len(histograms), columns)
     with style():
         figure = Figure(figsize=(WIDTH, 1.45 * rows + 0.35), layout="constrained")
         grid = figure.subplots(rows, columns, sharey=True, squeeze=False)
-        lowest = min(float(shares[shares > 0].min()) for _, shares in found)
+        lowest = min(float(shares[shares > 0].min()) for _, shares in histograms)
         for channel, axes in enumerate(grid.flat):
-            if channel >= len(found):
+            if channel >= len(histograms):
                 axes.set_axis_off()
                 continue
-            edges, shares = found[channel]
+            edges, shares = histograms[channel]
             axes.stairs(shares, edges, fill=True, color=ACCENT, alpha=0.75, lw=0)
             axes.set_yscale("log")
             axes.set_ylim(lowest / 2, 1.5)
             axes.set_title(f"channel {channel}")
             axes.xaxis.set_major_locator(MaxNLocator(6))
-            if channel + columns >= len(found):
+            if channel + columns >= len(histograms):
                 axes.set_xlabel("stored value")
             if channel % columns == 0:
                 axes.set_ylabel("share of voxels")

@@ -90,10 +90,10 @@ def client_folder() -> Path:
     Raises:
         ConfigError: it is not installed.
     """
-    found = find_spec("neuroglancer")
-    if found is None or not found.submodule_search_locations:
+    spec = find_spec("neuroglancer")
+    if spec is None or not spec.submodule_search_locations:
         raise ConfigError("view needs Neuroglancer: pip install 'beam-inference[view]'")
-    return Path(found.submodule_search_locations[0]) / "static" / "client"
+    return Path(spec.submodule_search_locations[0]) / "static" / "client"
 
 
 def _is_job(thing: str) -> bool:

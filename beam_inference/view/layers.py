@@ -27,7 +27,7 @@ from beam_inference.job.parts import output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.planned_job import plan_job
-from beam_inference.launch.resume import as_launched
+from beam_inference.launch.resume import relocate_job
 from beam_inference.view import shaders
 from beam_inference.view.boxes import chunk_boxes, patch_boxes
 from beam_inference.view.multiscale import Scales, scales_at
@@ -143,14 +143,14 @@ class Shown:
             return None if self.volume.voxel_size_nm is not None else 1e-9
         # What an OME-Zarr group says of its arrays, an array that is shown alone does not know.
         key = "zarr.json" if self.volume.driver == "zarr3" else ".zattrs"
-        found = json_object(self.volume.kvstore, key, self.volume.url)
-        units = (found.get("attributes", {}) if self.volume.driver == "zarr3" else found).get(
+        metadata = json_object(self.volume.kvstore, key, self.volume.url)
+        units = (metadata.get("attributes", {}) if self.volume.driver == "zarr3" else metadata).get(
             "dimension_units"
         )
         return 1.0 if units is None else None
 
     @property
-    def _taken(self) -> Iterable[tuple[float | None, float]]:
+    def _assumed_sizes(self) -> Iterable[tuple[float | None, float]]:
         """Voxel size that Neuroglancer assumes on each axis, None where it is right; and offset."""
         if self._scales is not None:
             return zip(self._scales.voxels, self._scales.shifts, strict=True)
@@ -170,7 +170,7 @@ class Shown:
                 if taken is None
                 else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
             )
-            for axis, (taken, shift) in zip(self._axes, self._taken, strict=True)
+            for axis, (taken, shift) in zip(self._axes, self._assumed_sizes, strict=True)
         ]
         return VolumeLayer(self.name, source, axes, size, self.shader, self.opacity)
 
@@ -247,7 +247,7 @@ def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> 
     view = None if job is None else _view_of_job(job, patches=patches)
     shown = [] if view is None else [*view.shown]
     for url in volumes:
-        shown.append(_shown_volume(url, {each.name for each in shown}))
+        shown.append(_show_volume(url, {each.name for each in shown}))
     if view is not None:
         return replace(view, shown=shown)
     first = shown[0].volume
@@ -258,7 +258,7 @@ def view_of(job: JobConfig | None, volumes: Sequence[str], *, patches: bool) -> 
 def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     state = State(default_state_url(config), config.storage)
     earlier = state.load_job()
-    launched = None if earlier is None else as_launched(config, earlier, state.url)
+    launched = None if earlier is None else relocate_job(config, earlier, state.url)
     if launched is None:
         planned = plan_job(config)
         plan = planned.plan
@@ -266,21 +266,21 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     else:
         plan = launched.plan
         voxel_size = launched.voxel_size_nm
-    given = config.input
+    section = config.input
     roi = plan.chunks.roi
-    source = open_source(replace(given.source(config.storage), channel=None), check_blocks=False)
-    channels = given.channel or list(range(source.channels))
-    shown = [_shown_image("input", source, config.storage, roi, channels)]
+    source = open_source(replace(section.source(config.storage), channel=None), check_blocks=False)
+    channels = section.channel or list(range(source.channels))
+    shown = [_show_image("input", source, config.storage, roi, channels)]
     output = None if launched is None else open_output(output_spec(launched))
     if output is not None:
         shader = None if config.gives_labels else output_shader(output, config.model, roi)
         shown.append(Shown("output", output, config.storage, shader, 0.5))
-    shown += _shown_masks(config)
+    shown += _masks_to_show(config)
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, plan, launched, patches, roi, voxel_size)
 
 
-def _shown_masks(config: JobConfig) -> list[Shown]:
+def _masks_to_show(config: JobConfig) -> list[Shown]:
     """What the masks of a job keep; without those that a viewer cannot show, which are told."""
     shown = []
     for name, mask, color in (
@@ -290,7 +290,7 @@ def _shown_masks(config: JobConfig) -> list[Shown]:
         if mask is not None:
             source = mask.source(config.storage)
             volume = open_source(source, booleans=True, check_blocks=False)
-            shader = shaders.kept(color, volume.dtype, inverse=mask.inverse)
+            shader = shaders.mask_shader(color, volume.dtype, inverse=mask.inverse)
             try:
                 shown.append(Shown(name, volume, config.storage, shader, 0.3))
             except VolumeError as error:
@@ -313,7 +313,7 @@ def _quarantine(job: ResolvedJob, most_boxes: int) -> list[Boxes]:
     return [Boxes(f"quarantined{some}", "#ff0000", boxes, filled=True)] if boxes else []
 
 
-def _shown_volume(url: str, taken: Collection[str]) -> Shown:
+def _show_volume(url: str, taken: Collection[str]) -> Shown:
     storage = storage_of_environment(LOCAL)
     volume = open_source(VolumeSource(url, storage=storage), check_blocks=False)
     stem = unquote(url.partition("|")[0].rstrip("/").rpartition("/")[2])
@@ -322,7 +322,7 @@ def _shown_volume(url: str, taken: Collection[str]) -> Shown:
     )
     if volume.channels == 1 and _holds_labels(volume):
         return Shown(name, volume, storage, None, 0.4)
-    return _shown_image(name, volume, storage, volume.bounds, range(volume.channels))
+    return _show_image(name, volume, storage, volume.bounds, range(volume.channels))
 
 
 def _holds_labels(volume: Volume) -> bool:
@@ -330,7 +330,7 @@ def _holds_labels(volume: Volume) -> bool:
     return bool(kind == "segmentation" if kind is not None else volume.dtype.name in _LABEL_DTYPES)
 
 
-def _shown_image(
+def _show_image(
     name: str, volume: Volume, storage: Storage, roi: BoundingBox, channels: Sequence[int]
 ) -> Shown:
     visible = (0.0, 255.0) if volume.dtype == np.uint8 else _brightness(volume, roi)

@@ -56,16 +56,16 @@ def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
     Raises:
         VolumeError: its metadata are damaged, or the store does not answer.
     """
-    found = None if "|" in url or "://" not in url else volume_at(url, storage)
-    if found is None or not found.is_group:
+    stored = None if "|" in url or "://" not in url else volume_at(url, storage)
+    if stored is None or not stored.is_group:
         return None
     store = open_kvstore(url, storage)
-    if found.driver == "ome_zarr":
+    if stored.driver == "ome_zarr":
         group = json_object(store, "zarr.json", url)["attributes"].get("ome", {})
     else:
         group = json_object(store, ".zattrs", url)
     image = (group.get("multiscales") or [{}])[0]
-    version = group.get("version") if found.driver == "ome_zarr" else image.get("version")
+    version = group.get("version") if stored.driver == "ome_zarr" else image.get("version")
     if version not in _VERSIONS:
         return None
     try:
@@ -79,7 +79,7 @@ def _scales(image: Json, array_url: str) -> Scales | None:
     units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
     whole = image.get("coordinateTransformations", [])
     placed = {
-        each["path"]: _placed([*each["coordinateTransformations"], *whole])
+        each["path"]: _compose([*each["coordinateTransformations"], *whole])
         for each in image["datasets"]
     }
     path = next((path for path in placed if array_url.endswith(f"/{path}")), None)
@@ -89,7 +89,7 @@ def _scales(image: Json, array_url: str) -> Scales | None:
     return Scales(path, (scale * units).tolist(), (0.5 - translation / scale).tolist())
 
 
-def _placed(transformations: Sequence[Json]) -> tuple[Any, Any]:
+def _compose(transformations: Sequence[Json]) -> tuple[Any, Any]:
     """Scale and translation along each axis, of one transformation after the other."""
     scale: Any = np.float64(1)
     translation: Any = np.float64(0)
@@ -105,7 +105,7 @@ def _placed(transformations: Sequence[Json]) -> tuple[Any, Any]:
     return scale, translation
 
 
-def told_to_older_clients(text: bytes) -> bytes:
+def with_draft_version(text: bytes) -> bytes:
     """A zarr.json whose OME-Zarr 0.5 Neuroglancer before 2.41 finds, too: as its last draft."""
     try:
         group = json.loads(text)

@@ -21,7 +21,7 @@ from tornado.httpserver import HTTPServer
 from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError
 from beam_inference.job.state import STATE_FOLDER
-from beam_inference.view.multiscale import told_to_older_clients
+from beam_inference.view.multiscale import with_draft_version
 
 StateAt = Callable[[str], Json]
 """Function from BASE to a state as JSON values, in which folder NAME is at ``BASE/NAME``."""
@@ -61,7 +61,7 @@ def serve(
             "free), or another --bind."
         ) from None
 
-    async def until_interrupted() -> None:
+    async def serve_forever() -> None:
         server = HTTPServer(application)
         listener.setblocking(False)
         server.add_sockets([listener])
@@ -71,7 +71,7 @@ def serve(
         await asyncio.Event().wait()
 
     try:
-        asyncio.run(until_interrupted())
+        asyncio.run(serve_forever())
     except KeyboardInterrupt:
         pass
     finally:
@@ -180,21 +180,21 @@ class _Volume(tornado.web.StaticFileHandler):
                 self.root, self.get_absolute_path(self.root, self.path)
             )
             self.set_header("Content-Type", "application/json")
-            self.finish(told_to_older_clients(Path(self.absolute_path).read_bytes()))
+            self.finish(with_draft_version(Path(self.absolute_path).read_bytes()))
         else:
             await super().get(path, include_body)
 
     def validate_absolute_path(self, root: str, absolute_path: str) -> str:
         """The file to send; 404 for whatever is not a regular file of the volume."""
-        asked = Path(absolute_path)
-        for path in (asked, asked.with_name(f"{asked.name}.gz")):
+        requested = Path(absolute_path)
+        for path in (requested, requested.with_name(f"{requested.name}.gz")):
             try:
                 real = path.resolve(strict=True)
                 within = real.relative_to(Path(root).resolve())
             except (OSError, ValueError, RuntimeError):
                 continue
             if real.is_file() and STATE_FOLDER not in within.parts:
-                if path is not asked:
+                if path is not requested:
                     self.set_header("Content-Encoding", "gzip")
                     # of decoded bytes, which are not at hand
                     self.request.headers.pop("Range", None)
@@ -213,5 +213,5 @@ class _Volume(tornado.web.StaticFileHandler):
 
     def compute_etag(self) -> str:
         """ETag from size and time of change: hashing a shard would read all of it."""
-        found = Path(self.absolute_path or "").stat()
-        return f'"{found.st_mtime_ns:x}-{found.st_size:x}"'
+        status = Path(self.absolute_path or "").stat()
+        return f'"{status.st_mtime_ns:x}-{status.st_size:x}"'

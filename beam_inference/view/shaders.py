@@ -1,7 +1,7 @@
 """How voxels become colours: Neuroglancer's shaders, in GLSL, for what a volume's channels say.
 
 A brightness range (low, high) is in stored values: low is black, or transparent, and high is full.
-    In the viewer it is a control with a histogram.
+In the viewer it is a control with a histogram.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ void main() {{
 """
 
 
-def kept(color: str, dtype: AnyDtype, *, inverse: bool) -> str:
+def mask_shader(color: str, dtype: AnyDtype, *, inverse: bool) -> str:
     """Shader of a mask over an image: a colour where it is not zero, or zero if ``inverse``."""
     value = "toRaw(getDataValue())"
     zero = "0u" if dtype.kind == "u" else "0"

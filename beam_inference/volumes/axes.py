@@ -65,8 +65,8 @@ def is_channel(label: str) -> bool:
     return label.lower() in _CHANNEL_LABELS
 
 
-def stated_axes(url: str, store: ts.TensorStore, attributes: Mapping[str, Any]) -> Axes:
-    """The axes of an array, as far as it describes them itself.
+def read_axes(url: str, store: ts.TensorStore, attributes: Mapping[str, Any]) -> Axes:
+    """Read the axes of an array, as far as it describes them itself.
 
     Args:
         url: where it lies, for messages.

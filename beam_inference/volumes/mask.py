@@ -98,10 +98,10 @@ class Mask:
             if len(places) < 3:
                 yield where, np.full([run.stop - run.start for run in where], self.inverse)
                 continue
-            there = BoundingBox(
+            mask_box = BoundingBox(
                 *zip(*((int(place[0]), int(place[-1]) + 1) for place in places), strict=True)
             )
-            values = (self.volume.read(there)[0] != 0)[
+            values = (self.volume.read(mask_box)[0] != 0)[
                 np.ix_(*(place - place[0] for place in places))
             ]
             yield where, ~values if self.inverse else values

@@ -17,7 +17,7 @@ from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
-from beam_inference.volumes.axes import Axes, stated_axes, take_positions
+from beam_inference.volumes.axes import Axes, read_axes, take_positions
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
@@ -194,7 +194,7 @@ def as_volume(
     kvstore = _kvstore_of(url, store)
     if level is None:
         attributes = json_object(kvstore, ".zattrs", url) if driver == "zarr" else {}
-        axes = stated_axes(url, store, attributes)
+        axes = read_axes(url, store, attributes)
     else:
         axes = Axes(level.axes, level.voxel_size_nm)
     if len(axes.labels) != store.rank:

@@ -50,12 +50,12 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
     Raises:
         VolumeError: something else is there, or a volume that differs from ``spec``.
     """
-    found = volume_at(spec.url, spec.storage)
-    if found is None:
+    stored = volume_at(spec.url, spec.storage)
+    if stored is None:
         return None
-    if found.driver != get_format(spec.format).kind:
+    if stored.driver != get_format(spec.format).kind:
         raise VolumeError(
-            f"the output {spec.url} exists as {found.driver}, the job says format: {spec.format}. "
+            f"the output {spec.url} exists as {stored.driver}, the job says format: {spec.format}. "
             "Choose another output.path, or remove what is there."
         )
     volume = _open(spec, create=False, keep_blank=keep_blank)

@@ -102,8 +102,8 @@ def predict(
         DeviceOutOfMemory: one patch at a time is still too much.
     """
     channels = _with_channels(array)
-    given = None if isinstance(network, str) else as_network(network)
-    is_function = given is not None and given.kind == "function"
+    user_network = None if isinstance(network, str) else as_network(network)
+    is_function = user_network is not None and user_network.kind == "function"
     config = _parse_settings(
         model={
             "path": network if isinstance(network, str) else _AT_HAND,
@@ -128,7 +128,7 @@ def predict(
     )
     work = _whole_work(channels.shape[1:], config)
     inference = ChunkInference(
-        _load(config, given),
+        _load(config, user_network),
         make_normalization(_affine(config), channels.dtype),
         output_channels,
         batch_size,

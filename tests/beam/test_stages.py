@@ -106,7 +106,7 @@ def test_bundles_that_are_tried_again_repeat_nothing(tmp_path, stages):
     job = a_job(tmp_path, stages)
     with beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions()) as pipeline:
         _ = pipeline | DoStages(job)
-    assert list(job.done(stages[1]).indices(0, 5)) == list(range(5))
+    assert list(job.done_entries(stages[1]).indices(0, 5)) == list(range(5))
     calls = stages[0].calls()
     assert calls.count(11) == 3
     assert len(calls) == 22

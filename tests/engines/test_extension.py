@@ -10,7 +10,7 @@ from helpers import job_values, read_volume, toy, write_job
 from scipy import ndimage
 
 from beam_inference.cli.main import main
-from beam_inference.config.engines import engine_named
+from beam_inference.config.engines import get_engine
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
@@ -102,4 +102,4 @@ def test_what_is_installed_as_an_engine_and_is_none(tmp_path):
     with extension_in_this_process(tmp_path / "site", tmp_path):
         for name in ("wrong", "other"):
             with pytest.raises(ConfigError, match=f"which is not a .*Engine of the name {name}"):
-                engine_named(name)
+                get_engine(name)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.grids import ChunkGrid, LatticeAxis, PatchLattice, blocks_touched
+from beam_inference.geometry.grids import ChunkGrid, LatticeAxis, PatchLattice, largest_block_cover
 from beam_inference.geometry.zyx import ceil_div
 
 
@@ -106,5 +106,5 @@ def test_a_lattice_of_a_petavoxel_answers_at_once():
 )
 def test_blocks_touched_is_the_most_over_all_places(n, b):
     most = max((start + n - 1) // b - start // b + 1 for start in range(b)) * b
-    assert blocks_touched((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)
-    assert blocks_touched((n, n, n), (b, b, b), (n, 1000, 1)) == (ceil_div(n, b) * b, most, b)
+    assert largest_block_cover((n, n, 1), (b, b, 1), (1000, 1000, 1000)) == (most, most, 1)
+    assert largest_block_cover((n, n, n), (b, b, b), (n, 1000, 1)) == (ceil_div(n, b) * b, most, b)

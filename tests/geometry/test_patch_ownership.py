@@ -38,7 +38,7 @@ def test_against_counting(axis):
     assert list(axis.patches) == patches
     for position in range(axis.positions):
         mine = [k for k in patches if owner[k] == position]
-        assert list(axis.owned(position)) == mine
+        assert list(axis.owned_patches(position)) == mine
         reach = set().union(*(cover(axis, k) for k in mine))
         start, stop = axis.reach(position)
         assert set(range(start, stop)) == reach, "patches overlap or touch, so there are no gaps"

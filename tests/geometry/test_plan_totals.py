@@ -120,7 +120,7 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         ]
         assert plan.totals.extremes.touched[2] == max(map(axis.touched, positions))
         assert plan.totals.extremes.shared[2] == max(
-            axis.touched(p) - n for p, n in zip(positions, alone, strict=True)
+            axis.touched_voxels(p) - n for p, n in zip(positions, alone, strict=True)
         )
 
 

@@ -99,7 +99,7 @@ def test_a_job_with_quarantined_and_missing_chunks(nasty, tmp_path, capsys):
     report = report_of(tmp_path)
     facts = report.facts
     done = {r.chunk for r in facts.receipts}
-    assert (facts.done, facts.missing, facts.sampled) == (len(done), 4, False)
+    assert (facts.done, facts.missing, facts.is_sampled) == (len(done), 4, False)
     assert {*facts.quarantined} == {*range(14)} - done
     assert len(facts.quarantined) == len(facts.records) > 0
     assert "4 chunks missing" in page.text
@@ -149,7 +149,7 @@ def test_of_many_receipts_some_are_read_and_it_is_said(job, tmp_path):
     path = job()
     assert main(["run", path]) == 0
     report = report_of(tmp_path, receipts_read=5)
-    assert (report.facts.done, len(report.facts.receipts), report.facts.sampled) == (18, 5, True)
+    assert (report.facts.done, len(report.facts.receipts), report.facts.is_sampled) == (18, 5, True)
     text = Page(render(report)).text
     assert "18 chunks have a receipt; 5 of these receipts, drawn by lot" in text
 

@@ -15,10 +15,10 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.report import chunk_map as maps
 from beam_inference.report.chunk_map import ChunkMap
 from beam_inference.report.measures import (
-    begun,
     channel_statistics,
     retries,
     stage_times,
+    start_time,
     timeline,
     worker_hours,
 )
@@ -26,9 +26,9 @@ from beam_inference.report.overlay import (
     OPACITY,
     PALETTE,
     brightness_range,
-    coloured_channels,
+    channels_to_colour,
+    draw_overlay,
     grey,
-    overlaid,
 )
 from beam_inference.report.slices import Plane, histograms, missing_share
 
@@ -102,7 +102,7 @@ def test_stages_and_retries():
     assert values[45] < read.high < values[48]
     assert (read.most, merge.total, merge.most) == (values[-1], 3.0, 3.0)
     assert sum(map(retries, some)) == sum(n % 3 for n in range(50))
-    assert begun(some[7]) == some[7].finished_at - timedelta(seconds=3), (
+    assert start_time(some[7]) == some[7].finished_at - timedelta(seconds=3), (
         "its own patches were computed long before"
     )
 
@@ -200,7 +200,7 @@ def test_histograms(kind):
 def test_overlay():
     source = np.array([[0.0, 10.0, 5.0, np.nan, 10.0]])
     output = np.array([[[0.0, 0.0, 1.0, 1.0, np.nan]], [[0.0, 0.0, 0.0, 1.0, np.nan]]])
-    picture = overlaid(
+    picture = draw_overlay(
         source.astype(np.float32), output.astype(np.float32), (0, 10), [(0, 1), (0, 1)]
     )
     one, two = (np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)]) for colour in PALETTE[:2])
@@ -221,7 +221,7 @@ def test_overlay():
 def test_the_commonest_class_of_a_softmax_has_no_colour():
     means = [SimpleNamespace(mean=mean) for mean in (0.1, 0.7, 0.2)]
     config = SimpleNamespace(model=SimpleNamespace(activation="softmax"))
-    assert coloured_channels(config, means, 3) == [0, 2]
+    assert channels_to_colour(config, means, 3) == [0, 2]
     config.model.activation = "sigmoid"
-    assert coloured_channels(config, means, 3) == [0, 1, 2]
-    assert len(coloured_channels(config, means * 5, 12)) == len(PALETTE)
+    assert channels_to_colour(config, means, 3) == [0, 1, 2]
+    assert len(channels_to_colour(config, means * 5, 12)) == len(PALETTE)
