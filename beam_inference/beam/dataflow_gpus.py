@@ -236,7 +236,7 @@ _ONE_PROCESS = "no_use_multiple_sdk_containers"
 
 
 def _parse(beam_flags: Sequence[str]) -> argparse.Namespace:
-    """Those of Beam's flags that matter here, under Beam's names for them."""
+    """Parse the flags of Beam that matter here, under Beam's names for them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--runner")
     parser.add_argument("--machine_type", "--worker_machine_type")
@@ -269,7 +269,7 @@ def runner_name(runner: str | None) -> str:
 
 
 def runner_of_flags(beam_flags: Sequence[str]) -> str:
-    """The runner that flags of Beam name, as :func:`runner_name` says it."""
+    """The name of the runner that flags of Beam choose, as from :func:`runner_name`."""
     return runner_name(_parse(beam_flags).runner)
 
 

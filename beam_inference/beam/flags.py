@@ -98,7 +98,7 @@ def beam_options(flags: Sequence[str]) -> PipelineOptions:
 
 
 def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
-    """The flags that Beam knows.
+    """Select the flags that Beam knows.
 
     Raises:
         ConfigError: Beam does not know one, or refuses its value.
@@ -142,8 +142,8 @@ def check_options(options: PipelineOptions) -> None:
     """Check what Beam itself would check only as it submits, when output and state exist.
 
     Raises:
-        ConfigError: a flag that the runner needs is missing, or has no such value. (Buckets named
-            are looked at.)
+        ConfigError: a flag that the runner needs is missing, or has no such value. Buckets that
+            are named are looked up.
     """
     runner = create_runner(str(options.view_as(StandardOptions).runner))
     faults = PipelineOptionsValidator(options, runner).validate()

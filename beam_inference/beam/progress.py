@@ -21,7 +21,7 @@ _LINE_SECONDS = 10.0
 
 
 class Phase(NamedTuple):
-    """What is counted for a while.
+    """One phase of a run, and what is counted in it.
 
     Attributes:
         things: a word for them, such as "chunks".

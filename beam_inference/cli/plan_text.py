@@ -114,7 +114,7 @@ def _storage_rows(job: PlannedJob) -> Iterator[Row]:
 
 def _pyramid_rows(pyramid: Pyramid | None) -> Iterator[Row]:
     if pyramid is None:
-        yield "pyramid", "no level: one block holds the output"
+        yield "pyramid", "no scale: one block holds the output"
         return
     coarsest = format_shape(pyramid.scales[-1].bounds.shape)
     yield (
@@ -390,8 +390,8 @@ def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
     table = Table(box=None, pad_edge=False)
     _add_columns(
         table,
-        ("level", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"),
-        left=("level",),
+        ("scale", "voxels z, y, x", "voxel size nm", "factor", "chunks", "objects", "bytes"),
+        left=("scale",),
     )
     table.add_row(
         "base",
@@ -402,15 +402,15 @@ def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
         "",
         format_bytes(base["base_bytes"]),
     )
-    for level in pyramid_values(pyramid)["levels"]:
+    for scale in pyramid_values(pyramid)["levels"]:
         table.add_row(
-            level["name"],
-            format_shape(level["shape"]),
-            format_voxel_size(level["voxel_size_nm"]),
-            format_shape(level["factor"]),
-            f"{level['chunks']:,}",
-            f"{level['blocks']:,}",
-            format_bytes(level["bytes"]),
+            scale["name"],
+            format_shape(scale["shape"]),
+            format_voxel_size(scale["voxel_size_nm"]),
+            format_shape(scale["factor"]),
+            f"{scale['chunks']:,}",
+            f"{scale['blocks']:,}",
+            format_bytes(scale["bytes"]),
         )
     console = Console(width=110, highlight=False)
     console.print(
@@ -433,15 +433,15 @@ def pyramid_values(pyramid: Pyramid) -> Json:
         "method": pyramid.method,
         "levels": [
             {
-                "name": level.name,
-                "shape": level.bounds.shape,
-                "voxel_size_nm": _coarser_voxel_size(base.voxel_size_nm, level.total),
-                "factor": level.factor,
+                "name": scale.name,
+                "shape": scale.bounds.shape,
+                "voxel_size_nm": _coarser_voxel_size(base.voxel_size_nm, scale.total),
+                "factor": scale.factor,
                 "chunks": stage.count,
                 "blocks": blocks,
-                "bytes": level.bounds.size * voxel_bytes,
+                "bytes": scale.bounds.size * voxel_bytes,
             }
-            for level, stage, blocks in zip(
+            for scale, stage, blocks in zip(
                 pyramid.scales, pyramid.stages, pyramid.blocks, strict=True
             )
         ],

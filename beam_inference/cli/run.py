@@ -129,7 +129,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def drop_empty_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """What a user would type for a form that passes every field.
+    """Drop the flags that a user would not type, from a form that passes every field.
 
     Args:
         words: the fields: empty ones as ``--flag=``, switches as ``--switch=true`` or ``=false``.

@@ -98,7 +98,7 @@ class Frozen(BaseModel):
 
 
 def unknown_key_hint(key: str, fields: Iterable[str]) -> str:
-    """What may have been meant by a key that a section does not have."""
+    """A hint at the key that may have been meant by one that a section does not have."""
     close = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
     return f"did you mean '{close[0]}'?" if close else f"known keys: {', '.join(fields)}"
 

@@ -288,7 +288,7 @@ class JobConfig(Model):
 
     @property
     def seam_modes(self) -> list[SeamMode]:
-        """What ``inference.seams`` may be; operators that look beyond a chunk leave no exchange."""
+        """Permitted ``inference.seams``: no exchange if an operator looks beyond a chunk."""
         return [
             mode
             for mode in get_args(SeamMode)

@@ -180,7 +180,7 @@ class Roi(Bounds):
 
 
 class Pyramid(Model):
-    """Coarser levels of the output, as the command ``pyramid`` makes them."""
+    """Coarser scales of the output, as the command ``pyramid`` makes them."""
 
     levels: Count | None = Field(
         None, description="how many; default until one block holds the volume"
@@ -188,7 +188,7 @@ class Pyramid(Model):
     factor: Shape | None = Field(
         None,
         description=(
-            "from level to level, ZYX; default [1, 2, 2], say, until voxels are isotropic, then "
+            "from scale to scale, ZYX; default [1, 2, 2], say, until voxels are isotropic, then "
             "[2, 2, 2]"
         ),
     )
@@ -256,7 +256,7 @@ class Output(Model):
     ] = Field(
         None,
         description=(
-            "coarser levels, made once every chunk is done: true, or levels, factor and method"
+            "coarser scales, made once every chunk is done: true, or levels, factor and method"
         ),
     )
 
@@ -271,7 +271,7 @@ class Output(Model):
 
     @property
     def write_shape(self) -> Zyx:
-        """What is written whole, by one chunk, ZYX: a shard where there are any, else a block."""
+        """Shape ZYX that is written whole by one chunk: a shard if there are any, else a block."""
         return self.shard_shape or self.block_shape
 
     def _check_value_range(self) -> None:
@@ -320,12 +320,12 @@ class Output(Model):
             return
         if not format.is_multiscale:
             raise ValueError(
-                f"{format.name} is a single array, which has no place for the levels of a pyramid: "
+                f"{format.name} is a single array, which has no place for the scales of a pyramid: "
                 f"remove pyramid, or write one of {multiscale_formats()}"
             )
         if self.bounds is not None:
             raise ValueError(
-                "pyramid makes levels of the whole volume, of which bounds says that this job "
-                "fills a part: remove pyramid, and give the command beam-inference pyramid once "
+                "pyramid makes scales of the whole volume, and bounds says that this job fills "
+                "a part of it: remove pyramid, and give the command beam-inference pyramid once "
                 "all parts are there"
             )

@@ -98,7 +98,7 @@ def _map_back(array: Any, symmetry: Symmetry, device: Device) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Which channel of a mapped-back answer says what a channel of the result wants to know.
+    """The channel of a mapped-back answer that contributes to a channel of the result.
 
     Attributes:
         channel: of the result.

@@ -15,7 +15,7 @@ from beam_inference.models.loading import gives_function, loader_of
 
 
 def engine_description(model: Network, inference: Inference) -> dict[str, str]:
-    """What of an engine determines bits; ``inference.engine`` must be definite.
+    """The settings of an engine that determine bits; ``inference.engine`` must be definite.
 
     Returns:
         Engine, version, device and precision; threads on a CPU; and whatever else is not as usual.
@@ -92,7 +92,7 @@ def engines_to_try(model: Network, inference: Inference) -> Sequence[str]:
 
 
 def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, str]]:
-    """What ``inference.engine: fastest`` may mean, as keys of ``inference``.
+    """The choices of ``inference.engine: fastest``, as keys of ``inference``.
 
     ``inference.device`` must be definite.
 

@@ -77,7 +77,7 @@ def load_reference(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What an engine is given.
+    """A network and its settings, as an engine receives them.
 
     Attributes:
         network: a network, or the path of a file.

@@ -36,7 +36,7 @@ SETTLING_CALLS = 2
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
-    """What one batch has shown.
+    """Results of running one batch.
 
     Attributes:
         working_set_bytes: memory the network allocated beyond its weights, input and output; 0

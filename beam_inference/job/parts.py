@@ -68,7 +68,7 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
 
 
 def normalization(config: DefiniteConfig, dtype: AnyDtype) -> Normalization:
-    """How a :func:`cutout` becomes the network's input; see :func:`make_normalization`."""
+    """The map from a :func:`cutout` to the network's input; see :func:`make_normalization`."""
     return make_normalization(config.model.normalize, dtype)
 
 

@@ -131,7 +131,7 @@ class QuarantineRecord(Frozen):
 
 
 class LaunchSummary(Frozen):
-    """How a launch ended.
+    """Summary of how a launch ended.
 
     Attributes:
         done: chunks that it did.

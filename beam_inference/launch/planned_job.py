@@ -377,6 +377,6 @@ def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> Plann
 
 
 def levels_request(config: JobConfig) -> Contrast | Standard | None:
-    """What a job asks of a levels file; None if its normalisation names none."""
+    """The request of a job to a levels file; None if its normalisation names none."""
     normalize = config.model.normalize
     return normalize if isinstance(normalize, (Contrast, Standard)) else None

@@ -40,7 +40,7 @@ class Own(Operator):
 
     @property
     def display_name(self) -> str:
-        """Where the function is defined."""
+        """Place at which the function is defined."""
         return self.function
 
     @property

@@ -115,7 +115,7 @@ class MultiscaleVolume:
         return self.codec.open_scale(self.url, self.storage, scale)
 
     def listed_scales(self, scales: Sequence[PyramidScale]) -> list[PyramidScale]:
-        """Those of the scales whose place in the volume is taken.
+        """The scales whose place in the volume is taken already.
 
         Raises:
             VolumeError: the folder of one is that of another scale.

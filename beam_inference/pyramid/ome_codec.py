@@ -43,10 +43,10 @@ def read_ome_codec(url: str, storage: Storage, stored: StoredVolume, base_number
     dataset = _image(group)["datasets"][base_number]
     files = ("zarr.json",) if is_v3 else (".zarray", ".zattrs")
     array = {file: json_object(store, f"{dataset['path']}/{file}", url) for file in files}
-    level = stored.scales[base_number].level
-    assert level is not None  # a group describes its arrays
+    scale = stored.scales[base_number].group_scale
+    assert scale is not None  # a group describes its arrays
     return OmeCodec(
-        json.dumps({"dataset": dataset, "axes": level.axes, "array": array}, sort_keys=True)
+        json.dumps({"dataset": dataset, "axes": scale.axes, "array": array}, sort_keys=True)
     )
 
 
@@ -163,7 +163,7 @@ class OmeCodec:
             raise VolumeError(f"cannot write the scale {array_url}: {one_line(error)}") from None
         axes = json.loads(self.base)["axes"]
         sizes = self._voxel_size(url, storage, scale)
-        return as_volume(array_url, store, ome_zarr.Level(entry["path"], axes, sizes))
+        return as_volume(array_url, store, ome_zarr.GroupScale(entry["path"], axes, sizes))
 
     def _array_files(self, scale: PyramidScale) -> dict[str, Json]:
         """The metadata files of a new array, by name."""
@@ -186,9 +186,11 @@ class OmeCodec:
     def _voxel_size(self, url: str, storage: Storage, scale: PyramidScale) -> list[float | None]:
         """Voxel size along each of the array's axes, nm, as far as the group says it."""
         metadata = json_object(open_kvstore(url, storage), self.metadata_file, url)
-        described = ome_zarr.levels(self._group(metadata), url)
+        listed = ome_zarr.scales_of_group(self._group(metadata), url)
         path = json.loads(self.base)["dataset"]["path"]
-        base = next(level.voxel_size_nm for level in described if level.path == path)
+        base = next(
+            listed_scale.voxel_size_nm for listed_scale in listed if listed_scale.path == path
+        )
         factors = self._along_axes(scale.total, 1)
         return [
             None if size is None else size * factor

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 11.0
-"""Of a figure, in inches: as wide as the page's text."""
+"""Width of a figure in inches: that of the page's text."""
 INK = "#111213"
 MUTED = "#777879"
 LINE = "#cfd0d1"

@@ -13,7 +13,7 @@ from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import ceil_div
 
 CELLS = 96
-"""On each side of the picture, at most."""
+"""Largest number of cells on each side of the picture."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ChunkMap:
 
     @property
     def chunks_per_cell(self) -> tuple[int, int]:
-        """On the axes of rows and columns."""
+        """Chunks in a cell, on the axes of rows and columns."""
         rows, columns = (ceil_div(self.grid.shape[axis], CELLS) for axis in self.plane)
         return rows, columns
 
@@ -53,7 +53,7 @@ class ChunkMap:
         return rows, columns
 
     def cells(self, chunks: ArrayLike) -> NDArray[np.int64]:
-        """In which cell, counted row by row, each of some chunks is seen."""
+        """The cell, counted row by row, in which each of some chunks is seen."""
         indices = np.asarray(chunks, np.int64)
         _, ny, nx = self.grid.shape
         position = (indices // (ny * nx), indices // nx % ny, indices % nx)
@@ -63,11 +63,11 @@ class ChunkMap:
         return np.asarray(row * self.shape[1] + column)
 
     def counts(self, chunks: ArrayLike) -> NDArray[np.int64]:
-        """How many of some chunks are seen in each cell."""
+        """Number of the given chunks that are seen in each cell."""
         return np.bincount(self.cells(chunks), minlength=math.prod(self.shape)).reshape(self.shape)
 
     def totals(self) -> NDArray[np.int64]:
-        """How many chunks there are in each cell."""
+        """Number of chunks in each cell."""
         sides = [
             np.bincount(np.arange(self.grid.shape[axis]) // n)
             for axis, n in zip(self.plane, self.chunks_per_cell, strict=True)

@@ -35,7 +35,12 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Where nothing was done: after so many seconds of work, for so long."""
+    """An interval in which nothing was done.
+
+    Attributes:
+        at: seconds of work before it.
+        seconds: its length.
+    """
 
     at: float
     seconds: float
@@ -43,7 +48,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """How fast voxels were finished, over the time in which work was done: pauses are cut out.
+    """Rate at which voxels were finished over the time of work; pauses are cut out.
 
     Attributes:
         edges: of equal intervals, in seconds of work since the first chunk was start_time.
@@ -57,7 +62,7 @@ class Timeline:
 
 
 def start_time(receipt: Receipt) -> datetime:
-    """When the work that ended in this receipt began; where a chunk was merged, when that did."""
+    """The time at which the work behind a receipt began: the merge, if the chunk was merged."""
     seconds = receipt.seconds
     spent = seconds["merge"] if "merge" in seconds else sum(seconds.values())
     return datetime.fromtimestamp(
@@ -71,7 +76,7 @@ def retries(receipt: Receipt) -> int:
 
 
 def channel_statistics(receipts: Sequence[Receipt]) -> list[ChannelStatistics]:
-    """Of each output channel, over all voxels of some chunks."""
+    """Statistics of each output channel over all voxels of some chunks."""
     if not receipts:
         return []
     sizes = [part.box.size for receipt in receipts for part in receipt.parts]
@@ -89,7 +94,7 @@ def channel_statistics(receipts: Sequence[Receipt]) -> list[ChannelStatistics]:
 
 
 def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
-    """Of each stage that some chunk went through, in order."""
+    """Times of each stage that some chunk went through, in order."""
     times = []
     for stage in STAGES:
         seconds = [receipt.seconds[stage] for receipt in receipts if stage in receipt.seconds]

@@ -13,18 +13,18 @@ from beam_inference.job.records import ChannelStatistics
 from beam_inference.report.slices import Plane
 
 PALETTE = ("#ff8c32", "#3aa0ff", "#35c46a", "#e0559b", "#f2d13c", "#8a6cff", "#2fc6c6", "#c98a5a")
-"""Of coloured channels, in order."""
+"""Colours of the coloured channels, in order."""
 OPACITY = 0.62
-"""Of a voxel whose value is the highest."""
+"""Opacity of a voxel whose value is the highest."""
 
 
 def channels_to_colour(
     config: JobConfig, statistics: Sequence[ChannelStatistics], shown: int
 ) -> list[int]:
-    """The channels that get a colour, among the first so many: all, as far as there are colours.
+    """The channels among the first ``shown`` that get a colour, as far as there are colours.
 
-    All but the commonest class of a softmax: these add up to one, so it is what the others leave,
-    and would hide the input.
+    The commonest class of a softmax gets none: classes add up to one, so it is what the others
+    leave, and would hide the input.
     """
     channels = list(range(shown))
     if config.model.activation == "softmax" and len(statistics) > 1:
@@ -34,9 +34,9 @@ def channels_to_colour(
 
 
 def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[float, float]]:
-    """Of each channel, the stored values without colour and with full colour.
+    """The stored values of each channel that get no colour and full colour.
 
-    After an activation those of 0 and 1; else the middle of what is shown.
+    After an activation these stand for 0 and 1; else they bound the middle 99 % of the planes.
     """
     channels = range(len(planes[0].output))
     if config.model.activation != "none" and config.output.value_range is None:
@@ -61,23 +61,23 @@ def brightness_range(arrays: Sequence[NDArray[np.float32]]) -> tuple[float, floa
 
 def grey(source: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
     """A picture (rows, columns, RGBA), transparent where it is missing."""
-    levels = _brightness(source, low, high)
-    return _bytes(np.stack([levels, levels, levels, np.isfinite(source)], axis=-1))
+    brightness = _brightness(source, low, high)
+    return _bytes(np.stack([brightness, brightness, brightness, np.isfinite(source)], axis=-1))
 
 
 def draw_overlay(
     source: NDArray[np.float32],
     output: NDArray[np.float32],
-    levels: tuple[float, float],
+    brightness: tuple[float, float],
     ranges: Sequence[tuple[float, float]],
 ) -> NDArray[np.uint8]:
     """Draw the output over the input: (rows, columns, RGBA), transparent where it is missing.
 
     Each channel of ``output`` (channels, rows, columns) has its colour; these are mixed by their
-    values, and cover the input as far as the highest of these says. ``levels`` is the range of the
-    input, ``ranges`` are those of the channels.
+    values, and cover the input as far as the highest of these says. ``brightness`` is the range of
+    the input, ``ranges`` are those of the channels.
     """
-    base = 0.85 * _brightness(source, *levels)[..., None]
+    base = 0.85 * _brightness(source, *brightness)[..., None]
     scaled = np.stack(
         [_brightness(channel, *each) for channel, each in zip(output, ranges, strict=True)]
     )

@@ -121,7 +121,7 @@ def make_report(
         if output is None
         else _open_or_note(lambda: output_pyramid(job.config), "pyramid", absent, may_lack=True)
     )
-    levels = (
+    status = (
         None
         if pyramid is None
         else _open_or_note(lambda: pyramid_status(pyramid), "pyramid", absent)
@@ -146,7 +146,7 @@ def make_report(
         speed=timeline(finished, grid),
         worker_hours=worker_hours([*facts.receipts, *facts.sums], facts.done + facts.summed),
         worker_price=worker_price,
-        pyramid=levels,
+        pyramid=status,
         absent=absent,
     )
 
@@ -187,7 +187,7 @@ def render(report: Report) -> str:
 
 
 def _values(report: Report) -> Json:
-    """What the template names."""
+    """The values that the template names."""
     job = report.job
     facts = report.facts
     grid = report.job.plan.chunks

@@ -34,7 +34,7 @@ _CLOSE = 3
 
 @dataclass(frozen=True, slots=True)
 class SeamProfile:
-    """Of one axis.
+    """The profile of one axis.
 
     Attributes:
         axis: 0, 1 or 2 for z, y, x.
@@ -148,7 +148,7 @@ def border_box(grid: ChunkGrid, axis: int, chunk: int) -> BoundingBox:
 
 
 def _step(grid: ChunkGrid, axis: int) -> int:
-    """From a chunk to the next on an axis, in indices."""
+    """Difference of index between a chunk and the next on an axis."""
     position = [0, 0, 0]
     position[axis] = 1
     return grid.index(position)

@@ -22,9 +22,9 @@ from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.volume import Volume
 
 PIXELS = 300
-"""Of a plane on each of its axes, at most."""
+"""Most pixels of a plane on each of its axes."""
 CHANNELS = 12
-"""Of the output, at most."""
+"""Most channels of the output that are shown."""
 _DECODED_BYTES = 384 * 2**20
 _CHUNKS = 1024
 

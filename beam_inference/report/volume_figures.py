@@ -36,7 +36,7 @@ def draw_planes(
 
     Of a volume that is one voxel thick somewhere, the plane that has all of it.
     """
-    levels = brightness_range([plane.source for plane in planes])
+    brightness = brightness_range([plane.source for plane in planes])
     shown = [
         plane for plane in planes if min(plane.box.shape[axis] for axis in plane.axes) > 1
     ] or planes[:1]
@@ -62,9 +62,11 @@ def draw_planes(
             for plane, spot in zip(shown, spots, strict=True):
                 axes = half.add_subplot(spot)
                 picture = (
-                    grey(plane.source, *levels)
+                    grey(plane.source, *brightness)
                     if title == "Input"
-                    else draw_overlay(plane.source, plane.output[list(coloured)], levels, ranges)
+                    else draw_overlay(
+                        plane.source, plane.output[list(coloured)], brightness, ranges
+                    )
                 )
                 _show(axes, plane, picture, voxel)
                 if title != "Input":
@@ -222,7 +224,7 @@ def draw_seams(profiles: Sequence[SeamProfile]) -> str:
 
 
 def _tints(colour: str) -> LinearSegmentedColormap:
-    """From a hint of a colour to all of it, on paper of any colour."""
+    """Colour map from a hint of a colour to all of it, on paper of any colour."""
     return LinearSegmentedColormap.from_list(colour, [to_rgba(colour, 0.08), to_rgba(colour, 1.0)])
 
 

@@ -192,7 +192,7 @@ class SegmentationPlan(LabelPlan):
         }
 
     @property
-    def levels(self) -> tuple[Zyx, ...]:
+    def tiers(self) -> tuple[Zyx, ...]:
         """Shapes of the grids on which regions are joined.
 
         The first is the grid of chunks, the next that of groups of 2 × 2 × 2 chunks, then that of

@@ -10,7 +10,7 @@ number      a row of chunks (x)   > ids of fragments, see
 deliver     all at once          /  :mod:`~beam_inference.segmentation.numbering`
 join0       each chunk           joins what can be joined for certain in the graph of its fragments
 join1, …    each group of 2×2×2  does so with the rest of its chunks, or groups; the last is of all
-…, settle1  each group           from the last level down: the fate of what a group had left over
+…, settle1  each group           from the last tier down: the fate of what a group had left over
 paint       each chunk           writes the output
 tabulate    all at once          writes the table
 clean       all at once          removes the scratch folder
@@ -62,8 +62,8 @@ from beam_inference.volumes.volume import Volume
 def segment_stages(plan: SegmentationPlan) -> tuple[Stage, ...]:
     """All stages, in their order."""
     chunks = plan.grid.count
-    top = len(plan.levels) - 1
-    groups = [int(np.prod(shape)) for shape in plan.levels]
+    top = len(plan.tiers) - 1
+    groups = [int(np.prod(shape)) for shape in plan.tiers]
     return (
         Stage("label", chunks, partial(label, plan)),
         Stage("match", chunks, partial(match, plan)),
@@ -72,12 +72,12 @@ def segment_stages(plan: SegmentationPlan) -> tuple[Stage, ...]:
         ),  # a small fragment may be part of a large segment
         Stage("join0", chunks, partial(join_chunk, plan)),
         *(
-            Stage(f"join{level}", groups[level], partial(join_group, plan, level))
-            for level in range(1, top + 1)
+            Stage(f"join{tier}", groups[tier], partial(join_group, plan, tier))
+            for tier in range(1, top + 1)
         ),
         *(
-            Stage(f"settle{level}", groups[level], partial(settle, plan, level))
-            for level in range(top - 1, 0, -1)
+            Stage(f"settle{tier}", groups[tier], partial(settle, plan, tier))
+            for tier in range(top - 1, 0, -1)
         ),
         Stage("paint", chunks, partial(paint, plan)),
         Stage("tabulate", 1, partial(tabulate_segments, plan, partial(_all_records, groups))),
@@ -163,60 +163,58 @@ def _plane_before(plan: SegmentationPlan, scratch: Scratch, index: int, axis: in
     return plane
 
 
-def join_group(plan: SegmentationPlan, level: int) -> DoChunk:
+def join_group(plan: SegmentationPlan, tier: int) -> DoChunk:
     """Make the worker that joins what can be joined within a group."""
     scratch = plan.scratch()
 
     def do(group: int) -> None:
-        position = np.unravel_index(group, plan.levels[level])
+        position = np.unravel_index(group, plan.tiers[tier])
         parts: dict[Zyx, Part] = {}
         for z, y, x in product((0, 1), repeat=3):
             below = tuple(2 * int(p) + s for p, s in zip(position, (z, y, x), strict=True))
-            if all(p < n for p, n in zip(below, plan.levels[level - 1], strict=True)):
+            if all(p < n for p, n in zip(below, plan.tiers[tier - 1], strict=True)):
                 file = scratch.read(
-                    f"rest{level - 1}", int(np.ravel_multi_index(below, plan.levels[level - 1]))
+                    f"rest{tier - 1}", int(np.ravel_multi_index(below, plan.tiers[tier - 1]))
                 )
                 parts[z, y, x] = from_arrays(file)
-        _join(plan, scratch, level, group, group_part(parts))
+        _join(plan, scratch, tier, group, group_part(parts))
 
     return do
 
 
-def _join(plan: SegmentationPlan, scratch: Scratch, level: int, index: int, part: Part) -> None:
+def _join(plan: SegmentationPlan, scratch: Scratch, tier: int, index: int, part: Part) -> None:
     outcome = settle_part(part, as_limit(plan.threshold, floats=plan.floats))
     large = outcome.records["voxels"] >= plan.min_size
     small = np.isin(outcome.to, outcome.final[~large])
-    scratch.write(f"rest{level}", index, **as_arrays(outcome.rest))
-    scratch.write(
-        f"final{level}", index, names=outcome.final[large], records=outcome.records[large]
-    )
+    scratch.write(f"rest{tier}", index, **as_arrays(outcome.rest))
+    scratch.write(f"final{tier}", index, names=outcome.final[large], records=outcome.records[large])
     to = np.where(small, 0, outcome.to)
-    scratch.write(f"ends{level}", index, names=outcome.names, to=to, settled=outcome.settled)
+    scratch.write(f"ends{tier}", index, names=outcome.names, to=to, settled=outcome.settled)
 
 
-def settle(plan: SegmentationPlan, level: int) -> DoChunk:
+def settle(plan: SegmentationPlan, tier: int) -> DoChunk:
     """Make the worker that writes the fate of the regions that a group had to do with."""
     scratch = plan.scratch()
 
     def do(group: int) -> None:
-        names, to = _ends(plan, scratch, level, group)
-        scratch.write(f"settled{level}", group, names=names, to=to)
+        names, to = _ends(plan, scratch, tier, group)
+        scratch.write(f"settled{tier}", group, names=names, to=to)
 
     return do
 
 
-def _ends(plan: SegmentationPlan, scratch: Scratch, level: int, index: int) -> tuple[Names, Names]:
+def _ends(plan: SegmentationPlan, scratch: Scratch, tier: int, index: int) -> tuple[Names, Names]:
     """Names of a part's regions, ascending, and of their segments, 0 for those removed."""
-    ends = scratch.read(f"ends{level}", index)
+    ends = scratch.read(f"ends{tier}", index)
     names = ends["names"]
     to = ends["to"]
     settled = ends["settled"]
     if not settled.all():
-        position = tuple(int(p) // 2 for p in np.unravel_index(index, plan.levels[level]))
-        above = int(np.ravel_multi_index(position, plan.levels[level + 1]))
-        last = level + 2 == len(plan.levels)
+        position = tuple(int(p) // 2 for p in np.unravel_index(index, plan.tiers[tier]))
+        above = int(np.ravel_multi_index(position, plan.tiers[tier + 1]))
+        last = tier + 2 == len(plan.tiers)
         kind = "ends" if last else "settled"
-        final = scratch.read(f"{kind}{level + 1}", above)
+        final = scratch.read(f"{kind}{tier + 1}", above)
         to = np.where(settled, to, _look_up(final["names"], final["to"], to))
     return names, to
 
@@ -245,5 +243,5 @@ def paint(plan: SegmentationPlan) -> DoChunk:
 
 
 def _all_records(groups: list[int], scratch: Scratch) -> Iterator[Arrays]:
-    for level, count in enumerate(groups):
-        yield from scratch.read_all(f"final{level}", range(count))
+    for tier, count in enumerate(groups):
+        yield from scratch.read_all(f"final{tier}", range(count))

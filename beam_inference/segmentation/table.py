@@ -45,7 +45,7 @@ def tabulate(plan: LabelPlan, lines_per_part: int = LINES_PER_PART) -> Callable[
 
 
 def _lines(plan: LabelPlan, scratch: Scratch, z: int, done: int, most: int) -> Iterator[str]:
-    """At most ``most`` lines: the components after the first ``done``, from a slab of chunks on."""
+    """Make at most ``most`` lines of components from slab ``z`` on, after the first ``done``."""
     left = most
     for slab in range(z, plan.grid.shape[0]):
         for first, records in _records_of(plan, scratch, slab, done):

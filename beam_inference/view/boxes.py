@@ -13,7 +13,7 @@ from beam_inference.view.viewer_state import Boxes
 
 
 def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:
-    """What chunks write."""
+    """Boxes that chunks write."""
     chunks = plan.chunks
     middle = _middle(plan)
     center = [
@@ -29,7 +29,7 @@ def chunk_boxes(plan: InferencePlan, most: int) -> Boxes:
 
 
 def patch_boxes(plan: InferencePlan, most: int) -> Boxes:
-    """What patches predict."""
+    """Boxes that patches predict."""
     lattice = plan.lattice
     middle = _middle(plan)
     touching = lattice.touching(BoundingBox(middle, triple([m + 1 for m in middle])))

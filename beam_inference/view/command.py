@@ -17,9 +17,9 @@ from beam_inference.view.layers import View, view_of
 from beam_inference.view.viewer_state import hosted_link
 
 MOST_BOXES = 1000
-"""Of each kind, in a viewer that is served from here."""
+"""Most boxes of each kind in a viewer that is served from here."""
 MOST_BOXES_IN_LINK = 100
-"""Of each kind, in a link, which is to be passed on."""
+"""Most boxes of each kind in a link, which is to be passed on."""
 
 
 def look(
@@ -85,7 +85,7 @@ def _serve(view: View, bind: str, port: int, browser: bool) -> None:
 
 
 def client_folder() -> Path:
-    """Where the Neuroglancer package keeps its client.
+    """The folder in which the Neuroglancer package keeps its client.
 
     Raises:
         ConfigError: it is not installed.
@@ -101,7 +101,7 @@ def _is_job(thing: str) -> bool:
 
 
 def _url(volume: str) -> str:
-    """Of a path, or of a URL as it is; what TensorStore would have after a bar stays."""
+    """The URL of a path; a URL stays, and so does a TensorStore driver after a bar."""
     check_url(volume, "a volume to view")
     path, bar, driver = volume.partition("|")
     return volume if "://" in path else Path(path).absolute().as_uri() + bar + driver

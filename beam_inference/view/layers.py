@@ -96,7 +96,7 @@ class Shown:
 
     @cached_property
     def _scales(self) -> Scales | None:
-        """Of the OME-Zarr group that it is an array of, if a viewer reads that."""
+        """Scales of the OME-Zarr group that holds the array, if a viewer reads that."""
         return scales_at(self.volume.url, self._array_url, self.storage)
 
     @cached_property
@@ -110,7 +110,7 @@ class Shown:
 
     @property
     def folder(self) -> Path | None:
-        """Where it lies on this machine, if it does."""
+        """Folder of the volume on this machine, if it is there."""
         return local_folder(self.url)
 
     @cached_property
@@ -177,7 +177,7 @@ class Shown:
 
 @dataclass(frozen=True)
 class View:
-    """What is to be looked at, together.
+    """The volumes and boxes that one viewer shows.
 
     Attributes:
         title: of the browser's tab.
@@ -199,7 +199,7 @@ class View:
 
     @property
     def folders(self) -> dict[str, Path]:
-        """What is to be served, by names for URLs."""
+        """Folders to be served, by their names in URLs."""
         return {
             str(number): shown.folder
             for number, shown in enumerate(self.shown)
@@ -281,7 +281,7 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
 
 
 def _masks_to_show(config: JobConfig) -> list[Shown]:
-    """What the masks of a job keep; without those that a viewer cannot show, which are told."""
+    """Make a layer of each mask of a job; warn of those that a viewer cannot show."""
     shown = []
     for name, mask, color in (
         ("input.mask", config.input.mask, "#009e73"),

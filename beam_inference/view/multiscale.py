@@ -75,7 +75,7 @@ def scales_at(url: str, array_url: str, storage: Storage) -> Scales | None:
 
 
 def _scales(image: Json, array_url: str) -> Scales | None:
-    """As Neuroglancer computes it; KeyError and the like where it would complain."""
+    """Compute scales as Neuroglancer does; raises KeyError and the like where it would complain."""
     units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
     whole = image.get("coordinateTransformations", [])
     placed = {
@@ -90,7 +90,7 @@ def _scales(image: Json, array_url: str) -> Scales | None:
 
 
 def _compose(transformations: Sequence[Json]) -> tuple[Any, Any]:
-    """Scale and translation along each axis, of one transformation after the other."""
+    """Compose transformations: scale and translation along each axis."""
     scale: Any = np.float64(1)
     translation: Any = np.float64(0)
     for each in transformations:
@@ -106,7 +106,7 @@ def _compose(transformations: Sequence[Json]) -> tuple[Any, Any]:
 
 
 def with_draft_version(text: bytes) -> bytes:
-    """A zarr.json whose OME-Zarr 0.5 Neuroglancer before 2.41 finds, too: as its last draft."""
+    """Add OME-Zarr 0.5 to a zarr.json as its last draft, which Neuroglancer before 2.41 reads."""
     try:
         group = json.loads(text)
         image = group["attributes"]["ome"]

@@ -146,7 +146,7 @@ class _Events(tornado.web.RequestHandler):
 
 
 class _Nothing(tornado.web.RequestHandler):
-    """For what every browser asks for, so that its console stays clean."""
+    """An empty answer to what every browser requests, so that its console stays clean."""
 
     def get(self) -> None:
         self.set_status(204)

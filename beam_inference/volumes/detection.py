@@ -20,7 +20,7 @@ from beam_inference.volumes.kvstores import (
     open_kvstore,
     read_key,
 )
-from beam_inference.volumes.ome_zarr import Level, levels
+from beam_inference.volumes.ome_zarr import GroupScale, scales_of_group
 
 _PRECEDENCE = ("info", "zarr.json", ".zarray", ".zgroup", "attributes.json")
 """Files by which volumes are recognised; of several in a folder, the first in this order counts."""
@@ -32,12 +32,12 @@ class Scale:
 
     Attributes:
         spec: what TensorStore opens, but for its own settings.
-        level: how an OME-Zarr group describes it; None where the array describes itself.
+        group_scale: entry of an OME-Zarr group that describes it; None where the array describes itself.
         voxel_size_nm: ZYX; None for a volume of one scale, which states it where it is opened.
     """
 
     spec: Json
-    level: Level | None
+    group_scale: GroupScale | None
     voxel_size_nm: tuple[float | None, ...] | None
 
 
@@ -114,17 +114,17 @@ def _describe(
 
 def _describe_group(url: str, storage: Storage, driver: str, metadata: Json) -> StoredVolume:
     attributes = metadata.get("attributes") or {} if driver == "zarr3" else metadata
-    arrays = [] if driver == "n5" else levels(attributes, url)
+    arrays = [] if driver == "n5" else scales_of_group(attributes, url)
     if not arrays:
         raise VolumeError(
             f"{url} is a group of arrays; give the path of one array in it{hint_at_neighbours(url)}"
         )
     scales = []
-    for level in arrays:
-        place = kvstore_spec(f"{url.rstrip('/')}/{level.path}", storage)
-        sizes = dict(zip(level.axes, level.voxel_size_nm, strict=True))
+    for group_scale in arrays:
+        place = kvstore_spec(f"{url.rstrip('/')}/{group_scale.path}", storage)
+        sizes = dict(zip(group_scale.axes, group_scale.voxel_size_nm, strict=True))
         size = tuple(sizes.get(axis) for axis in "zyx")
-        scales.append(Scale({"driver": driver, "kvstore": place}, level, size))
+        scales.append(Scale({"driver": driver, "kvstore": place}, group_scale, size))
     return StoredVolume("ome_zarr" if driver == "zarr3" else "ome_zarr_0.4", scales)
 
 

@@ -26,7 +26,7 @@ NM_PER_UNIT = {
 """Nanometres of a unit of length, by the names that volumes give it."""
 
 
-class Level(NamedTuple):
+class GroupScale(NamedTuple):
     """An array of a group.
 
     Attributes:
@@ -40,7 +40,7 @@ class Level(NamedTuple):
     voxel_size_nm: list[float | None]
 
 
-def levels(attributes: Json, url: str) -> list[Level]:
+def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
     """The arrays that a group's attributes describe, the finest first; none if it is no image.
 
     Raises:
@@ -56,7 +56,7 @@ def levels(attributes: Json, url: str) -> list[Level]:
         axes = [{"name": axis} if isinstance(axis, str) else axis for axis in first["axes"]]
         whole = _scale(first, len(axes))
         return [
-            Level(
+            GroupScale(
                 dataset["path"],
                 [str(axis["name"]) for axis in axes],
                 [
@@ -90,7 +90,7 @@ def attributes(
     """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
 
     ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative
-    to the finest level's, both ZYX in nm. ``labels`` says that values are names of objects.
+    to the finest scale's, both ZYX in nm. ``labels`` says that values are names of objects.
     """
     axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}]
     axes += [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]

@@ -34,7 +34,7 @@ from beam_inference.volumes.kvstores import (
     url_of,
     with_settings,
 )
-from beam_inference.volumes.ome_zarr import Level
+from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.volume import Volume, extents
 
 _COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
@@ -109,7 +109,7 @@ def open_source(
         )
     except (ValueError, OSError, TypeError) as error:
         raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
-    volume = as_volume(name, store, scale.level, source.select, booleans=booleans)
+    volume = as_volume(name, store, scale.group_scale, source.select, booleans=booleans)
     if source.channel is not None:
         volume = _take_channels(volume, source.channel)
     if check_blocks:
@@ -172,7 +172,7 @@ def _spec_of_url(path: str) -> Json:
 def as_volume(
     url: str,
     store: ts.TensorStore,
-    level: Level | None = None,
+    group_scale: GroupScale | None = None,
     select: Mapping[str, int] | None = None,
     *,
     booleans: bool = False,
@@ -182,7 +182,7 @@ def as_volume(
     Args:
         url: where it lies, for messages.
         store: the array.
-        level: how an OME-Zarr group describes it; None if it describes itself.
+        group_scale: entry of an OME-Zarr group that describes it; None if it describes itself.
         select: as for :func:`open_volume`.
         booleans: as for :func:`open_source`.
 
@@ -192,11 +192,11 @@ def as_volume(
     """
     driver = str(store.spec().to_json()["driver"])
     kvstore = _kvstore_of(url, store)
-    if level is None:
+    if group_scale is None:
         attributes = json_object(kvstore, ".zattrs", url) if driver == "zarr" else {}
         axes = read_axes(url, store, attributes)
     else:
-        axes = Axes(level.axes, level.voxel_size_nm)
+        axes = Axes(group_scale.axes, group_scale.voxel_size_nm)
     if len(axes.labels) != store.rank:
         raise VolumeError(f"{url} names the axes {axes.labels} of an array that has {store.rank}")
     store, axes = take_positions(url, store, axes, select or {})

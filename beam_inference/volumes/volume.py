@@ -83,7 +83,7 @@ class Volume:
 
     @property
     def encoding(self) -> str | None:
-        """How blocks are encoded, where the format has a choice; else None."""
+        """Encoding of blocks, where the format has a choice; else None."""
         codec = self.store.codec
         encoding = None if codec is None else codec.to_json().get("encoding")
         return None if encoding is None else str(encoding)

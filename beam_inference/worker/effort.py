@@ -31,10 +31,10 @@ class Effort:
         return cls(receipt.batch_size, receipt.uniform_patches, receipt.seconds, receipt.attempts)
 
     def with_seconds(self, stage: Stage, seconds: float) -> Effort:
-        """The same effort with more time spent on a stage."""
+        """Return a copy with more time spent on a stage."""
         total = self.seconds.get(stage, 0.0) + seconds
         return replace(self, seconds={**self.seconds, stage: total})
 
     def with_attempts(self, stage: Stage, attempts: int) -> Effort:
-        """The same effort with the number of attempts that a stage took."""
+        """Return a copy with the number of attempts that a stage took."""
         return replace(self, attempts={**self.attempts, stage: attempts})

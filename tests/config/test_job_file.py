@@ -170,7 +170,7 @@ def test_factory_paths(path, parts):
         ),
         (
             {"output": {"pyramid": True, "bounds": {"start": [0, 0, 0], "stop": [1, 1, 1]}}},
-            "output: pyramid makes levels of the whole volume",
+            "output: pyramid makes scales of the whole volume",
         ),
     ],
 )

@@ -118,7 +118,7 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         alone = [
             axis.interval(position)[1] - axis.private_start(position) for position in positions
         ]
-        assert plan.totals.extremes.touched[2] == max(map(axis.touched, positions))
+        assert plan.totals.extremes.touched[2] == max(map(axis.touched_voxels, positions))
         assert plan.totals.extremes.shared[2] == max(
             axis.touched_voxels(p) - n for p, n in zip(positions, alone, strict=True)
         )

@@ -135,7 +135,7 @@ def test_the_plan_counts_it_and_creates_nothing(job, tmp_path, capsys):
     )
     other = ["--output", str(tmp_path / "one"), "--set", "inference.chunk_shape=80x80x80"]
     assert main(["plan", path, *other, "--set", "output.block_shape=80x80x80"]) == 0
-    assert "no level: one block holds the output" in capsys.readouterr().out
+    assert "no scale: one block holds the output" in capsys.readouterr().out
 
 
 def test_the_key_is_not_in_the_fingerprint(job):
