@@ -94,7 +94,9 @@ def _try_to_stop(request_stop: Callable[[], None]) -> None:
     try:
         request_stop()
     except BeamInferenceError as error:
-        logger.warning("cannot ask the workers to stop, they go on to their end: %s", error)
+        logger.warning(
+            "cannot ask the workers to stop; they continue until they are done: %s", error
+        )
 
 
 class _PipelineThread(threading.Thread):

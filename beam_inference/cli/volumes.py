@@ -171,9 +171,9 @@ def _print_conversion(plan: ConversionPlan) -> None:
     from beam_inference.conversion.file_conversion import FileConversion
 
     info = plan.source.info
-    size = "not stated" if info.voxel_size_nm is None else f"{_by(info.voxel_size_nm)} nm"
+    size = "not stated" if info.voxel_size_nm is None else f"{_sizes_text(info.voxel_size_nm)} nm"
     print(
-        f"source: {_by(info.bounds.shape)} voxels (z, y, x) from {info.bounds.start}, "
+        f"source: {_sizes_text(info.bounds.shape)} voxels (z, y, x) from {info.bounds.start}, "
         f"{info.channels} channel{'' if info.channels == 1 else 's'} of {info.dtype}; voxel "
         f"size {size}; {info.nbytes / 2**20:.1f} MiB"
     )
@@ -184,13 +184,13 @@ def _print_conversion(plan: ConversionPlan) -> None:
         return
     spec = plan.spec
     print(
-        f"target: {plan.target}, {spec.format}, blocks of {_by(spec.block_shape)}, voxels "
+        f"target: {plan.target}, {spec.format}, blocks of {_sizes_text(spec.block_shape)}, voxels "
         f"{spec.bounds}"
     )
-    print(f"chunks: {plan.task.count} of {_by(plan.task.shapes.chunk)}")
+    print(f"chunks: {plan.task.count} of {_sizes_text(plan.task.shapes.chunk)}")
 
 
-def _by(values: Sequence[float]) -> str:
+def _sizes_text(values: Sequence[float]) -> str:
     return " × ".join(f"{value:.9g}" for value in values)
 
 

@@ -51,7 +51,7 @@ def refuse_credentials(url: str) -> None:
     if holds_credentials(url):
         raise ValueError(
             "this URL holds credentials (user:password@, or a signature or token after ?). What a "
-            "job names is recorded beside its output and told in messages, where others can read "
+            "job names is recorded beside its output and named in messages, where others can read "
             "it. Let the store find its credentials, see docs/object-stores.md"
         )
 

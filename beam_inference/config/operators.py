@@ -78,7 +78,9 @@ class Operator(Model):
         Args:
             channels: number of channels of the values that it is given.
         """
-        raise NotImplementedError(f"operator {self.operator} gives labels: how large are they?")
+        raise NotImplementedError(
+            f"operator {self.operator} gives labels, but does not say how large they are"
+        )
 
     def bytes_per_voxel(self, channels: int) -> int:
         """The most that it holds at a time per voxel, its result included, its argument not.

@@ -29,8 +29,8 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.protocol import Source
 from beam_inference.errors import ConfigError, StateError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.kvstores import place_of_url, url_of
 from beam_inference.volumes.outputs import (
     check_output,
@@ -122,7 +122,10 @@ def plan_block_conversion(
         UserError: it cannot be done.
     """
     if options.drop:
-        raise ConfigError(f"--drop {','.join(options.drop)}: format {format} holds all there is")
+        raise ConfigError(
+            f"--drop {','.join(options.drop)}: format {format} can hold "
+            "everything, so nothing need be dropped"
+        )
     voxel_size_nm = options.voxel_size_nm or source.info.voxel_size_nm
     if voxel_size_nm is None:
         raise ConfigError(NO_VOXEL_SIZE)
@@ -131,9 +134,7 @@ def plan_block_conversion(
     source_url = source.url if isinstance(source, StoredVolume) else url_of(source_path)
     check_place(options.flags, [source_url, url])
     if isinstance(source, StoredVolume) and source.place == place_of_url(url, options.storage):
-        raise ConfigError(
-            f"{target} is the source: choose another place, so as not to overwrite it"
-        )
+        raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
     spec = OutputSpec(
         url=url,
         format=format,
@@ -182,8 +183,8 @@ def _check_spec(spec: OutputSpec, source_path: str, options: ConversionOptions) 
         raise ConfigError(f"--shard_shape: {spec.format} has no shards; {sharded_formats()} have")
     if any(s % b for s, b in zip(spec.write_shape, spec.block_shape, strict=True)):
         raise ConfigError(
-            f"--shard_shape {_text(spec.write_shape)} must be a multiple of --block_shape "
-            f"{_text(spec.block_shape)}"
+            f"--shard_shape {zyx.as_flag(spec.write_shape)} must be a multiple of --block_shape "
+            f"{zyx.as_flag(spec.block_shape)}"
         )
     check_output(spec)
     # TensorStore refuses some volumes only when they are created: create one in memory.
@@ -202,7 +203,3 @@ def _check_scratch_space(task: CopyBlocks, flags: tuple[str, ...]) -> None:
             f"than {folder} has left. Set TMPDIR to a folder with more space, or choose a "
             "--block_shape that is flatter."
         )
-
-
-def _text(shape: Zyx) -> str:
-    return " × ".join(map(str, shape))

@@ -135,9 +135,7 @@ def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite
         return
     source = Path(split_dataset(source_path)[0])
     if source.exists() and target.samefile(source):
-        raise ConfigError(
-            f"{target} is the source: choose another place, so as not to overwrite it"
-        )
+        raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
     if not overwrite:
         raise StateError(f"{target} exists: choose another name, or pass --overwrite to replace it")
     if target.is_dir():

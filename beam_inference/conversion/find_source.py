@@ -141,7 +141,7 @@ def _file_source(local: str, dataset: str | None) -> Source:
     if suffix in _SLICES:
         return slice_stack(local)
     raise VolumeError(
-        f"{local} is of no kind that is known here, by its name: {', '.join(sorted(_SUFFIXES))}"
+        f"the name of {local} is of no known kind: expected {', '.join(sorted(_SUFFIXES))}"
     )
 
 

@@ -146,7 +146,7 @@ def check_length(path: str, layout: RawLayout) -> None:
     size = Path(path).stat().st_size
     if size < layout.stop:
         raise VolumeError(
-            f"{path} has {size} bytes, and its header speaks of {layout.stop}: it was cut off. "
+            f"{path} has {size} bytes, but its header requires {layout.stop}: it was cut off. "
             "Copy it again."
         )
 
@@ -170,7 +170,7 @@ def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
         with open_packed(path, packing, start) as packed:
             shutil.copyfileobj(packed, target, _COPY_BYTES)
         if target.tell() < size:
-            raise EOFError(f"it unpacks to {target.tell()} bytes, and its header speaks of {size}")
+            raise EOFError(f"it unpacks to {target.tell()} bytes, but its header requires {size}")
         target.flush()
     except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         target.close()

@@ -96,13 +96,13 @@ def slice_stack(pattern: str) -> SliceStack:
     paths = _paths(pattern)
     if not paths:
         raise VolumeError(
-            f"{pattern} gives no slices: expected files named {', '.join(sorted(_FORMATS))}"
+            f"{pattern} matches no slices: expected files named {', '.join(sorted(_FORMATS))}"
         )
     suffixes = {Path(path).suffix.lower() for path in paths}
     if len({_FORMATS[suffix] for suffix in suffixes}) > 1:
         raise VolumeError(
-            f"{pattern} gives slices of several kinds: {', '.join(sorted(suffixes))}. Give a glob: "
-            f"'*{min(suffixes)}'"
+            f"{pattern} matches slices of several kinds: {', '.join(sorted(suffixes))}. Give a "
+            f"glob: '*{min(suffixes)}'"
         )
     header = _common_header(paths)
     lines = []

@@ -55,7 +55,7 @@ def run_demo(folder: Path, command: Callable[[Sequence[str]], int]) -> int:
     resolved = State(f"file://{folder / 'tissue' / '_beam_inference'}").load_job()
     if resolved is None:
         raise ConfigError(
-            f"{folder / 'tissue'} has lost its state folder while the demo ran; run it again"
+            f"{folder / 'tissue'} lost its state folder while the demo ran; run the demo again"
         )
     draw_figure(_voxels(folder / "t1"), _voxels(folder / "tissue"), resolved.plan.chunks, figure)
     print(f"4. {figure}: the input, each tissue, and where the chunks meet")

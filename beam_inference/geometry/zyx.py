@@ -83,3 +83,8 @@ def round_up_each(a: Zyx, unit: Zyx) -> Zyx:
 def with_axis(a: Zyx, axis: int, value: int) -> Zyx:
     """A copy of three numbers in which one axis has another value."""
     return triple(value if k == axis else n for k, n in enumerate(a))
+
+
+def as_flag(shape: Zyx) -> str:
+    """A shape as flags take it, such as 64x64x64."""
+    return "x".join(map(str, shape))

@@ -37,8 +37,8 @@ def check_no_auto(inference: Inference) -> None:
         )
     if inference.batch_size == "auto":
         raise ConfigError(
-            f"inference.batch_size: auto {unknown}: it is found by trying. Write a number: 1 does "
-            "for large patches."
+            f"inference.batch_size: auto {unknown}: it is determined by a trial. Write a number: 1 "
+            "does for large patches."
         )
 
 
@@ -119,7 +119,7 @@ def check_voxel_size(config: JobConfig, volume: Volume) -> None:
         return
     if own is None:
         logger.warning(
-            "the input does not say its voxel size; taking model.voxel_size_nm %s for it",
+            "the input does not say its voxel size; model.voxel_size_nm %s is used",
             list(wanted),
         )
         return

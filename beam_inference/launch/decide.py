@@ -98,7 +98,8 @@ def decide_normalization(
             read_file(normalize.levels, config.storage)
         except VolumeError as error:
             logger.warning(
-                "model.normalize.levels: %s; going on with what this job began with", error
+                "model.normalize.levels: %s; this job continues with the values it began with",
+                error,
             )
             return earlier.config.model.normalize
     return normalization_from_levels(normalize, volume, config.storage)
@@ -155,10 +156,10 @@ def batch_size_request(config: JobConfig, earlier: ResolvedJob | None) -> BatchS
 
 
 def warn_of_smaller_batch(config: JobConfig, earlier: ResolvedJob) -> None:
-    """Say so where a job keeps a smaller batch than its file asks for."""
+    """Warn where a job keeps a smaller batch than its file requests."""
     if config.inference.batch_size == earlier.requested_batch_size:
         logger.warning(
-            "inference.batch_size is %d in this job: its first launch had no memory on the device "
+            "inference.batch_size is %d in this job: at its first launch the device had no memory "
             "for %d. To try that anew, with every chunk, pass --overwrite.",
             earlier.config.inference.batch_size,
             earlier.requested_batch_size,

@@ -97,7 +97,7 @@ def choose_engine_elsewhere(job: PlannedJob, earlier: ResolvedJob | None) -> Eng
     engine, memory_format = engine_request(job.config, earlier)
     batch_size = batch_size_request(job.config, earlier)
     if batch_size == "auto":
-        raise ConfigError("inference.batch_size: auto is found by trying: write a number")
+        raise ConfigError("inference.batch_size: auto is determined by a trial: write a number")
     *_, engine = engines_to_try(model, _open_inference(job, engine))  # it runs any network
     return EngineSettings(engine, memory_format, batch_size)
 

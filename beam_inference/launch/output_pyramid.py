@@ -18,6 +18,7 @@ from beam_inference.beam.stages import StageJob
 from beam_inference.config.job import JobConfig
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
@@ -249,7 +250,7 @@ def _command(config: JobConfig, pyramid: Pyramid) -> str:
     request = config.output.pyramid
     words = ["beam-inference", "pyramid", config.output.path, f"--method={pyramid.method}"]
     if request is not None and request.factor is not None:
-        words.append(f"--factor={'x'.join(map(str, request.factor))}")
+        words.append(f"--factor={zyx.as_flag(request.factor)}")
     if request is not None and request.levels is not None:
         words.append(f"--levels={request.levels}")
     return shlex.join(words)

@@ -255,8 +255,8 @@ def plan_job(
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     if config.output.pyramid is not None and output.bounds != default_bounds(output.format, roi):
         raise ConfigError(
-            f"output.pyramid: the output {output.url} is there with {output.bounds}, of which this "
-            f"job fills {roi}. A pyramid is of the whole volume: remove the key, and give the "
+            f"output.pyramid: the output {output.url} exists with {output.bounds}, and this job "
+            f"fills {roi} only. A pyramid is of the whole volume: remove the key, and give the "
             "command beam-inference pyramid once all of it is there."
         )
     return job

@@ -171,7 +171,7 @@ def resolve(
         elif fitting != trial.engine.batch_size:
             requested_batch_size = trial.engine.batch_size
             logger.warning(
-                "inference.batch_size is %d in this job, and will be: %s is too much",
+                "inference.batch_size stays %d in this job: %s is too much",
                 fitting,
                 requested_batch_size,
             )

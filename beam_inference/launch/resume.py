@@ -165,8 +165,8 @@ def _explain_levels(earlier: ResolvedJob, job: ResolvedJob) -> str:
     if now is None or not decide.requests_same_levels(now, earlier):
         return f"It began with model.normalize: {requested.model_dump()}.\n"
     return (
-        f"{now.levels} was made anew, of other values, since the job began. If its input is still "
-        "the same, restore that file, or remove it: without it, the job goes on with the values "
+        f"{now.levels} was made again from other values after the job began. If its input is still "
+        "the same, restore that file, or remove it: without it, the job continues with the values "
         "that it began with.\n"
     )
 
@@ -209,7 +209,7 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
     if fault and first:
         raise StateError(
             f"{state.url} says that chunk {first.chunk} is done, but in {planned.output.url} "
-            f"{fault}. The output was changed, or is not the one these receipts speak of. See "
+            f"{fault}. The output was changed, or these receipts belong to another output. See "
             "what is left with verify --deep, or pass --overwrite to do every chunk anew."
         )
 
@@ -252,6 +252,6 @@ def check_no_other_state(state: State, job: ResolvedJob) -> None:
     if other is not None and other.fingerprint != job.fingerprint:
         raise StateError(
             f"the output {job.config.output.path} was written by another job, whose receipts are "
-            f"in {beside}; this one would overwrite its blocks behind their back. Use another "
+            f"in {beside}; this one would overwrite blocks that they list. Use another "
             "output.path, or remove that folder."
         )

@@ -16,6 +16,7 @@ from beam_inference.beam.stage_runner import StageOutcome, StageRecords, run_sta
 from beam_inference.beam.stages import DoChunk, StageJob
 from beam_inference.config.fields import Json
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.downsampling import Method, downsample
@@ -239,7 +240,7 @@ def plan_pyramid(
     )
     if not scales:
         raise NoScaleNeeded(
-            f"{base.url}, {'x'.join(map(str, base.bounds.shape))} voxels, needs no coarser scale: "
+            f"{base.url}, {zyx.as_flag(base.bounds.shape)} voxels, needs no coarser scale: "
             "one block holds it. --num-scales=1 makes one nevertheless."
         )
     volume.listed_scales(scales)  # refuses folders of other scales, before anything else
@@ -270,7 +271,7 @@ def _check_factor(base: Volume, factor: Zyx | None) -> None:
         )
     if factor is not None and (min(factor) < 1 or math.prod(factor) == 1):
         raise ConfigError(
-            f"--factor={'x'.join(map(str, factor))} makes no smaller volume: give whole numbers, "
+            f"--factor={zyx.as_flag(factor)} makes no smaller volume: give whole numbers, "
             "in z, y, x"
         )
 

@@ -177,7 +177,7 @@ def render(report: Report) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "by": _by,
+        "by": _sizes_text,
         "number": _number,
         "moment": _moment,
         "lengths": _lengths,
@@ -321,7 +321,7 @@ def _duration(speed: Timeline | None) -> str:
     return "–" if speed is None else time_text(float(speed.edges[-1]))
 
 
-def _by(shape: Sequence[float]) -> str:
+def _sizes_text(shape: Sequence[float]) -> str:
     return " × ".join(f"{length:,.15g}" for length in shape)
 
 
@@ -329,7 +329,7 @@ def _lengths(nanometres: Sequence[float]) -> str:
     """Voxel sizes in the largest unit that all of them reach."""
     units = ((1e6, "mm"), (1e3, "µm"), (1.0, "nm"))
     unit, name = next(((u, n) for u, n in units if min(nanometres) >= u), (1.0, "nm"))
-    return f"{_by([float(f'{length / unit:.6g}') for length in nanometres])} {name}"
+    return f"{_sizes_text([float(f'{length / unit:.6g}') for length in nanometres])} {name}"
 
 
 def _money(amount: float) -> str:

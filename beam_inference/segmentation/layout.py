@@ -128,22 +128,23 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
     """Refuse chunks that would write parts of blocks or shards, or hold too many voxels."""
     if math.prod(grid.chunk_shape) >= _MOST_VOXELS:
         raise ConfigError(
-            f"--chunk_shape {_text(grid.chunk_shape)}: a chunk must have fewer than 2^31 voxels"
+            f"--chunk_shape {zyx.as_flag(grid.chunk_shape)}: a chunk must have fewer than "
+            "2^31 voxels"
         )
     unit = output.write_shape
     if any(chunk % size for chunk, size in zip(grid.chunk_shape, unit, strict=True)):
         raise AlignmentError(
-            f"--chunk_shape {_text(grid.chunk_shape)} is no multiple of {_text(unit)}, what is "
-            "written at once: two chunks would write into one file. Nearest above: "
-            f"{_text(zyx.round_up_each(grid.chunk_shape, unit))}."
+            f"--chunk_shape {zyx.as_flag(grid.chunk_shape)} is no multiple of {zyx.as_flag(unit)}, "
+            "which is written at once: two chunks would write into one file. Nearest above: "
+            f"{zyx.as_flag(zyx.round_up_each(grid.chunk_shape, unit))}."
         )
     if any(
         (a - b) % size for a, b, size in zip(grid.roi.start, output.bounds.start, unit, strict=True)
     ):
         raise AlignmentError(
-            f"the input starts at {list(grid.roi.start)}, in the midst of a block of {_text(unit)} "
-            f"of an output that starts at 0, as {output.format} does. Use --format precomputed, "
-            "or a --block_shape that divides it."
+            f"the input starts at {list(grid.roi.start)}, in the middle of a block of "
+            f"{zyx.as_flag(unit)} of an output that starts at 0, as {output.format} does. Use "
+            "--format precomputed, or a --block_shape that divides it."
         )
 
 
@@ -161,7 +162,3 @@ def _default_block(volume: Volume, side: int) -> Zyx:
 
 def _default_chunk(block: Zyx, side: int) -> Zyx:
     return zyx.triple(size * max(1, side // size) for size in block)
-
-
-def _text(shape: Zyx) -> str:
-    return "x".join(map(str, shape))

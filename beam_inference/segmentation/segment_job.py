@@ -74,8 +74,8 @@ def plan_segmentation(
             raise ConfigError(f"{name} {value} is no number that affinities can be compared with")
         if volume.dtype.kind == "f" and abs(value) > MOST:
             raise ConfigError(
-                f"{name} {value:g}: affinities that are no integers are told apart from -1024 to "
-                "1024"
+                f"{name} {value:g}: affinities that are not integers are distinguished from -1024 "
+                "to 1024"
             )
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")

@@ -60,7 +60,7 @@ def look(
     else:
         if any(shown.url.startswith("http://") for shown in view.shown):
             print(
-                "of what lies at http:// a browser shows nothing in a page of https://",
+                "a browser shows nothing that lies at http:// in a page of https://",
                 file=sys.stderr,
             )
         print(hosted_link(view.state(None, MOST_BOXES_IN_LINK)))

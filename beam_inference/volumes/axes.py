@@ -105,7 +105,7 @@ def take_positions(
     for label, position in positions.items():
         if label not in axes.labels or label.lower() in _SPACE_LABELS:
             raise VolumeError(
-                f"input.select names the axis {label!r}; {url} has {axes.labels}, of which z, y "
+                f"input.select names the axis {label!r}; {url} has {axes.labels}, and z, y "
                 "and x are read whole"
             )
         axis = axes.labels.index(label)

@@ -32,7 +32,8 @@ class Scale:
 
     Attributes:
         spec: what TensorStore opens, but for its own settings.
-        group_scale: entry of an OME-Zarr group that describes it; None where the array describes itself.
+        group_scale: entry of an OME-Zarr group that describes it; None where the array describes
+            itself.
         voxel_size_nm: ZYX; None for a volume of one scale, which states it where it is opened.
     """
 

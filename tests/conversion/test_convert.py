@@ -324,7 +324,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, out, *SIZE, "--format=n5", "--encoding=raw"], "is for --format precomputed"),
         ([tmp_path / "f.npy", out, *SIZE, "--encoding=png"], "is for one channel"),
         ([tmp_path / "f.npy", out, *SIZE, "--labels"], "names of objects are integers"),
-        ([folder, out, *SIZE, "--drop=offset"], "holds all there is"),
+        ([folder, out, *SIZE, "--drop=offset"], "can hold everything"),
         ([folder, f"{out}.npy", "--drop=colour"], "--drop colour: expected offset, voxel-size"),
         ([folder, f"{out}.npy", "--block_shape=8,8,8"], "has no blocks"),
         ([folder, f"{out}.npy", "--runner=DirectRunner"], "by this process alone"),
@@ -334,7 +334,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([tmp_path / "d.npy", out, *SIZE], "float64 data type is not one of the supported"),
         ([folder, out, *SIZE, "--encoding=nope"], 'Expected one of "raw", "png"'),
         ([folder, "https://host/x", *SIZE], "can only be read from"),
-        ([f"{folder}/nothing*", out, *SIZE], "gives no slices"),
+        ([f"{folder}/nothing*", out, *SIZE], "matches no slices"),
     ]
     for words, message in refused:
         assert convert(*words) == 2, words

@@ -204,9 +204,9 @@ def test_tables_of_colours_are_dropped_and_values_kept(tmp_path):
 
 
 def test_nothing_there(tmp_path):
-    with pytest.raises(VolumeError, match="gives no slices"):
+    with pytest.raises(VolumeError, match="matches no slices"):
         source_of(tmp_path)
-    with pytest.raises(VolumeError, match="gives no slices"):
+    with pytest.raises(VolumeError, match="matches no slices"):
         source_of(f"{tmp_path}/*.png")
 
 

@@ -86,7 +86,7 @@ def test_a_job_on_this_machine_is_tried(volume_in, tmp_path):
 def test_on_a_remote_runner_it_is_refused(tmp_path):
     inference = {"batch_size": "auto", "device": "cpu", "engine": "torch"}
     values = job_values("gs://bucket/in", "gs://bucket/out", inference=inference)
-    with pytest.raises(ConfigError, match="inference.batch_size: auto .* found by trying"):
+    with pytest.raises(ConfigError, match="inference.batch_size: auto .* determined by a trial"):
         plan_job(parse_job(values, tmp_path), Place(is_this_machine=False))
 
 

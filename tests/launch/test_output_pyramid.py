@@ -234,7 +234,7 @@ def test_a_part_of_an_output_has_no_pyramid(job, tmp_path):
     other = ["output.pyramid=true", "output.bounds=null"]
     with pytest.raises(
         ConfigError,
-        match=r"of which this job fills .* beam-inference pyramid once all of it is there",
+        match=r"and this job fills .* beam-inference pyramid once all of it is there",
     ):
         prepare(load_job(path, other))
 

@@ -151,11 +151,11 @@ def test_other_levels_are_another_job_but_without_them_it_goes_on(
         else "  model.normalize: {'scale'"
     ) in told
     assert " here, " in told
-    assert "levels.json was made anew, of other values, since the job began" in told
+    assert "levels.json was made again from other values after the job began" in told
     to.unlink()
     assert main(["verify", path]) == 1
     resumed = prepare(parse_job(values, tmp_path))
-    assert "does not exist; going on with what this job began with" in caplog.text
+    assert "does not exist; this job continues with the values it began with" in caplog.text
     assert resumed.read_job().fingerprint == launch.read_job().fingerprint
     outcomes = [record.outcome for record in Worker(resumed).infer_chunks(range(count))]
     assert (outcomes.count("skipped"), outcomes.count("done")) == (len(some), count - len(some))

@@ -171,7 +171,7 @@ def test_what_cannot_be_done_is_refused(options, error, message):
 def test_more_that_is_refused():
     with pytest.raises(ConfigError, match="takes a segmentation, of integers"):
         make(write(np.zeros((9, 9, 9), np.float32)), threshold=None)
-    with pytest.raises(AlignmentError, match="in the midst of a block of 8x8x8"):
+    with pytest.raises(AlignmentError, match="in the middle of a block of 8x8x8"):
         make(write(np.zeros((9, 9, 9), np.uint8), (8, 4, 0)), format="zarr3")
     url = write(np.zeros((9, 9, 9), np.uint8))
     with pytest.raises(ConfigError, match="the same place"):
