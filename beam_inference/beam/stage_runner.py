@@ -232,7 +232,7 @@ class StageRecords:
 
 
 def _parse(result: Any) -> Json | None:
-    """The record that was read: None if there is none, and empty if it is damaged."""
+    """Parse the record that was read: None if there is none, and empty if it is damaged."""
     if result.state != "value":
         return None
     try:

@@ -141,7 +141,7 @@ def get_engine(name: str) -> Engine:
 
 
 def list_engines() -> list[Engine]:
-    """The engines that are installed, in alphabetical order; the packages of some may be absent."""
+    """List the installed engines in alphabetical order; the packages of some may be absent."""
     return [get_engine(name) for name in list_plugins("engines")]
 
 

@@ -115,7 +115,7 @@ class Format:
 
 
 def get_format(name: str) -> Format:
-    """The installed format of a name.
+    """Get the installed format of a name.
 
     Raises:
         ConfigError: there is none, or it is none.

@@ -101,7 +101,7 @@ class Operator(Model):
         return ()
 
     def make_function(self) -> Callable[[Values], Values]:
-        """The operator as a function of the values of a box, which it may overwrite.
+        """Return the operator as a function of the values of a box, which it may overwrite.
 
         Raises:
             ModelContractError: something that it needs is absent.

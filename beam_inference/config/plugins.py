@@ -39,7 +39,7 @@ class Plugin:
 
 @cache
 def list_plugins(group: Group) -> dict[str, Plugin]:
-    """The installed extensions of one kind, by name, in alphabetical order.
+    """List the installed extensions of one kind, by name, in alphabetical order.
 
     Raises:
         ConfigError: two distributions bring different extensions of the same name.

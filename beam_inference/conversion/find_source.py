@@ -88,7 +88,7 @@ def tensorstore_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
 
 
 def find_source(path: str, dataset: str | None, scale: int, storage: Storage) -> Source:
-    """The source at a path, glob or URL; a dataset may stand behind it as ``file.h5:name``.
+    """Find the source at a path, glob or URL; a dataset may stand behind it as ``file.h5:name``.
 
     Args:
         path: path, glob or URL.
@@ -146,7 +146,7 @@ def _file_source(local: str, dataset: str | None) -> Source:
 
 
 def split_dataset(path: str) -> tuple[str, str | None]:
-    """The file and the dataset of ``file.h5:name``.
+    """Split ``file.h5:name`` into the file and the dataset.
 
     >>> split_dataset("a/em.h5:volumes/raw"), split_dataset("em.npy")
     (('a/em.h5', 'volumes/raw'), ('em.npy', None))

@@ -13,7 +13,7 @@ from beam_inference.geometry.grids import ChunkGrid
 def draw_figure(
     t1: NDArray[np.uint8], tissue: NDArray[np.uint8], chunks: ChunkGrid, path: Path
 ) -> None:
-    """A figure of one coronal and one axial slice: input, grey and white matter, and all overlaid.
+    """Draw a coronal and an axial slice: input, grey and white matter, and all overlaid.
 
     ``t1`` is (1, z, y, x); ``tissue`` (3, z, y, x) with the channels other, grey, white. Dashed
     lines are the places

@@ -26,14 +26,14 @@ def t1_as_uint8(t1: AnyArray) -> NDArray[np.uint8]:
 
 
 def load_t1() -> NDArray[np.uint8]:
-    """The skull-stripped T1 template at 1 mm as uint8, (z, y, x)."""
+    """Load the skull-stripped T1 template at 1 mm as uint8, (z, y, x)."""
     from nilearn.datasets import load_mni152_template
 
     return t1_as_uint8(_as_zyx(load_mni152_template(resolution=1)))
 
 
 def load_tissue_maps() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """The probability maps (grey matter, white matter) at 1 mm, float32 in [0, 1], (z, y, x)."""
+    """Load the probability maps of grey and white matter at 1 mm, float32 in [0, 1], (z, y, x)."""
     from nilearn.datasets import load_mni152_gm_template, load_mni152_wm_template
 
     grey = _as_zyx(load_mni152_gm_template(resolution=1))

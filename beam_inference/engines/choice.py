@@ -47,7 +47,7 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
 
 
 def describe_engine(model: Network, inference: Inference) -> dict[str, str]:
-    """A predictor's description on a worker that has this process's libraries; nothing is loaded.
+    """Describe a predictor on a worker that has this process's libraries; nothing is loaded.
 
     Raises:
         ConfigError: workers could not tell whether they have the same network.

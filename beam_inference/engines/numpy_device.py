@@ -38,7 +38,7 @@ class NumpyDevice:
         return arrays.empty(shape, np.float32)
 
     def copy(self, array: Array) -> Array:
-        """An array of its own, with the same values."""
+        """Return an array of its own, with the same values."""
         return array.copy()
 
     def flip(self, array: Array, axes: Sequence[int]) -> Array:

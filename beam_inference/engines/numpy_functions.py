@@ -13,7 +13,7 @@ from beam_inference.config.engines import Engine, LoadRequest
 
 
 def load(request: LoadRequest) -> Callable[[Any], Any]:
-    """A function as it is, called by one thread at a time unless it says that it is thread-safe."""
+    """Return a function, called by one thread at a time unless it says that it is thread-safe."""
     function: Callable[[Any], Any] = request.network
     if getattr(function, "thread_safe", False):
         return function

@@ -21,7 +21,7 @@ from beam_inference.config.fields import Json
 
 
 def run_by_onednn(network: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """A network whose float32 3-D convolutions are run by oneDNN, if PyTorch was built with it.
+    """Return a network whose float32 3-D convolutions run by oneDNN, if PyTorch has it.
 
     It works for modules, functions and programs of ``torch.export``; TorchScript cannot be
     intercepted.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
-    """A network of PyTorch, or one in an ONNX file, as ONNX Runtime runs it.
+    """Load a network of PyTorch, or one in an ONNX file, as ONNX Runtime runs it.
 
     Raises:
         EngineError: ONNX Runtime or what exports to it is absent, or cannot convert the network.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
-    """The forward pass of a network of PyTorch, or of one in a file.
+    """Load the forward pass of a network of PyTorch, or of one in a file.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.

@@ -66,7 +66,7 @@ class Device(Protocol):
         """A float32 device array of any values, to be written before it is read."""
 
     def copy(self, array: Any) -> Any:
-        """A device array of its own, with the same values."""
+        """Return a device array of its own, with the same values."""
 
     def flip(self, array: Any, axes: Sequence[int]) -> Any:
         """A device array reversed along some axes."""

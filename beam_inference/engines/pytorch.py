@@ -9,7 +9,7 @@ from beam_inference.config.engines import Engine, LoadRequest
 
 
 def load(request: LoadRequest) -> Callable[[Any], Any]:
-    """A network with its BatchNorms folded, and its convolutions on a CPU run by oneDNN.
+    """Load a network with its BatchNorms folded, and its convolutions on a CPU run by oneDNN.
 
     Raises:
         DeviceOutOfMemory: there is no memory to try the folded network.

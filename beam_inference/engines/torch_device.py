@@ -103,7 +103,7 @@ class TorchDevice:
             return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
-        """A tensor of its own, with the same values."""
+        """Return a tensor of its own, with the same values."""
         with device_errors():
             return array.clone()
 

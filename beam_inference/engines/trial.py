@@ -85,7 +85,7 @@ def check_contract(
             batch = normalize(batch)
             before = _start_peak(predictor)
             predictions = predictor.predict(batch)
-            predictions = cropped_to_patch(
+            predictions = crop_to_patch(
                 predictions, (size, output_channels), patch_shape, crop_margin
             )
             low = float(predictions.min())
@@ -237,7 +237,7 @@ def _answers(
 
 
 def _start_peak(predictor: Predictor) -> int:
-    """Bytes in use now, from which :func:`_peak` counts."""
+    """Return bytes in use now, from which :func:`_peak` counts."""
     if predictor.description["device"] == "cuda":
         import torch
 
@@ -266,7 +266,7 @@ def _status_bytes(key: str) -> int:
     return 0
 
 
-def cropped_to_patch(
+def crop_to_patch(
     predictions: Any, leading: tuple[int, int], patch_shape: Zyx, crop_margin: Zyx
 ) -> Any:
     """Crop predictions (N, C, Z, Y, X) to the patch, if they are grown by the crop margin.

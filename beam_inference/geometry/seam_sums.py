@@ -49,7 +49,7 @@ def most_seam_files(totals: PlanTotals, channels: int) -> int:
 def split_sums(
     exchange: SeamExchangePlan, index: int, sums: Sums
 ) -> Iterator[tuple[int, list[Sums]]]:
-    """The parts of a chunk's sums for each receiver, which may be the chunk itself.
+    """Split a chunk's sums into the parts for each receiver, which may be the chunk itself.
 
     Yields:
         The receiver's index, and a view of the sums for each box of :func:`seam_boxes`.

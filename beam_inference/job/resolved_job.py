@@ -88,7 +88,7 @@ class ResolvedJob(Frozen):
         return self.plan_in(self.config.inference.seams)
 
     def plan_in(self, seams: SeamMode) -> InferencePlan:
-        """The job's geometry as it would be in another seam mode."""
+        """Plan the job's geometry as it would be in another seam mode."""
         return plan_geometry(
             self.config,
             volume=self.input_bounds,

@@ -117,7 +117,7 @@ class _Calls:
         return cutout(self.trial.config, self.job.input, work.input_box)
 
     def measure(self, work: ChunkWork, array: AnyArray, least_seconds: float) -> float:
-        """Seconds of a call.
+        """Measure the seconds of a call.
 
         Args:
             work: the patches.

@@ -173,7 +173,7 @@ class _Trier:
         return best.engine, best.memory_format
 
     def _measure(self, settings: EngineSettings) -> float:
-        """Seconds for a patch; the network is let go of before the next one is loaded."""
+        """Measure seconds for a patch; the network is released before the next one is loaded."""
         config = self._make_definite(settings)
         predictor, reference = self._load(config)
         report = self._run(config, predictor, reference)

@@ -231,7 +231,7 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
         return [chunks]
 
     def count_computed() -> int:
-        """Chunks whose patches are computed; all of them, once receipts come.
+        """Count chunks whose patches are computed; all of them, once receipts come.
 
         The patches of quarantined chunks, and of those that nobody needs, are never computed.
         """

@@ -53,7 +53,7 @@ class Argmax(Operator):
         return 4 + 4 * channels + 8
 
     def make_function(self) -> Callable[[Values], Values]:
-        """NumPy's argmax over channels."""
+        """Return NumPy's argmax over channels."""
         background = self.background
 
         def vote(values: Values) -> Values:

@@ -11,7 +11,7 @@ from beam_inference.errors import ModelContractError
 
 
 def build_functions(operators: Sequence[Operator]) -> list[Callable[[Values], Values]]:
-    """Each operator as a function of float32 values (C, Z, Y, X), which checks its result's shape.
+    """Return operators as functions of float32 values (C, Z, Y, X) that check their result's shape.
 
     Raises:
         ModelContractError: a function of the user's cannot be imported.

@@ -34,7 +34,7 @@ class Smooth(Operator):
         return 4 * channels
 
     def make_function(self) -> Callable[[Values], Values]:
-        """SciPy's Gaussian filter, cut off at the halo."""
+        """Return SciPy's Gaussian filter, cut off at the halo."""
         from scipy import ndimage
 
         sigma = (0.0, *self.sigma)

@@ -31,6 +31,6 @@ class Threshold(Operator):
         return 4 * channels + channels
 
     def make_function(self) -> Callable[[Values], Values]:
-        """A comparison in float32."""
+        """Return a comparison in float32."""
         at = np.float32(self.at)
         return lambda values: (values >= at).astype(np.float32)

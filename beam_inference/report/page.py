@@ -168,7 +168,7 @@ def _open_or_note(
 
 
 def render(report: Report) -> str:
-    """The page as HTML; what comes from outside (paths, causes) is escaped."""
+    """Render the page as HTML; what comes from outside (paths, causes) is escaped."""
     environment = Environment(
         loader=PackageLoader("beam_inference.report", ""),
         autoescape=True,

@@ -68,7 +68,7 @@ def place_to_show(grid: ChunkGrid, receipts: Sequence[Receipt]) -> Zyx:
 def read_planes(
     job: ResolvedJob, state: State, place: Zyx, source: Volume | None, output: Volume | None
 ) -> list[Plane]:
-    """The xy, xz and yz planes through a place; a volume that is None is all missing.
+    """Read the xy, xz and yz planes through a place; a volume that is None is all missing.
 
     Raises:
         WorkerFault: the state folder cannot be read.

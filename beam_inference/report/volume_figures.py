@@ -175,7 +175,7 @@ def draw_histograms(histograms: Sequence[tuple[NDArray[np.float64], NDArray[np.f
 
 
 def draw_seams(profiles: Sequence[SeamProfile]) -> str:
-    """A curve per axis: how much neighbours differ, by their distance from a chunk border."""
+    """Draw a curve per axis: how much neighbours differ, by their distance from a chunk border."""
     with style():
         figure = Figure(figsize=(WIDTH, 2.4), layout="constrained")
         row = figure.subplots(1, 3, sharey=True)

@@ -297,7 +297,7 @@ def make_coarser_scales(plan: LabelPlan, flags: Sequence[str]) -> PyramidResult 
 
 
 def _plan_scales(plan: LabelPlan) -> Pyramid | None:
-    """The pyramid of an output that exists; None if it can hold none, or is one block."""
+    """Plan the pyramid of an output that exists; None if it can hold none, or is one block."""
     if not get_format(plan.output.format).is_multiscale:
         return None
     try:

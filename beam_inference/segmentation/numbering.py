@@ -143,7 +143,7 @@ def unite_chunks(plan: LabelPlan) -> DoChunk:
 
 def _unite(plan: LabelPlan, scratch: Scratch, _: int) -> None:
     every = range(plan.grid.count)
-    begins, component = _united_labels(plan, scratch)
+    begins, component = _unite_labels(plan, scratch)
     records = no_records(number_components(component))
     nz, ny, _x = plan.grid.shape
     # Number of components by the plane and the row of chunks of their first voxel.
@@ -180,9 +180,7 @@ def _unite(plan: LabelPlan, scratch: Scratch, _: int) -> None:
     scratch.write_all("numbers", ((index, numbers_of(index)) for index in every))
 
 
-def _united_labels(
-    plan: LabelPlan, scratch: Scratch
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _unite_labels(plan: LabelPlan, scratch: Scratch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Unite the labels that touch seams, all of which are numbered chunk by chunk.
 
     Returns:

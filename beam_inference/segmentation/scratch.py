@@ -62,7 +62,7 @@ class Scratch:
             finish()
 
     def read(self, kind: str, index: int) -> Arrays:
-        """The named arrays of one file.
+        """Read the named arrays of one file.
 
         Raises:
             StateError: it is absent or damaged.

@@ -15,7 +15,7 @@ from beam_inference.volumes.kvstores import TRANSFER_SECONDS, read_file
 
 
 def fetch_file(url: str, key: str, storage: Storage, sha256: str | None = None) -> str:
-    """A local path of a file's content: a file in an object store is fetched, once, and kept.
+    """Return a local path of a file's content; from an object store it is fetched once and kept.
 
     Args:
         url: of the file; what is no URL of a store is returned as it is.

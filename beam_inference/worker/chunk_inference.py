@@ -30,7 +30,7 @@ from typing import Any
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
-from beam_inference.engines.trial import cropped_to_patch
+from beam_inference.engines.trial import crop_to_patch
 from beam_inference.errors import DeviceOutOfMemory
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
@@ -198,7 +198,7 @@ class ChunkInference:
         batch = patches.batch(indices, batch_size)
         predictions = self._predictor.predict(self._normalize(batch))
         leading = (batch_size, self._channels)
-        return cropped_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
+        return crop_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
 
     def _halved_batch_size(self, batch_size: int, work: ChunkWork, error: DeviceOutOfMemory) -> int:
         if batch_size == 1:
