@@ -292,9 +292,7 @@ def _key(index: int) -> str:
     return f"{index:012d}.npz"
 
 
-def describe_input(
-    path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume
-) -> Json:
+def describe_input(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> Json:
     """Describe the volume whose values are counted as JSON, with a cheap check of its content."""
     start = volume.bounds.start
     stop = volume.bounds.stop
