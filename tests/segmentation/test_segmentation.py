@@ -177,7 +177,7 @@ def test_channels_shards_formats_and_background():
         ({"low": 3}, "--low 3 is more than --high 2"),
         (
             {"threshold": 2000, "dtype": np.float32},
-            "--threshold 2000: affinities that are no integers",
+            "--threshold 2000: affinities that are not integers",
         ),
     ],
 )
