@@ -92,12 +92,16 @@ class Operator(Model):
         return 4 * after + 4 * max(channels, after)  # one array on the way
 
     def with_absolute_paths(self, absolute: Callable[[str], str]) -> Operator:  # noqa: ARG002
-        """The operator with the paths among its parameters made absolute by a function."""
+        """The operator with the paths of its files replaced by what a function gives for them."""
         return self
 
     @property
-    def local_files(self) -> Sequence[str]:
-        """Paths of files on this machine that it needs wherever the job runs."""
+    def needed_files(self) -> Sequence[str]:
+        """Paths and URLs of the files that it needs wherever the job runs.
+
+        Their hashes are part of the job's fingerprint. :meth:`make_function` is called on an
+        operator whose files are on this machine.
+        """
         return ()
 
     def make_function(self) -> Callable[[Values], Values]:

@@ -1,7 +1,8 @@
 """The identity of a job's output: what determines its bytes, and enters its fingerprint.
 
 A key that came after the first version enters only where it differs from its default, so that a new
-key changes no fingerprint of jobs which do not use it. The keys of the first version enter always.
+key changes no fingerprint of jobs which do not use it. The keys of the first version enter always,
+and so do all keys of other people's operators, whose defaults may change unnoticed.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from pydantic import BaseModel, TypeAdapter
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
+from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
 
 if TYPE_CHECKING:
@@ -94,7 +97,10 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "chunk_crop_margin": list(plan.chunk_crop_margin),
         },
         "postprocess": {
-            str(number): identify(operator) for number, operator in enumerate(config.postprocess)
+            str(number): _identify_operator(
+                operator, job.operator_sha256.get(f"postprocess.{number}")
+            )
+            for number, operator in enumerate(config.postprocess)
         },
         "mask": {} if config.mask is None else identify(config.mask),
         "output": identify(config.output, without=places),
@@ -112,6 +118,8 @@ def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:
         Values by key, in the order of the fields.
     """
     kind = type(section)
+    if not kind.__module__.startswith("beam_inference."):
+        return {key: _as_json(value) for key, value in section if key not in without}
     first = FIRST_KEYS.get(kind.__name__.removeprefix("Definite"), frozenset()) | ALWAYS
     fields = kind.model_fields
     return {
@@ -119,6 +127,13 @@ def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:
         for key, value in section
         if key not in without and (key in first or value != fields[key].get_default())
     }
+
+
+def _identify_operator(operator: Operator, sha256: str | None) -> Json:
+    """Identity of an operator; files whose hash is known are named without their folders."""
+    if sha256 is None or not operator.needed_files:  # older records have no hashes
+        return identify(operator)
+    return {**identify(operator.with_absolute_paths(_base_name)), "sha256": sha256}
 
 
 def identify_box(box: BoundingBox) -> dict[str, list[int]]:
@@ -138,3 +153,9 @@ def _factory_name(path: str) -> str | None:
     """Name of the function that makes the network, without the folder of its file."""
     factory = factory_parts(path)
     return f"{PurePath(factory[0]).name}:{factory[1]}" if factory else None
+
+
+def _base_name(path: str) -> str:
+    """Name of a file, given by its path or URL, without its folder."""
+    name = PurePath(path).name
+    return unquote(name) if "://" in path else name

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.fields import Frozen, Json
@@ -50,6 +50,8 @@ class ResolvedJob(Frozen):
         output_bounds: bounding box of the output.
         voxel_size_nm: voxel size of the output, ZYX.
         model_sha256: hash of the network, see :func:`beam_inference.models.hashes.model_sha256`.
+        operator_sha256: hashes of the files that operators need, see
+            :func:`beam_inference.job.operator_files.operator_sha256`; older records have none.
         engine: properties of the engine that determine bits, by name.
         working_set_bytes: memory that the network allocates for a batch, as measured; not part of
             the fingerprint.
@@ -69,6 +71,7 @@ class ResolvedJob(Frozen):
     output_bounds: BoundingBox
     voxel_size_nm: VoxelSizeNm
     model_sha256: str
+    operator_sha256: dict[str, str] = Field(default_factory=dict)
     engine: dict[str, str]
     working_set_bytes: int
     versions: dict[str, str]
@@ -123,6 +126,7 @@ class ResolvedJob(Frozen):
             output_bounds=self.output_bounds,
             voxel_size_nm=self.voxel_size_nm,
             model_sha256=self.model_sha256,
+            operator_sha256=self.operator_sha256,
             engine=self.engine,
             working_set_bytes=self.working_set_bytes,
             versions=self.versions,

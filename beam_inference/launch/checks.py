@@ -67,7 +67,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "--chunks": chunks_file,
     }
     for number, operator in enumerate(config.postprocess):
-        paths |= {f"postprocess.{number}.function": path for path in operator.local_files}
+        paths |= {f"postprocess.{number}.function": path for path in operator.needed_files}
     for key, path in paths.items():
         if path is not None and (path.startswith("file://") or "://" not in path):
             raise ConfigError(

@@ -29,6 +29,7 @@ from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.geometry import plan_geometry
+from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import describe_output, make_normalization, open_input, voxel_size_nm
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -95,6 +96,7 @@ class PlannedJob:
         roi: the box to produce.
         output: description of the output, which is there or is to be made.
         output_exists: whether it is there.
+        operator_sha256: hashes of the files that operators need.
     """
 
     config: JobConfig
@@ -104,6 +106,7 @@ class PlannedJob:
     roi: BoundingBox
     output: OutputSpec
     output_exists: bool
+    operator_sha256: Mapping[str, str]
 
     @cached_property
     def plan(self) -> InferencePlan:
@@ -248,8 +251,10 @@ def plan_job(
         chunk_crop_margin=decide.decide_chunk_crop_margin(config),
         value_range=decide.decide_value_range(config),
     )
-    build_functions(config.postprocess)
-    job = PlannedJob(config, settings, volume, masks, roi, output, exists)
+    operators = local_operators(config.postprocess, config.storage)
+    hashes = operator_sha256(operators)
+    build_functions(operators)
+    job = PlannedJob(config, settings, volume, masks, roi, output, exists, hashes)
     if config.inference.chunk_shape == "auto" and earlier is None:
         job = _with_best_chunk_shape(job, place, workers)
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)

@@ -196,6 +196,7 @@ def resolve(
         output_bounds=planned.output.bounds,
         voxel_size_nm=planned.output.voxel_size_nm,
         model_sha256=sha256,
+        operator_sha256=dict(planned.operator_sha256),
         engine=description,
         working_set_bytes=needs.working_set_bytes,
         versions=_versions()

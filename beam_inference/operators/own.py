@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from beam_inference.config.factories import factory_parts, load_object
-from beam_inference.config.fields import Count, Margin
+from beam_inference.config.fields import Count, Margin, Url
 from beam_inference.config.operators import Operator, Values
 from beam_inference.errors import ModelContractError
 from beam_inference.geometry.zyx import Zyx
@@ -22,8 +22,11 @@ class Own(Operator):
     """
 
     operator: Literal["own"]
-    function: str = Field(
-        description="package.module:function, importable where the job runs, or file.py:function"
+    function: Url = Field(
+        description=(
+            "package.module:function, importable where the job runs, or file.py:function, the file "
+            "by path or URL"
+        )
     )
     output_channels: Count
     halo: Margin = Field((0, 0, 0), description="voxels that a result depends on, per side, ZYX")
@@ -49,7 +52,7 @@ class Own(Operator):
         return self.halo
 
     @property
-    def local_files(self) -> Sequence[str]:
+    def needed_files(self) -> Sequence[str]:
         """The file that defines the function, if it is one."""
         module, _ = factory_parts(self.function) or ("", "")
         return [module] if module.endswith(".py") else []
@@ -59,8 +62,8 @@ class Own(Operator):
         return self.output_channels
 
     def with_absolute_paths(self, absolute: Callable[[str], str]) -> Operator:
-        """The operator with the absolute path of its file, if it has one."""
-        if not self.local_files:
+        """The operator with another path of its file, if it has one."""
+        if not self.needed_files:
             return self
         module, name = factory_parts(self.function) or ("", "")
         return self.model_copy(update={"function": f"{absolute(module)}:{name}"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from beam_inference.config.job import Network as NetworkConfig
+from beam_inference.config.operators import Operator
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
@@ -13,6 +14,7 @@ from beam_inference.engines.trial import settle
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.job.messages import Launch
+from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import normalization, open_input, output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -72,8 +74,8 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     A network that the launcher has not tried is tried here.
 
     Raises:
-        WorkerFault: the output is gone; the network's files or its engine are not those of the
-            launch.
+        WorkerFault: the output is gone; the network's files, its engine or the operators' files
+            are not those of the launch.
         UserError: something of the job cannot be opened or loaded.
     """
     job = launch.read_job()
@@ -83,7 +85,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     output = _open_output(job, keep_blank=True)
     blank_output = _open_output(job, keep_blank=False)
     mask = open_output_mask(job)
-    postprocessing = Postprocessing(job, mask)
+    postprocessing = Postprocessing(job, mask, _local_operators(job))
     model = _local_network(job)
     if predictor is None:
         predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
@@ -121,6 +123,19 @@ def _local_network(job: ResolvedJob) -> NetworkConfig:
             f"{job.model_sha256}: they were changed since, or this machine has others."
         )
     return model
+
+
+def _local_operators(job: ResolvedJob) -> list[Operator]:
+    """The operators with their files on this machine, those that the job was launched with."""
+    config = job.config
+    operators = local_operators(config.postprocess, config.storage, job.operator_sha256)
+    sha256 = operator_sha256(operators)
+    if sha256 != job.operator_sha256:
+        raise WorkerFault(
+            f"the operators' files have the sha256 {sha256}, the job was launched with "
+            f"{job.operator_sha256}: they were changed since, or this machine has others."
+        )
+    return operators
 
 
 def _check_engine(predictor: Predictor, job: ResolvedJob) -> None:

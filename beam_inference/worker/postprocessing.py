@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
+from beam_inference.config.operators import Operator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import ChunkFault
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -19,16 +22,17 @@ class Postprocessing:
     """The steps of a job between its blended values and its output.
 
     Args:
-        job: its operators and its output's encoding are used.
+        job: its output's encoding is used.
         mask: where the output is wanted.
+        operators: the job's, with their files on this machine.
 
     Raises:
         ModelContractError: an operator's function cannot be imported.
     """
 
-    def __init__(self, job: ResolvedJob, mask: OutputMask) -> None:
+    def __init__(self, job: ResolvedJob, mask: OutputMask, operators: Sequence[Operator]) -> None:
         config = job.config
-        self._functions = build_functions(config.postprocess)
+        self._functions = build_functions(operators)
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
         self._channels = config.output_channels
         self._mask = mask

@@ -235,7 +235,7 @@ def test_a_chunks_mask_is_read_once(tmp_path):
         tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
     ).read_job()
     mask = open_output_mask(job)
-    postprocessing = Postprocessing(job, mask)
+    postprocessing = Postprocessing(job, mask, [])
     box = BoundingBox((0, 0, 0), (16, 32, 32))
     assert not mask.excludes(box)
     shutil.rmtree(tmp_path / "mask")

@@ -1,0 +1,67 @@
+"""The files that operators need, such as functions of the user's: fetched, and known by hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from beam_inference.config.operators import Operator
+from beam_inference.config.storage import Storage
+from beam_inference.models.local_files import existing_file, file_sha256
+from beam_inference.volumes.fetch import fetch_file
+from beam_inference.volumes.kvstores import LOCAL
+
+
+def local_operators(
+    operators: Sequence[Operator],
+    storage: Storage = LOCAL,
+    sha256: Mapping[str, str] | None = None,
+) -> list[Operator]:
+    """Operators with their files on this machine: those in object stores are fetched, and kept.
+
+    Args:
+        operators: of the job file.
+        storage: how stores are reached.
+        sha256: what :func:`operator_sha256` gave at launch; copies that agree with it are used
+            again, by every worker process of this machine.
+
+    Raises:
+        ModelContractError: a file is absent, cannot be fetched, or a fetched one is not the one
+            that the job was launched with.
+    """
+    return [
+        _local_operator(operator, _key(number), storage, (sha256 or {}).get(_key(number)))
+        for number, operator in enumerate(operators)
+    ]
+
+
+def operator_sha256(operators: Sequence[Operator]) -> dict[str, str]:
+    """Hashes of the files that operators need, which are on this machine.
+
+    Returns:
+        By ``postprocess.NUMBER``, for the operators that have files: the hash of its file, or
+        those of its files with a "+" between them.
+
+    Raises:
+        ModelContractError: a file is absent.
+    """
+    return {
+        _key(number): "+".join(
+            file_sha256(existing_file(path, _key(number))) for path in operator.needed_files
+        )
+        for number, operator in enumerate(operators)
+        if operator.needed_files
+    }
+
+
+def _local_operator(operator: Operator, key: str, storage: Storage, sha256: str | None) -> Operator:
+    paths = list(operator.needed_files)
+    hashes = sha256.split("+") if sha256 is not None else [None] * len(paths)
+    local = {
+        path: str(existing_file(fetch_file(path, key, storage, digest), key))
+        for path, digest in zip(paths, hashes, strict=True)
+    }
+    return operator.with_absolute_paths(lambda path: local.get(path, path))
+
+
+def _key(number: int) -> str:
+    return f"postprocess.{number}"
