@@ -8,6 +8,8 @@ from functools import partial
 
 import numpy as np
 import pytest
+import yaml
+from fakes.gcs import GcsStandIn
 from helpers import job_values, read_volume, write_job
 
 from beam_inference import prepare
@@ -116,6 +118,19 @@ def test_a_file_by_url_is_fetched_once_and_refused_where_it_was_changed(
 def test_a_file_that_is_absent_is_named(volume_in, tmp_path):
     with pytest.raises(ModelContractError, match=r"postprocess\.0: there is no file .*/ops\.py"):
         prepare(job_with("ops.py:scaled", volume_in, tmp_path))
+
+
+def test_a_job_in_a_bucket_with_its_file_beside_it(volume_in, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    inference = {"patch_overlap": [0, 0, 0], "threads": 1}
+    with GcsStandIn() as gcs:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
+        values = job_values(volume_in, tmp_path / "out", inference=inference)
+        values |= {"postprocess": [own("ops.py:scaled")]}
+        gcs.put("data", "jobs/ops.py", SOURCE.format(4).encode())
+        gcs.put("data", "jobs/job.yaml", yaml.safe_dump(values).encode())
+        assert main(["run", "gs://data/jobs/job.yaml"]) == 0
+    np.testing.assert_allclose(read_volume(tmp_path / "out"), 4.0 * read_volume(volume_in), 1e-6)
 
 
 def test_a_file_beside_a_job_file_in_a_bucket():
