@@ -12,7 +12,7 @@ from pydantic import AfterValidator, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from beam_inference.config.fields import Json
-from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -141,8 +141,11 @@ def get_engine(name: str) -> Engine:
 
 
 def list_engines() -> list[Engine]:
-    """List the installed engines in alphabetical order; the packages of some may be absent."""
-    return [get_engine(name) for name in list_plugins("engines")]
+    """List the installed engines in alphabetical order; the packages of some may be absent.
+
+    A broken engine is left out with a warning.
+    """
+    return list(load_usable("engines", get_engine).values())
 
 
 def _check_name(name: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, GetJsonSchemaHandler, Strict
 from pydantic_core import CoreSchema
 
 from beam_inference.config.fields import Json
-from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -134,8 +134,8 @@ def get_format(name: str) -> Format:
 
 
 def installed_formats() -> list[Format]:
-    """All installed formats, in alphabetical order."""
-    return [get_format(name) for name in list_plugins("formats")]
+    """All installed formats, in alphabetical order; a broken one is left out with a warning."""
+    return list(load_usable("formats", get_format).values())
 
 
 def names_of(formats: Iterable[Format]) -> str:
@@ -151,12 +151,6 @@ def sharded_formats() -> str:
 def multiscale_formats() -> str:
     """Names of the installed formats that have a place for coarser scales, for messages."""
     return names_of(each for each in installed_formats() if each.is_multiscale)
-
-
-def format_versions(name: str) -> dict[str, str]:
-    """The version of the distribution that brings a format, by name of the distribution."""
-    plugin = list_plugins("formats").get(name)
-    return {} if plugin is None else {plugin.distribution: plugin.version}
 
 
 def _check_name(name: str) -> str:

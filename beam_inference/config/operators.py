@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from beam_inference.config.fields import Json, Model, unknown_key_hint
-from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.zyx import Zyx
@@ -127,7 +127,7 @@ class _InstalledOperator:
     def __get_pydantic_json_schema__(
         self, _schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        classes = {name: _operator_class(name) for name in list_plugins("operators")}
+        classes = load_usable("operators", _operator_class)
         choices = {name: TypeAdapter(each).core_schema for name, each in classes.items()}
         return handler(core_schema.tagged_union_schema(choices, "operator"))
 
@@ -188,13 +188,6 @@ def _dump(operator: Operator, info: SerializationInfo) -> Json:
 
 InstalledOperator = Annotated[Operator, _InstalledOperator()]
 """Any operator that is installed, as a field of a model."""
-
-
-def operator_versions(operators: Sequence[Operator]) -> dict[str, str]:
-    """Versions of the distributions that bring operators, by name of the distribution."""
-    installed = list_plugins("operators")
-    plugins = [installed[each.operator] for each in operators if each.operator in installed]
-    return {plugin.distribution: plugin.version for plugin in plugins}
 
 
 def total_halo(operators: Sequence[Operator]) -> Zyx:

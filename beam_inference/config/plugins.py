@@ -7,12 +7,18 @@ opened.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Literal
+from typing import Literal, TypeVar
 
 from beam_inference.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+Extension = TypeVar("Extension")
 
 Group = Literal["operators", "engines", "models", "formats"]
 GROUPS: tuple[Group, ...] = ("operators", "engines", "models", "formats")
@@ -66,7 +72,7 @@ def load_plugin(group: Group, name: str) -> object:
         name: the word that job files use for it.
 
     Raises:
-        ConfigError: nothing of that name is installed, or it cannot be imported.
+        ConfigError: nothing of that name is installed, or importing it raises an error.
     """
     if not list_plugins(group):
         raise ConfigError(
@@ -81,11 +87,48 @@ def load_plugin(group: Group, name: str) -> object:
     (entry_point, *_) = (each for each in _entry_points(group) if each.name == name)
     try:
         return entry_point.load()
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module's own code runs, and may raise anything
+        plugin = _describe(group, entry_point)
         raise ConfigError(
-            f"{group[:-1]} {name} is installed as {entry_point.value}, but cannot be imported: "
-            f"{error}"
-        ) from None
+            f"{group[:-1]} {name} is installed as {plugin.object} by {plugin.distribution} "
+            f"{plugin.version}, but cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def load_usable(group: Group, load: Callable[[str], Extension]) -> dict[str, Extension]:
+    """Load all installed extensions of one kind, but for broken ones, which are warned about.
+
+    Args:
+        group: what kind of extension they are.
+        load: returns the extension of a name, or raises ConfigError.
+
+    Returns:
+        The extensions by name, in alphabetical order.
+    """
+    extensions: dict[str, Extension] = {}
+    for name in list_plugins(group):
+        try:
+            extensions[name] = load(name)
+        except ConfigError as error:
+            _warn_once(f"left out: {error}")
+    return extensions
+
+
+def list_versions(group: Group, names: Iterable[str]) -> dict[str, str]:
+    """Versions of the distributions that bring extensions, by name of the distribution.
+
+    Args:
+        group: what kind of extension they are.
+        names: names of extensions; those that are not installed are left out.
+    """
+    installed = list_plugins(group)
+    plugins = [installed[name] for name in names if name in installed]
+    return {plugin.distribution: plugin.version for plugin in plugins}
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning(message)
 
 
 def _entry_points(group: Group) -> tuple[EntryPoint, ...]:

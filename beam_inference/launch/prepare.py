@@ -13,12 +13,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import metadata
 
-from beam_inference.config.definite import make_definite
+from beam_inference.config.definite import DefiniteConfig, make_definite
 from beam_inference.config.engines import CHOOSE
-from beam_inference.config.formats import format_versions
 from beam_inference.config.job import JobConfig
-from beam_inference.config.operators import operator_versions
-from beam_inference.engines.choice import describe_engine
+from beam_inference.config.plugins import list_versions
+from beam_inference.engines.choice import describe_engine, suffix_of
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.job.messages import Launch
@@ -43,6 +42,7 @@ from beam_inference.launch.resume import (
 )
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
+from beam_inference.models.loading import loader_of
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
 
@@ -199,9 +199,7 @@ def resolve(
         operator_sha256=dict(planned.operator_sha256),
         engine=description,
         working_set_bytes=needs.working_set_bytes,
-        versions=_versions()
-        | operator_versions(config.postprocess)
-        | format_versions(config.output.format),
+        versions=_library_versions() | _extension_versions(definite),
         numerics=NUMERICS,
     )
 
@@ -239,7 +237,18 @@ def _state_errors() -> Iterator[None]:
         ) from None
 
 
-def _versions() -> dict[str, str]:
+def _extension_versions(config: DefiniteConfig) -> dict[str, str]:
+    """Versions of the distributions that bring the job's extensions."""
+    suffixes = [suffix_of(config.model).removeprefix(".")] if loader_of(config.model) else []
+    return (
+        list_versions("operators", [each.operator for each in config.postprocess])
+        | list_versions("formats", [config.output.format])
+        | list_versions("engines", [config.inference.engine])
+        | list_versions("models", suffixes)
+    )
+
+
+def _library_versions() -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for name in _RECORDED_VERSIONS:
         try:

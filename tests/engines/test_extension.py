@@ -10,7 +10,8 @@ from helpers import job_values, read_volume, toy, write_job
 from scipy import ndimage
 
 from beam_inference.cli.main import main
-from beam_inference.config.engines import get_engine
+from beam_inference.config.engines import get_engine, list_engines
+from beam_inference.config.formats import installed_formats
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
@@ -36,10 +37,12 @@ def test_an_engine(volume_in, tmp_path, capsys):
     model = toy("conv", output_channels=2)
     values = job_values(volume_in, tmp_path / "out", model=model, inference={"engine": "double"})
     flags = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
-    assert run(tmp_path, values, *flags)["engine"]["engine"] == "double"
+    record = run(tmp_path, values, *flags)
+    assert record["engine"]["engine"] == "double"
+    assert record["versions"]["beam-inference-example"] == "0.1"
     values["output"]["path"] = str(tmp_path / "torch")
     values["inference"]["engine"] = "torch"
-    run(tmp_path, values)
+    assert "beam-inference-example" not in run(tmp_path, values)["versions"]
     found, expected = (read_volume(tmp_path / name) for name in ("out", "torch"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3)
     assert (found != expected).any()
@@ -73,7 +76,9 @@ def test_a_kind_of_model_file(volume_in, tmp_path):
     values = job_values(
         volume_in, tmp_path / "out", model=model, inference={**WHOLE, "engine": "auto"}
     )
-    assert run(tmp_path, values)["engine"]["engine"] == "numpy"
+    record = run(tmp_path, values)
+    assert record["engine"]["engine"] == "numpy"
+    assert record["versions"]["beam-inference-example"] == "0.1"
     volume = read_volume(volume_in)[0].astype(np.float32)
     expected = [ndimage.correlate(volume, kernel, mode="constant") for kernel in kernels]
     np.testing.assert_allclose(read_volume(tmp_path / "out"), expected, rtol=1e-5)
@@ -103,3 +108,70 @@ def test_what_is_installed_as_an_engine_and_is_none(tmp_path):
         for name in ("wrong", "other"):
             with pytest.raises(ConfigError, match=f"which is not a .*Engine of the name {name}"):
                 get_engine(name)
+
+
+@pytest.fixture(params=["raise OSError('no licence')", "1 / 0", "import absent_library"])
+def broken_package(request, tmp_path):
+    """A package with one extension of each kind, whose import fails."""
+    (tmp_path / "broken_extension.py").write_text(request.param)
+    groups = ("engines", "formats", "models", "operators")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "broken-package"\nversion = "1.5"\n'
+        + "".join(
+            f'[project.entry-points."beam_inference.{group}"]\n'
+            f'broken = "broken_extension:{group.upper()}"\n'
+            for group in groups
+        )
+    )
+    with extension_in_this_process(tmp_path / "site", tmp_path):
+        yield
+
+
+@pytest.mark.usefixtures("broken_package")
+def test_a_broken_package_stops_no_job_that_does_not_use_it(volume_in, tmp_path):
+    inference = {"engine": "auto", "device": "cpu"}
+    values = job_values(volume_in, tmp_path / "out", model=toy("conv"), inference=inference)
+    values["model"]["output_channels"] = 2
+    record = run(tmp_path, values)
+    libraries = {"python", "beam-inference", "apache-beam", "tensorstore", "torch", "numpy"}
+    assert set(record["versions"]) == libraries
+    assert "broken" not in [each.name for each in list_engines()]
+    assert "broken" not in [each.name for each in installed_formats()]
+    JobConfig.model_json_schema()
+
+
+@pytest.mark.usefixtures("broken_package")
+@pytest.mark.parametrize(
+    ("section", "keys"),
+    [
+        ("inference", {"engine": "broken"}),
+        ("output", {"format": "broken"}),
+        ("model", {"path": "net.broken"}),
+        ("postprocess", [{"operator": "broken"}]),
+    ],
+)
+def test_a_job_that_uses_a_broken_package_is_refused(volume_in, tmp_path, capsys, section, keys):
+    (tmp_path / "net.broken").touch()
+    values = job_values(volume_in, tmp_path / "out", model=toy("conv"))
+    if isinstance(keys, dict):
+        keys = {**values.get(section, {}), **keys}
+    values[section] = keys
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert "by broken-package 1.5, but cannot be imported: " in message
+
+
+def test_a_broken_engine_is_warned_about_once(tmp_path, caplog):
+    (tmp_path / "no_driver.py").write_text("raise OSError('no driver')")
+    (tmp_path / "pyproject.toml").write_text(
+        '[project]\nname = "driver"\nversion = "2"\n'
+        '[project.entry-points."beam_inference.engines"]\ndriven = "no_driver:ENGINE"\n'
+    )
+    with extension_in_this_process(tmp_path / "site", tmp_path):
+        for _ in range(2):
+            assert "driven" not in [each.name for each in list_engines()]
+    (message,) = caplog.messages
+    assert message == (
+        "left out: engine driven is installed as no_driver:ENGINE by driver 2, but cannot be "
+        "imported: OSError: no driver"
+    )
