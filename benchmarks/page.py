@@ -38,14 +38,14 @@ an overlap of a quarter, uint8 in and out, three channels.
 {idle}
 
 A null network, patches of 16×64×64, 16×32×32 and 16×16×16. The memory beside each chunk's arrays
-weighs most where the arrays are small:
+counts most where the arrays are small:
 
 | | |
 |---|---|
 | a worker's peak memory, volumes of 144, 1,152 and 3,888 chunks of 64×128×128 | {memory} |
 | the same, volumes of 216, 1,728 and 5,832 chunks of 32×64×64 | {small_memory} |
 | the same, volumes of 1,296, 10,368 and 34,992 chunks of 16×16×16 | {tiny_memory} |
-| seconds per voxel, volumes 8 and 27 times as large / once, for each size | {time} |
+| seconds per voxel, 8 and 27 times the volume / the volume once, for each size | {time} |
 | durable receipts per second, on a local disk | {receipts} |
 
 {gpu}
@@ -65,8 +65,7 @@ The volume is in memory. Our input is uint8, theirs float32, and the result is f
 {peers}
 
 With the U-Net, OpenVINO runs our network, because beam-inference chooses it by itself where it is
-installed. Theirs is run by PyTorch's eager mode, which is what these tools use. nnU-Net sums in
-float16.
+installed. The other tools run theirs in PyTorch's eager mode. nnU-Net sums in float16.
 
 ## A whole job against chunkflow
 
@@ -178,7 +177,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             "",
         ),
         (
-            "a worker's memory, volumes 27 times as large / once",
+            "a worker's memory, 27 times the volume / the volume once",
             1.10,
             grown,
             f"three sizes of chunks; by {_listed(megabytes)} MB, ever more slowly",
@@ -331,12 +330,13 @@ def _estimates() -> str:
     found = json.loads((RESULTS / "foretold.json").read_text())
     lines = [
         "## Estimates\n",
-        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory over the",
-        "projection of `plan`, which is to be larger, by 15 % at most. Each job runs in a process",
-        "of its own. The constants of the projection were chosen by earlier runs of these jobs",
-        "and others; what the libraries keep, 32 MiB, by the runs of the ninth below. On the slow",
-        "store each request takes 100 ms. On a disk, most of a chunk is written before the next",
-        "one takes memory. Chunks of `exchange` are of whole strides, as `--suggest` proposes.\n",
+        "Ten jobs over a volume mirrored from FIB-25: a worker's peak of memory, divided by the",
+        "projection of `plan`. The projection should be larger, by at most 15 %. Each job runs in",
+        "a process of its own. The constants of the projection were chosen by earlier runs of",
+        "these jobs and others; the 32 MiB that the libraries keep, by the runs of the ninth job",
+        "below. On the slow store each request takes 100 ms. On a disk, most of a chunk is",
+        "written before the next one takes memory. Chunks of `exchange` are of whole strides, as",
+        "`--suggest` proposes.\n",
         _row("job", "measured, MB", "measured / projected, slow store", "on a disk"),
         "|---|---|---|---|",
     ]
@@ -366,7 +366,7 @@ def _estimates() -> str:
         f"\n{len(real)} jobs that were killed at random moments, every "
         f"{killed['seconds_between_kills']} s on average, and started again, took {min(real)} to\n"
         f"{max(real)} s, {sum(real) / len(real):.1f} on average. The simulation estimates "
-        f"{killed['foretold_seconds']} s, {killed['foretold / real']:.2f} of it."
+        f"{killed['foretold_seconds']} s, {killed['foretold / real']:.2f} times that."
     )
     return "\n".join(lines)
 
