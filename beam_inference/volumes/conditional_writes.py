@@ -87,6 +87,8 @@ def _write(store: KvStore, key: str, value: str, generation: bytes) -> bool:
 
 def _create_file(path: Path, value: str) -> bool:
     """Create a file by a link, which fails if there is one, also on network file systems."""
+    if path.exists():
+        return False
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}.draft")
     try:
@@ -119,15 +121,26 @@ def _lock_file(path: Path) -> Iterator[None]:
     The file is empty and stays so. It is removed at the end; whoever waited for it then holds a
     file that has no name any more, and begins again.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    descriptor = _open_locked(path)
     try:
-        while not _holds(descriptor, path):
-            os.close(descriptor)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         yield
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _open_locked(path: Path) -> int:
+    """Wait until a file of that name is ours; who is interrupted meanwhile leaves it as it is."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        is_ours = False
+        try:
+            is_ours = _holds(descriptor, path)
+        finally:
+            if not is_ours:
+                os.close(descriptor)
+        if is_ours:
+            return descriptor
 
 
 def _holds(descriptor: int, path: Path) -> bool:

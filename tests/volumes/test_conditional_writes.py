@@ -1,5 +1,6 @@
 """Files are never torn by what a killed write left behind, and of several creators one wins."""
 
+import fcntl
 import json
 import os
 import signal
@@ -148,6 +149,25 @@ class TestReplacement:
         assert replace_value(store, "a", url, "2", generation)
         assert time.monotonic() - start < 10
         assert os.listdir(tmp_path / "store") == ["a"]
+
+
+def test_who_is_interrupted_while_waiting_does_not_take_the_lock_away(tmp_path, monkeypatch):
+    """Its file would have a new name then, and two would hold the lock."""
+    url = f"file://{tmp_path}"
+    store = open_kvstore(url)
+    store.write("a", "1").result()
+    generation = store.read("a").result().stamp.generation
+    guard = tmp_path / "a.guard"
+    guard.touch()  # as its holder has it
+
+    def interrupt(descriptor, operation):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fcntl, "flock", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        replace_value(store, "a", url, "2", generation)
+    assert guard.exists()
+    assert (tmp_path / "a").read_text() == "1"
 
 
 def add_member(arguments):
