@@ -138,7 +138,7 @@ def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
 def engine_request(config: JobConfig, earlier: ResolvedJob | None) -> tuple[str, str]:
     """Engine and memory format that a trial is to start from; an earlier launch has chosen them."""
     inference = config.inference
-    if earlier is not None and inference.engine in ("auto", "fastest"):
+    if earlier is not None and inference.engine in CHOOSE:
         return earlier.config.inference.engine, earlier.config.inference.memory_format
     return inference.engine, inference.memory_format
 

@@ -58,7 +58,12 @@ class NetworkTrial:
 
 
 def try_network_here(
-    job: PlannedJob, place: Place, *, allow_pickle: bool, earlier: ResolvedJob | None = None
+    job: PlannedJob,
+    place: Place,
+    *,
+    allow_pickle: bool,
+    earlier: ResolvedJob | None = None,
+    model: Network | None = None,
 ) -> NetworkTrial:
     """Load a job's network and try it on a patch of its input; nothing is created.
 
@@ -67,11 +72,12 @@ def try_network_here(
         place: where the workers run.
         allow_pickle: load models that can execute code.
         earlier: the job as its first launch resolved it: its choices are kept.
+        model: the job's network with its files on this machine; None to fetch them.
 
     Raises:
         UserError: the network does not answer as the job says.
     """
-    model = local_model(job.config.model, job.config.storage)
+    model = model or local_model(job.config.model, job.config.storage)
     engine, memory_format = engine_request(job.config, earlier)
     batch_size = batch_size_request(job.config, earlier)
     trier = _Trier(job, place, model, allow_pickle)
@@ -87,13 +93,19 @@ def try_network_here(
     return trier.try_engine(engines[-1], memory_format, batch_size)
 
 
-def choose_engine_elsewhere(job: PlannedJob, earlier: ResolvedJob | None) -> EngineSettings:
+def choose_engine_elsewhere(
+    job: PlannedJob, model: Network, earlier: ResolvedJob | None
+) -> EngineSettings:
     """Choose engine and batch size of workers that cannot be tried from here.
+
+    Args:
+        job: the job.
+        model: its network with its files on this machine.
+        earlier: the job as its first launch resolved it: its choices are kept.
 
     Raises:
         EngineError: no engine runs a file of this kind.
     """
-    model = local_model(job.config.model, job.config.storage)
     engine, memory_format = engine_request(job.config, earlier)
     batch_size = batch_size_request(job.config, earlier)
     if batch_size == "auto":

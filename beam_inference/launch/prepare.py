@@ -163,7 +163,9 @@ def resolve(
     sha256 = model_sha256(model)
     requested_batch_size = None
     if place.is_this_machine:
-        trial = try_network_here(planned, place, allow_pickle=allow_pickle, earlier=earlier)
+        trial = try_network_here(
+            planned, place, allow_pickle=allow_pickle, earlier=earlier, model=model
+        )
         fitting = trial.config.inference.batch_size
         definite = trial.config
         if earlier is not None:
@@ -179,7 +181,7 @@ def resolve(
         needs = replace(trial.needs, batch_size=definite.inference.batch_size)
         warn_of_range(definite, trial.report.low, trial.report.high)
     else:
-        engine = choose_engine_elsewhere(planned, earlier)
+        engine = choose_engine_elsewhere(planned, model, earlier)
         definite = make_definite(config, planned.settings, engine)
         description = describe_engine(model, definite.inference)
         needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
