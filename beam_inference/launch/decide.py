@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from beam_inference.config.definite import DefiniteDevice, DefiniteNormalize
+from beam_inference.config.definite import DefiniteDevice, DefiniteNormalize, Settings
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
@@ -28,6 +28,24 @@ from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
+
+
+def decide_settings(
+    config: JobConfig, place: Place, normalize: DefiniteNormalize, earlier: ResolvedJob | None
+) -> Settings:
+    """Make every choice that needs no network; ``normalize`` is made already.
+
+    Raises:
+        ConfigError: the job's precision exists only on a device that this machine lacks.
+    """
+    return Settings(
+        device=decide_device(config, earlier),
+        threads=decide_threads(config, place, earlier),
+        normalize=normalize,
+        chunk_shape=_preliminary_chunk_shape(config, earlier),
+        chunk_crop_margin=decide_chunk_crop_margin(config),
+        value_range=decide_value_range(config),
+    )
 
 
 def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDevice:
@@ -121,6 +139,14 @@ def decide_chunk_crop_margin(config: JobConfig) -> Zyx | None:
     if inference.seams == "crop" and inference.chunk_crop_margin is None:
         return inference.patch_overlap
     return inference.chunk_crop_margin
+
+
+def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> Zyx:
+    """The chunk shape as it is written; one block stands for ``auto`` until it is decided."""
+    chunk_shape = config.inference.chunk_shape
+    if chunk_shape != "auto":
+        return chunk_shape
+    return config.output.write_shape if earlier is None else earlier.config.inference.chunk_shape
 
 
 def decide_value_range(config: JobConfig) -> tuple[float, float] | None:

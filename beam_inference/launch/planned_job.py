@@ -27,7 +27,6 @@ from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.plan_totals import Extremes
-from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
 from beam_inference.job.parts import describe_output, make_normalization, open_input, voxel_size_nm
@@ -243,14 +242,7 @@ def plan_job(
             f"stop exclusive). The part inside is {roi.intersection(volume.bounds)}."
         )
     output, exists = _find_output(config, volume, roi)
-    settings = Settings(
-        device=decide.decide_device(config, earlier),
-        threads=decide.decide_threads(config, place, earlier),
-        normalize=normalize,
-        chunk_shape=_preliminary_chunk_shape(config, earlier),
-        chunk_crop_margin=decide.decide_chunk_crop_margin(config),
-        value_range=decide.decide_value_range(config),
-    )
+    settings = decide.decide_settings(config, place, normalize, earlier)
     operators = local_operators(config.postprocess, config.storage)
     hashes = operator_sha256(operators)
     build_functions(operators)
@@ -360,14 +352,6 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
             f"{bounds}. Remove output.bounds, or choose another output.path."
         )
     return replace(spec, bounds=existing.bounds), True
-
-
-def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> Zyx:
-    """The chunk shape as it is written; one block stands for ``auto`` until it is decided."""
-    chunk_shape = config.inference.chunk_shape
-    if chunk_shape != "auto":
-        return chunk_shape
-    return config.output.write_shape if earlier is None else earlier.config.inference.chunk_shape
 
 
 def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Collection, Iterator
 from itertools import islice
 
-from beam_inference.config.definite import EngineSettings, Settings, make_definite
+from beam_inference.config.definite import EngineSettings, make_definite
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.errors import StateError
@@ -53,17 +53,7 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
             )
         normalize = earlier.config.model.normalize
     before = earlier.config.inference
-    inference = config.inference
-    settings = Settings(
-        device=decide.decide_device(config, earlier),
-        threads=decide.decide_threads(config, THIS_PROCESS, earlier),
-        normalize=normalize,
-        chunk_shape=(
-            before.chunk_shape if inference.chunk_shape == "auto" else inference.chunk_shape
-        ),
-        chunk_crop_margin=decide.decide_chunk_crop_margin(config),
-        value_range=decide.decide_value_range(config),
-    )
+    settings = decide.decide_settings(config, THIS_PROCESS, normalize, earlier)
     batch_size = decide.batch_size_request(config, earlier)
     engine = EngineSettings(
         engine=before.engine,
