@@ -69,11 +69,12 @@ def _add_components(subparsers: Subparsers) -> None:
         subparsers,
         "components",
         "label the connected components of a map or a segmentation, exact across chunks",
-        "boundaries objects --threshold 0.5 --min-size 100",
+        "boundaries objects --threshold 128 --min-size 100",
         "gs://bucket/labels gs://bucket/parts --multilabel --runner=DataflowRunner",
         description=(
-            "Label the connected components of a volume, as if all of it were in memory. Any flag "
-            "of Apache Beam may follow."
+            "Label the connected components of a volume, as if all of it were in memory. The "
+            "first example is for a map of uint8; --threshold 0.5 is for one of floats from 0 to "
+            "1. Any flag of Apache Beam may follow."
         ),
     )
     parser.add_argument("source", metavar="IN", help="the volume to read, a path or URL")
@@ -83,7 +84,10 @@ def _add_components(subparsers: Subparsers) -> None:
         "--threshold",
         type=float,
         metavar="T",
-        help="foreground is every voxel of at least T, in stored units",
+        help=(
+            "foreground is every voxel of at least T, in the stored units of IN, such as 1 to 255 "
+            "for uint8"
+        ),
     )
     foreground.add_argument(
         "--multilabel",
@@ -113,13 +117,13 @@ def _add_segment(subparsers: Subparsers) -> None:
         "segment",
         "segment a map of affinities: watershed and mean-affinity agglomeration, exact across "
         "chunks",
-        "affinities objects --threshold 0.6 --low 0.1 --high 0.99",
-        "gs://bucket/affinities gs://bucket/objects --threshold 128 --low 25 --high 253 --channels "
+        "affinities objects --threshold 153 --low 26 --high 253",
+        "gs://bucket/floats gs://bucket/objects --threshold 0.6 --low 0.1 --high 0.99 --channels "
         "2,1,0 --runner=DataflowRunner",
         description=(
-            "Segment a volume of affinities, as if all of it were in memory. Affinities are given "
-            "in stored units: 0 to 1, or 0 to 255 where they are stored as bytes. Any flag of "
-            "Apache Beam may follow."
+            "Segment a volume of affinities, as if all of it were in memory. The three thresholds "
+            "are in the stored units of IN: from 0 to 255 where it holds uint8, from 0 to 1 where "
+            "it holds such floats; the examples show both. Any flag of Apache Beam may follow."
         ),
     )
     parser.add_argument("source", metavar="IN", help="the affinities, a path or URL")
@@ -129,21 +133,21 @@ def _add_segment(subparsers: Subparsers) -> None:
         type=float,
         required=True,
         metavar="T",
-        help="merge fragments while their mean affinity is at least T",
+        help="merge fragments while their mean affinity is at least T, in stored units",
     )
     parser.add_argument(
         "--low",
         type=float,
         required=True,
         metavar="T",
-        help="never join two voxels of a lower affinity",
+        help="never join two voxels of a lower affinity, in stored units",
     )
     parser.add_argument(
         "--high",
         type=float,
         required=True,
         metavar="T",
-        help="always join two voxels of this affinity or more",
+        help="always join two voxels of this affinity or more, in stored units",
     )
     parser.add_argument(
         "--channels",
@@ -286,6 +290,8 @@ def _make_labels(plan: LabelPlan, options: LabelOptions) -> int:
     result = make_labels(plan, options.beam_flags, overwrite=options.overwrite)
     product = f"{result.objects} {plan.table_folder} in {result.url}, listed in {result.table_url}"
     print(result.outcome.summary(product, options.command_to_continue))
+    if result.warning is not None:
+        print(f"Warning: {result.warning}")
     if not (options.pyramid and result.outcome.is_complete):
         return result.exit_code
     pyramid = make_coarser_scales(plan, options.beam_flags)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from beam_inference.config.storage import Storage
@@ -10,11 +9,15 @@ from beam_inference.errors import ConfigError
 from beam_inference.segmentation.layout import (
     Layout,
     check_urls,
-    comparable_threshold,
     open_input,
     plan_output,
 )
 from beam_inference.segmentation.plans import ComponentPlan
+from beam_inference.segmentation.thresholds import (
+    check_separates,
+    check_threshold,
+    comparable_threshold,
+)
 from beam_inference.volumes.kvstores import url_of
 
 _SIDE = 256
@@ -67,8 +70,9 @@ def plan_components(
         raise ConfigError(
             f"{source} holds {volume.dtype}: --multilabel takes a segmentation, of integers"
         )
-    if threshold is not None and not math.isfinite(threshold):
-        raise ConfigError(f"--threshold {threshold} is no number that voxels can be compared with")
+    if threshold is not None:
+        check_threshold("--threshold", threshold, volume.dtype, source)
+        check_separates("--threshold", threshold, volume.dtype, source)
     output, grid = plan_output(volume, target, layout, _SIDE, storage)
     return ComponentPlan(
         source=source,

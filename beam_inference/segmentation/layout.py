@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from beam_inference.arrays import AnyDtype
 from beam_inference.beam.stage_runner import check_place
 from beam_inference.config.formats import OutputSpec, get_format, sharded_formats
 from beam_inference.config.storage import Storage, check_writable
@@ -146,14 +145,6 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
             f"{zyx.as_flag(unit)} of an output that starts at 0, as {output.format} does. Use "
             "--format precomputed, or a --block_shape that divides it."
         )
-
-
-def comparable_threshold(threshold: float, dtype: AnyDtype) -> float:
-    """A threshold that voxels of a dtype can be compared with exactly.
-
-    For integers it is the next whole number: a float could not hold all their values.
-    """
-    return threshold if dtype.kind == "f" else math.ceil(threshold)
 
 
 def _default_block(volume: Volume, side: int) -> Zyx:

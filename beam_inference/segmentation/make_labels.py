@@ -27,6 +27,7 @@ from beam_inference.pyramid.pyramid import (
 )
 from beam_inference.segmentation.component_job import plan_components
 from beam_inference.segmentation.component_stages import component_stages
+from beam_inference.segmentation.degenerate import degenerate_warning
 from beam_inference.segmentation.layout import Layout
 from beam_inference.segmentation.numbering import Stage
 from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, SegmentationPlan
@@ -46,6 +47,8 @@ class LabelResult:
         table_url: URL of the folder with the table of objects.
         objects: number of objects; None unless the volume is complete.
         outcome: how the stages ended.
+        warning: words on a result that separates nothing: no object, or one of nearly all voxels;
+            None for any other.
         pyramid: coarser scales, if they were to be made, the volume is complete, and one block does
             not hold it.
     """
@@ -54,6 +57,7 @@ class LabelResult:
     table_url: str
     objects: int | None
     outcome: StageOutcome
+    warning: str | None = None
     pyramid: PyramidResult | None = None
 
     @property
@@ -248,7 +252,8 @@ def make_labels(plan: LabelPlan, flags: Sequence[str], *, overwrite: bool = Fals
     tasks = sum(stage.count for stage in job.stages)
     outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
     objects = count_of(plan) if outcome.is_complete else None
-    return LabelResult(plan.output.url, plan.table_url, objects, outcome)
+    warning = None if objects is None else degenerate_warning(plan, objects)
+    return LabelResult(plan.output.url, plan.table_url, objects, outcome, warning)
 
 
 def _stages(plan: LabelPlan) -> tuple[Stage, ...]:

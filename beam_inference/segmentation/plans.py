@@ -51,6 +51,8 @@ class LabelPlan:
     """Memory for each voxel of a chunk besides the input: measured, see the pages under docs/."""
     more_memory: ClassVar[str] = ""
     """Words on further memory, for messages."""
+    cause_of_all: ClassVar[str]
+    """Words on how one object can come to fill the volume, for messages."""
 
     @property
     def description(self) -> Json:
@@ -68,6 +70,11 @@ class LabelPlan:
             },
             "stages": _STAGES_VERSION,
         }
+
+    @property
+    def cause_of_nothing(self) -> str:
+        """Words on how there can be no object, for messages."""
+        raise NotImplementedError
 
     @property
     def bytes_per_voxel(self) -> int:
@@ -134,6 +141,7 @@ class ComponentPlan(LabelPlan):
     kind: ClassVar[str] = "components"
     table_folder: ClassVar[str] = "components"
     working_bytes: ClassVar[int] = 16
+    cause_of_all: ClassVar[str] = "nearly every voxel is foreground, and touches the next"
 
     @property
     def description(self) -> Json:
@@ -143,6 +151,13 @@ class ComponentPlan(LabelPlan):
             "threshold": self.threshold,
             "connectivity": self.connectivity,
         }
+
+    @property
+    def cause_of_nothing(self) -> str:
+        """Words on how there can be no object, for messages."""
+        if self.threshold is None:
+            return f"{self.source} has no label but 0"
+        return f"no voxel of {self.source} is at least {self.threshold:g}"
 
     def foreground(self, values: AnyArray) -> AnyArray:
         """The foreground among the input's voxels as booleans; a segmentation as it is.
@@ -175,6 +190,7 @@ class SegmentationPlan(LabelPlan):
     table_folder: ClassVar[str] = "segments"
     working_bytes: ClassVar[int] = 48
     more_memory: ClassVar[str] = ", and 2.6 kB for each fragment in it"
+    cause_of_all: ClassVar[str] = "nearly all voxels were joined"
 
     @property
     def description(self) -> Json:
@@ -190,6 +206,11 @@ class SegmentationPlan(LabelPlan):
             "high": self.high,
             "threshold": self.threshold,
         }
+
+    @property
+    def cause_of_nothing(self) -> str:
+        """Words on how there can be no object, for messages."""
+        return f"no affinity of {self.source} is at least {self.low:g}"
 
     @property
     def tiers(self) -> tuple[Zyx, ...]:

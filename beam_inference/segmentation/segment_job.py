@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from beam_inference.config.storage import Storage
@@ -12,11 +11,11 @@ from beam_inference.segmentation.affinities import MOST
 from beam_inference.segmentation.layout import (
     Layout,
     check_urls,
-    comparable_threshold,
     open_input,
     plan_output,
 )
 from beam_inference.segmentation.plans import SegmentationPlan
+from beam_inference.segmentation.thresholds import check_threshold, comparable_threshold
 from beam_inference.volumes.kvstores import url_of
 
 _SIDE = 128
@@ -70,8 +69,8 @@ def plan_segmentation(
     if volume.dtype.name not in _DTYPES:
         raise ConfigError(f"{source} holds {volume.dtype}: affinities are {', '.join(_DTYPES)}")
     for name, value in (("--threshold", threshold), ("--low", low), ("--high", high)):
-        if not math.isfinite(value):
-            raise ConfigError(f"{name} {value} is no number that affinities can be compared with")
+        may_exclude_all = name != "--low"
+        check_threshold(name, value, volume.dtype, source, may_exclude_all=may_exclude_all)
         if volume.dtype.kind == "f" and abs(value) > MOST:
             raise ConfigError(
                 f"{name} {value:g}: affinities that are not integers are distinguished from -1024 "
@@ -80,8 +79,6 @@ def plan_segmentation(
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
     output, grid = plan_output(volume, target, layout, _SIDE, storage)
-    if volume.dtype.kind == "u":
-        low = max(low, 0)  # lower values stand for "no voxel"
     return SegmentationPlan(
         source=source,
         scale=scale,

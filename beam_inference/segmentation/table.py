@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable, Iterator
 
@@ -131,3 +132,9 @@ def _writer(plan: LabelPlan) -> Callable[[str, str], None]:
 def count_of(plan: LabelPlan) -> int:
     """The number of objects, once the table is written."""
     return int(json.loads(read_file(f"{plan.table_url}/{_SUMMARY}", plan.storage))["objects"])
+
+
+def first_voxel_count(plan: LabelPlan) -> int:
+    """The number of voxels of the first object, once the table is written."""
+    lines = read_file(f"{plan.table_url}/{0:06d}.csv", plan.storage).decode().splitlines()
+    return int(next(csv.DictReader(lines))["voxels"])
