@@ -31,6 +31,7 @@ from beam_inference.config.operators import (
     InstalledOperator,
     channels_after,
     gives_labels,
+    interval_after,
     largest_label,
     total_halo,
 )
@@ -295,6 +296,11 @@ class JobConfig(Model):
             if mode != "exchange" or not any(total_halo(self.postprocess))
         ]
 
+    @property
+    def network_interval(self) -> tuple[float, float] | None:
+        """Lowest and highest value of the network, known after an activation; else None."""
+        return None if self.model.activation == "none" else (0.0, 1.0)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.inference.seams not in self.seam_modes:
@@ -306,6 +312,7 @@ class JobConfig(Model):
         self._check_labels()
         self._check_inference()
         self._check_output()
+        interval_after(self.postprocess, self.network_interval, self.model.output_channels)
         return self
 
     def _check_labels(self) -> None:

@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 Values = NDArray[np.float32]
 """Values of a box, float32, axes (channel, z, y, x)."""
 
+Interval = tuple[float, float]
+"""The lowest and the highest value there can be."""
+
 
 class Operator(Model):
     """Base of all operators: its fields are the operator's parameters.
@@ -81,6 +84,18 @@ class Operator(Model):
         raise NotImplementedError(
             f"operator {self.operator} gives labels, but does not say how large they are"
         )
+
+    def interval_after(self, interval: Interval | None, channels: int) -> Interval | None:  # noqa: ARG002
+        """The interval of the results; None if it is not known.
+
+        Args:
+            interval: that of the values that it is given; None if it is not known.
+            channels: number of channels of these values.
+
+        Raises:
+            ValueError: its parameters make no sense for values of this interval.
+        """
+        return None
 
     def bytes_per_voxel(self, channels: int) -> int:
         """The most that it holds at a time per voxel, its result included, its argument not.
@@ -211,6 +226,28 @@ def channels_after(operators: Sequence[Operator], channels: int) -> int:
     for operator in operators:
         channels = operator.channels_after(channels)
     return channels
+
+
+def interval_after(
+    operators: Sequence[Operator], interval: Interval | None, channels: int
+) -> Interval | None:
+    """Interval of the result of all operators; None if it is not known.
+
+    Args:
+        operators: in the order in which they are applied.
+        interval: interval of the network's values; None if it is not known.
+        channels: number of channels of the network.
+
+    Raises:
+        ValueError: an operator makes no sense for the values that it is given.
+    """
+    for number, operator in enumerate(operators):
+        try:
+            interval = operator.interval_after(interval, channels)
+        except ValueError as error:
+            raise ValueError(f"postprocess.{number}: {error}") from None
+        channels = operator.channels_after(channels)
+    return interval
 
 
 def gives_labels(operators: Sequence[Operator]) -> bool:

@@ -13,6 +13,7 @@ from beam_inference.config.definite import (
     make_definite,
 )
 from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
+from beam_inference.config.operators import interval_after
 from beam_inference.engines.choice import engines_to_measure, engines_to_try
 from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
@@ -115,7 +116,7 @@ def choose_engine_elsewhere(
 
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:
-    """Warn where the values of the tried patch lie beyond output.value_range."""
+    """Warn where the values of the tried patch fit neither output.value_range nor postprocess."""
     limits = config.output.value_range
     if limits is not None and (low < limits[0] or high > limits[1]):
         logger.warning(
@@ -125,6 +126,12 @@ def warn_of_range(config: JobConfig, low: float, high: float) -> None:
             high,
             list(limits),
         )
+    if config.network_interval is not None:
+        return  # the job file was checked against it
+    try:
+        interval_after(config.postprocess, (low, high), config.model.output_channels)
+    except ValueError as error:
+        logger.warning("on a patch from the middle of the ROI: %s", error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, FiniteFloat
 
-from beam_inference.config.operators import Operator, Values
+from beam_inference.config.operators import Interval, Operator, Values
 
 
 class Argmax(Operator):
@@ -47,6 +47,22 @@ class Argmax(Operator):
     def largest_label(self, channels: int) -> int:
         """Number of the last channel."""
         return channels - 1 if self.background is None else channels
+
+    def interval_after(self, interval: Interval | None, channels: int) -> Interval | None:
+        """From 0 to the number of the last channel.
+
+        Raises:
+            ValueError: no value reaches ``background``.
+        """
+        background = self.background
+        if interval is not None and background is not None and background > interval[1]:
+            low, high = interval
+            raise ValueError(
+                f"argmax with background {background:g}, but the values there are from {low:g} to "
+                f"{high:g}: the result would be 0 everywhere. Write a number up to {high:g}, in "
+                "the unit of these values, not in that of the output's dtype"
+            )
+        return (0.0, float(self.largest_label(channels)))
 
     def bytes_per_voxel(self, channels: int) -> int:
         """Bytes of the result, NumPy's copy with the channels last, and the numbers as int64."""

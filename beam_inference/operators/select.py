@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from beam_inference.config.fields import Natural
-from beam_inference.config.operators import Operator, Values
+from beam_inference.config.operators import Interval, Operator, Values
 
 
 class Select(Operator):
@@ -29,6 +29,10 @@ class Select(Operator):
                 f"{channels - 1}"
             )
         return len(self.channels)
+
+    def interval_after(self, interval: Interval | None, channels: int) -> Interval | None:  # noqa: ARG002
+        """Unchanged."""
+        return interval
 
     def bytes_per_voxel(self, channels: int) -> int:  # noqa: ARG002
         """Bytes of the result."""

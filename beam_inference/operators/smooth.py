@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from beam_inference.config.operators import Operator, Values
+from beam_inference.config.operators import Interval, Operator, Values
 from beam_inference.geometry.zyx import Zyx
 
 _RADIUS = 4
@@ -28,6 +28,10 @@ class Smooth(Operator):
         """Radius of the Gaussian, in voxels, ZYX."""
         z, y, x = (math.ceil(_RADIUS * sigma) for sigma in self.sigma)
         return (z, y, x)
+
+    def interval_after(self, interval: Interval | None, channels: int) -> Interval | None:  # noqa: ARG002
+        """Unchanged."""
+        return interval
 
     def bytes_per_voxel(self, channels: int) -> int:
         """Bytes of the result."""

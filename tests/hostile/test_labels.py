@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from fakes.disks import run_on_disk
-from helpers import files_of, read_volume, write_volume
+from helpers import files_of, job_values, read_volume, write_job, write_volume
 
 from beam_inference.cli.main import main
 
@@ -52,6 +52,15 @@ def test_thresholds_in_the_wrong_unit_are_refused(command, advice, workplace, ca
     captured = capsys.readouterr()
     assert advice in captured.err
     assert "stored units" in captured.err or "every value" in captured.err or "-1024" in advice
+    assert not (workplace / "out").exists()
+
+
+def test_a_threshold_of_run_in_the_wrong_unit_is_refused(workplace, capsys):
+    values = job_values("boundaries", "out", model={"activation": "sigmoid"})
+    values["output"]["dtype"] = "uint8"
+    values["postprocess"] = [{"operator": "threshold", "at": 128}]
+    assert main(["run", str(write_job(workplace / "job.yaml", values))]) == 2
+    assert "threshold at 128, but the values there are from 0 to 1" in capsys.readouterr().err
     assert not (workplace / "out").exists()
 
 

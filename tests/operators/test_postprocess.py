@@ -214,6 +214,55 @@ def test_what_cannot_be_done_is_refused(tmp_path, keys, message):
         parse_job(job_values("in", "out", model=MODEL) | keys, tmp_path)
 
 
+SIGMOID = {"path": "n.ts", "activation": "sigmoid", "output_channels": CHANNELS}
+
+
+@pytest.mark.parametrize(
+    ("operators", "message"),
+    [
+        ([{"operator": "threshold", "at": 128}], "postprocess.0: threshold at 128, .* 0 everyw"),
+        ([{"operator": "threshold", "at": 0}], "the result would be 1 everywhere"),
+        (
+            [
+                {"operator": "select", "channels": [1]},
+                {"operator": "smooth", "sigma": [0, 1, 1]},
+                {"operator": "threshold", "at": 1.5},
+            ],
+            "postprocess.2: threshold at 1.5, but the values there are from 0 to 1",
+        ),
+        ([{"operator": "argmax"}, {"operator": "threshold", "at": 3}], "from 0 to 2"),
+        ([{"operator": "argmax", "background": 128}], "argmax with background 128"),
+    ],
+)
+def test_thresholds_that_no_value_can_reach_are_refused(operators, message, tmp_path):
+    values = job_values("in", "out", model=SIGMOID, output={"dtype": "uint8"})
+    with pytest.raises(ConfigError, match=message):
+        parse_job(values | {"postprocess": operators}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "operators",
+    [
+        [{"operator": "threshold", "at": 1}],
+        [{"operator": "argmax", "background": 0}, {"operator": "threshold", "at": 3}],
+        [
+            {"operator": "own", "function": "a.b:c", "output_channels": 1},
+            {"operator": "threshold", "at": 128},
+        ],
+    ],
+)
+def test_thresholds_that_values_may_reach_are_accepted(operators, tmp_path):
+    values = job_values("in", "out", model=SIGMOID, output={"dtype": "uint8"})
+    parse_job(values | {"postprocess": operators}, tmp_path)
+
+
+def test_a_threshold_that_the_tried_patch_does_not_reach_is_warned_of(tmp_path, caplog):
+    write_volume(tmp_path / "in", INPUT)
+    values = job_values(tmp_path / "in", tmp_path / "out", model=MODEL, output={"dtype": "uint8"})
+    prepare(parse_job(values | {"postprocess": [{"operator": "threshold", "at": 999}]}, tmp_path))
+    assert "middle of the ROI: postprocess.0: threshold at 999, but the values" in caplog.text
+
+
 def test_a_halo_is_refused_where_chunks_have_only_sums_of_their_own(tmp_path):
     values = job_values("in", "out", model=MODEL, inference={"seams": "exchange"})
     with pytest.raises(ConfigError, match=r"postprocess looks \[0, 4, 8\] voxels"):
