@@ -21,16 +21,17 @@ from pydantic import (
 Json: TypeAlias = dict[str, Any]
 """An object as it stands in JSON or YAML: values by key."""
 
-_FARTHEST = 2**40  # TensorStore's coordinates are 64 bits; sums of ours must stay well inside
+FARTHEST = 2**40
+"""Largest coordinate. TensorStore's have 64 bits, and sums of ours must stay well inside."""
 
 
-Integer = Annotated[int, Strict(), Field(ge=-_FARTHEST, le=_FARTHEST)]
+Integer = Annotated[int, Strict(), Field(ge=-FARTHEST, le=FARTHEST)]
 
 
-Count = Annotated[int, Strict(), Field(gt=0, le=_FARTHEST)]
+Count = Annotated[int, Strict(), Field(gt=0, le=FARTHEST)]
 
 
-Natural = Annotated[int, Strict(), Field(ge=0, le=_FARTHEST)]
+Natural = Annotated[int, Strict(), Field(ge=0, le=FARTHEST)]
 
 
 def _as_path(value: object) -> object:

@@ -16,6 +16,7 @@ from beam_inference.conversion.block_conversion import BlockConversion, plan_blo
 from beam_inference.conversion.copying import WINDOW_BYTES
 from beam_inference.conversion.file_conversion import FileConversion, plan_file_conversion
 from beam_inference.conversion.find_source import find_source, split_dataset
+from beam_inference.conversion.named_files import path_errors
 from beam_inference.conversion.options import ConversionOptions, ConversionResult
 from beam_inference.conversion.targets import FILE_FORMATS, format_of
 from beam_inference.errors import ConfigError
@@ -114,12 +115,13 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
         raise ConfigError(f"{source} has no voxels")
     if options.offset is not None:
         box = BoundingBox(options.offset, zyx.add(options.offset, box.shape))
-    format = options.format or _default_format(target)
-    if format in FILE_FORMATS:
-        return plan_file_conversion(volume, source, target, box, format, options)
-    block_formats = [block_format.name for block_format in installed_formats()]
-    if format in block_formats:
-        return plan_block_conversion(volume, source, target, box, format, options)
+    with path_errors(target):
+        format = options.format or _default_format(target)
+        if format in FILE_FORMATS:
+            return plan_file_conversion(volume, source, target, box, format, options)
+        block_formats = [block_format.name for block_format in installed_formats()]
+        if format in block_formats:
+            return plan_block_conversion(volume, source, target, box, format, options)
     raise ConfigError(
         f"--format {format}: expected one of {', '.join((*block_formats, *FILE_FORMATS))}"
     )

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from beam_inference.conversion.protocol import Read, SourceInfo, Voxels
-from beam_inference.conversion.raw_array import RawLayout
+from beam_inference.conversion.raw_array import RawLayout, reserve
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -105,15 +105,19 @@ def copy(
     size = box.size * info.itemsize
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
+    shortage = WorkerFault(
+        f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. Set "
+        "TMPDIR to a folder with more space, or choose blocks that are flatter."
+    )
     if size > free:
-        raise WorkerFault(
-            f"{folder} has {free / 2**30:.1f} GiB left; {box} needs {size / 2**30:.1f} GiB there. "
-            "Set TMPDIR to a folder with more space, or choose blocks that are flatter."
-        )
+        raise shortage
     layout = RawLayout(np.dtype(info.dtype).str, (info.channels, *box.shape), "CZYX", 0)
     to_file = zyx.negative(box.start)
     with tempfile.TemporaryFile() as file:
-        file.truncate(layout.stop)
+        try:
+            reserve(file, layout.stop)
+        except OSError:
+            raise shortage from None
         depth = max(1, window_bytes // (size // box.shape[0]))
         for slab in _boxes(box, zyx.with_axis(box.shape, 0, depth)):
             layout.write(file, slab.translate(to_file), read(slab))

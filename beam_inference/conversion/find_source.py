@@ -11,6 +11,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.conversion.hdf5 import hdf5_source
 from beam_inference.conversion.mrc import mrc_source
+from beam_inference.conversion.named_files import path_errors
 from beam_inference.conversion.nifti import nifti_source
 from beam_inference.conversion.npy import npy_source, npz_source
 from beam_inference.conversion.nrrd import nrrd_source
@@ -106,8 +107,9 @@ def find_source(path: str, dataset: str | None, scale: int, storage: Storage) ->
                 f"{path}: single files are read from this machine's disks only. Copy it here first."
             )
         return tensorstore_volume(path, scale, storage)
-    local, dataset_in_path = split_dataset(str(local_folder(path) or path))
-    return _local_source(local, dataset or dataset_in_path, scale, storage)
+    with path_errors(path):
+        local, dataset_in_path = split_dataset(str(local_folder(path) or path))
+        return _local_source(local, dataset or dataset_in_path, scale, storage)
 
 
 def _local_source(local: str, dataset: str | None, scale: int, storage: Storage) -> Source:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
+from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
 from beam_inference.conversion.protocol import (
     FREE,
     Placement,
@@ -19,14 +21,20 @@ from beam_inference.conversion.protocol import (
     SourceInfo,
     Voxels,
     as_czyx,
+    check_shape,
+    header_errors,
     import_library,
     number_dtype,
+    stated_voxel_size,
     voxel_offset,
 )
 from beam_inference.conversion.raw_array import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _CHUNK_EDGE = 64
 _DEFAULT_NAME = "main"
@@ -57,7 +65,7 @@ class Hdf5Source:
 
     def open(self) -> Read:
         """Open the file; HDF5 reads one window at a time."""
-        file = _open_file(self.path)
+        file = open_file(self.path)
         dataset = file[self.dataset]
         bounds = self.info.bounds
         lock = threading.Lock()
@@ -78,7 +86,13 @@ class Hdf5Source:
         return read
 
 
-def _open_file(path: str) -> Any:
+def open_file(path: str) -> Any:
+    """Open an HDF5 file for reading.
+
+    Raises:
+        VolumeError: it cannot be read.
+        ConfigError: h5py is not installed.
+    """
     h5py = import_library("h5py", "HDF5")
     with suppress(ImportError):
         import hdf5plugin  # noqa: F401 - further compressions, where they are installed
@@ -95,14 +109,27 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
         VolumeError: there is no such dataset, or it is no volume of numbers.
         ConfigError: h5py is not installed.
     """
-    with _open_file(path) as file:
-        names = _volume_names(file)
+    with header_errors(f"{path} cannot be read as HDF5"):
+        with open_file(path) as file:
+            names = _volume_names(file)
         if name is None and len(names) != 1:
             raise VolumeError(f"{path} holds {_enumerate(names)}: name one, as {path}:NAME")
         name = (name or names[0]).strip("/")
-        if name not in file or not hasattr(file[name], "shape"):
-            raise VolumeError(f"{path} has no dataset {name}; it holds {_enumerate(names)}")
-        dataset = file[name]
+        place = follow_links(open_file, path, name)
+        source = None if place is None else _dataset_source(place.path, place.name)
+    if source is None:
+        raise VolumeError(f"{path} has no dataset {name}; it holds {_enumerate(names)}")
+    return source
+
+
+def _dataset_source(path: str, name: str) -> Hdf5Source | None:
+    """The dataset of a name that leads through no links; None if it is a group."""
+    with open_file(path) as file:
+        dataset = file[name] if name else file
+        if not hasattr(dataset, "shape"):
+            return None
+        check_shape(f"{path}:{name}", dataset.shape or ())
+        check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes)
         if dataset.size:
@@ -171,14 +198,15 @@ def _placement(dataset: Any) -> Placement:
     if sizes is None:
         micrometres = _three_numbers(dataset, "element_size_um") or ()
         sizes = [float(f"{_NM_PER_UM * size:.9g}") for size in micrometres]
-    if not sizes or min(sizes) <= 0:
+    voxel_size_nm = stated_voxel_size(sizes) if sizes else None
+    if voxel_size_nm is None:
         return Placement(None)
-    z, y, x = sizes
     origin = _three_numbers(dataset, "offset") or [0.0, 0.0, 0.0]
-    offset = voxel_offset(tuple(origin), (z, y, x))
+    offset = voxel_offset(tuple(origin), voxel_size_nm)
     if offset is None:
-        return Placement((z, y, x), notes=("its offset lies between voxels: it is taken as 0",))
-    return Placement((z, y, x), offset)
+        note = "its offset lies between voxels, or out of reach: it is taken as 0"
+        return Placement(voxel_size_nm, notes=(note,))
+    return Placement(voxel_size_nm, offset)
 
 
 def _three_numbers(dataset: Any, key: str) -> list[float] | None:
@@ -201,7 +229,8 @@ class Hdf5Target:
     """
 
     def __init__(self, path: str, name: str | None, spec: FileSpec) -> None:
-        self._file = import_library("h5py", "HDF5").File(path, "w")
+        self._disk = _DiskFile(path)
+        self._file = import_library("h5py", "HDF5").File(self._disk, "w")
         edges = [min(_CHUNK_EDGE, n) for n in spec.bounds.shape]
         self._dataset = self._file.create_dataset(
             name or _DEFAULT_NAME,
@@ -221,13 +250,61 @@ class Hdf5Target:
             ]
 
     def write(self, box: BoundingBox, array: Voxels) -> None:
-        """Write (channels, *box.shape) voxels to a box counted from the first voxel."""
+        """Write (channels, *box.shape) voxels to a box counted from the first voxel.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
         window = tuple(slice(a, b) for a, b in zip(box.start, box.stop, strict=True))
         self._dataset[(..., *window)] = array if self._dataset.ndim == 4 else array[0]
+        self._disk.raise_failure()
 
     def close(self) -> None:
-        """Flush and close the file."""
+        """Flush and close the file.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
         self._file.close()
+        self._disk.close()
+        self._disk.raise_failure()
+
+
+class _DiskFile(io.FileIO):
+    """A new file whose writes never fail for HDF5: what went wrong is told afterwards.
+
+    HDF5 keeps a file that it could not flush, tries again when the process ends, and then takes the
+    process down with it.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "w+b")
+        self._failure: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write all of it; nothing more once a write has failed."""
+        left = memoryview(data).cast("B")
+        size = len(left)
+        while left and self._failure is None:
+            try:
+                left = left[super().write(left) :]
+            except OSError as error:
+                self._failure = error
+        return size
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Change the length of the file."""
+        if self._failure is None:
+            try:
+                return super().truncate(size)
+            except OSError as error:
+                self._failure = error
+        return size or 0
+
+    def raise_failure(self) -> None:
+        """Raise what went wrong, if anything did."""
+        if self._failure is not None:
+            raise self._failure
 
 
 HDF5_GRAIN: Zyx = (_CHUNK_EDGE, _CHUNK_EDGE, _CHUNK_EDGE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import warnings
 from pathlib import Path
@@ -14,14 +15,24 @@ from beam_inference.conversion.protocol import (
     FREE,
     Placement,
     SourceInfo,
+    check_shape,
+    header_errors,
     import_library,
     number_dtype,
+    stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, open_packed
+from beam_inference.conversion.raw_array import (
+    RawLayout,
+    RawSource,
+    check_length,
+    check_packed_length,
+    read_start,
+)
 from beam_inference.errors import VolumeError
 
 _HEADER_BYTES = 1024
 _NM_PER_ANGSTROM = 0.1
+_EXTENSION_LENGTH = slice(92, 96)
 _VOLUME_STACKS = range(401, 631)
 _IMOD_STAMP = 1146047817
 _IMOD_AT = 152
@@ -35,33 +46,40 @@ def mrc_source(path: str) -> RawSource:
         VolumeError: it cannot be read as one volume of numbers.
         ConfigError: mrcfile is not installed.
     """
-    mrcfile = import_library("mrcfile", "MRC")
+    import_library("mrcfile", "MRC")
     packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
-    try:
-        with warnings.catch_warnings():
-            # Unusual header fields that do not concern the voxels.
-            warnings.simplefilter("ignore")
-            with mrcfile.open(path, permissive=True, header_only=True) as mrc:
-                header = mrc.header.copy()
-                size = mrc.voxel_size
-                start = mrc.nstart
-        dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(
-            header.dtype["nx"].byteorder
-        )
-    except (ValueError, OSError, EOFError, AttributeError) as error:
-        raise VolumeError(f"{path} is no MRC file: {error}") from None
-    if dtype == np.int8 and _has_unsigned_bytes(path, packing, header.dtype["nx"].byteorder):
+    with header_errors(f"{path} is no MRC file"), np.errstate(all="ignore"):
+        return _read(path, packing)
+
+
+def _read(path: str, packing: str | None) -> RawSource:
+    mrcfile = import_library("mrcfile", "MRC")
+    start = read_start(path, packing, _HEADER_BYTES)
+    with warnings.catch_warnings():
+        # Unusual header fields that do not concern the voxels.
+        warnings.simplefilter("ignore")
+        # mrcfile would read the extended header too, to whatever length the header states.
+        alone = io.BytesIO(start[: _EXTENSION_LENGTH.start] + bytes(4) + start[96:])
+        mrc = mrcfile.mrcinterpreter.MrcInterpreter(alone, permissive=True, header_only=True)
+    header = mrc.header
+    byteorder = header.dtype["nx"].byteorder
+    dtype = mrcfile.utils.dtype_from_mode(header.mode).newbyteorder(byteorder)
+    if dtype == np.int8 and _has_unsigned_bytes(start, byteorder):
         dtype = np.dtype(np.uint8)
     dtype_name = number_dtype(dtype, path)
     _check_axes(path, header)
     shape = (int(header.nz), int(header.ny), int(header.nx))
-    layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + int(header.nsymbt))
+    extension = int(np.frombuffer(start[_EXTENSION_LENGTH], header.dtype["nsymbt"])[0])
+    check_shape(path, (*shape, extension))
+    layout = RawLayout(dtype.str, shape, "ZYX", _HEADER_BYTES + extension)
     if packing is None:
         check_length(path, layout)
-    z, y, x = (float(f"{float(n) * _NM_PER_ANGSTROM:.6g}") for n in (size.z, size.y, size.x))
+    else:
+        check_packed_length(path, packing, 0, layout)
+    sizes = (mrc.voxel_size.z, mrc.voxel_size.y, mrc.voxel_size.x)
     placement = Placement(
-        voxel_size_nm=(z, y, x) if min(z, y, x) > 0 else None,
-        offset=(int(start.z), int(start.y), int(start.x)),
+        stated_voxel_size(float(f"{float(n) * _NM_PER_ANGSTROM:.6g}") for n in sizes),
+        offset=(int(mrc.nstart.z), int(mrc.nstart.y), int(mrc.nstart.x)),
     )
     info = SourceInfo(placement.bounds(shape), 1, dtype_name, placement.voxel_size_nm, FREE)
     return RawSource(path, layout, info, packing)
@@ -79,13 +97,11 @@ def _check_axes(path: str, header: Any) -> None:
         )
 
 
-def _has_unsigned_bytes(path: str, packing: str | None, byteorder: str) -> bool:
+def _has_unsigned_bytes(header: bytes, byteorder: str) -> bool:
     """Whether bytes are unsigned: IMOD wrote the file, and does not flag them as signed.
 
     MRC2014 itself has signed bytes only.
     """
-    with Path(path).open("rb") if packing is None else open_packed(path, packing) as file:
-        header = file.read(_HEADER_BYTES)
     stamp, flags = struct.unpack_from(f"{'>' if byteorder == '>' else '<'}2i", header, _IMOD_AT)
     return stamp == _IMOD_STAMP and not flags & _IMOD_SIGNED
 

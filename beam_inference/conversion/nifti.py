@@ -12,15 +12,25 @@ from beam_inference.conversion.protocol import (
     FREE,
     Placement,
     SourceInfo,
+    check_shape,
+    header_errors,
     import_library,
     number_dtype,
     placement_in_space,
+    stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
+from beam_inference.conversion.raw_array import (
+    RawLayout,
+    RawSource,
+    check_length,
+    check_packed_length,
+    read_start,
+)
 from beam_inference.errors import VolumeError
 
 _NM = {"meter": 1e9, "mm": 1e6, "unknown": 1e6, "micron": 1e3}
 """Nanometres of a unit, by nibabel's names; without a unit, every reader takes millimetres."""
+_HEADER_BYTES = 540  # of NIfTI-2, the longer one
 _LONGEST_AXIS = 2**15 - 1  # of NIfTI-1
 _VECTOR = 1007
 
@@ -35,14 +45,18 @@ def nifti_source(path: str) -> RawSource:
         ConfigError: nibabel is not installed.
     """
     nibabel = import_library("nibabel", "NIfTI")
-    try:
-        image = nibabel.load(path)
-    except (nibabel.filebasedimages.ImageFileError, ValueError, OSError, EOFError) as error:
-        raise VolumeError(f"{path} is no NIfTI file: {error}") from None
-    data = image.dataobj
-    stored = image.header.get_data_dtype()
+    complaint = f"{path} is no NIfTI file"
+    # it would print each fault of a header before it raises the first
+    with header_errors(complaint), nibabel.imageglobals.LoggingOutputSuppressor():
+        return _read(path, "gzip" if Path(path).suffix.lower() == ".gz" else None)
+
+
+def _read(path: str, packing: str | None) -> RawSource:
+    header = _header(path, packing)
+    stored = header.get_data_dtype()
     dtype = number_dtype(stored, path)
-    shape = tuple(int(n) for n in data.shape)
+    shape = tuple(int(n) for n in header.get_data_shape())
+    check_shape(path, shape)
     further = [n for n in shape[3:] if n > 1]
     if len(shape) < 2 or len(further) > 1:
         raise VolumeError(
@@ -50,42 +64,74 @@ def nifti_source(path: str) -> RawSource:
         )
     channels = further[0] if further else 1
     x, y, z = (*shape[:3], 1)[:3]
-    layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", int(data.offset))
-    placement = _placement(image)
+    layout = RawLayout(stored.str, (channels, z, y, x), "CZYX", _data_offset(header))
+    placement = _placement(header)
     notes = placement.notes
-    scaling = (float(data.slope), float(data.inter))
+    slope, intercept = header.get_slope_inter()
+    scaling = (1.0, 0.0) if slope is None else (float(slope), float(intercept))
     is_scaled = scaling != (1.0, 0.0)
     if is_scaled:
         dtype = "float32"
         notes += (
-            f"values are the stored {stored.name} × {data.slope:g} + {data.inter:g}, as its "
+            f"values are the stored {stored.name} × {scaling[0]:g} + {scaling[1]:g}, as its "
             "header says, in float32",
         )
-    is_packed = Path(path).suffix.lower() == ".gz"
-    if not is_packed:
+    if packing is None:
         check_length(path, layout)
+    else:
+        check_packed_length(path, packing, 0, layout)
     info = SourceInfo(
         placement.bounds((z, y, x)), channels, dtype, placement.voxel_size_nm, FREE, notes
     )
-    return RawSource(
-        path,
-        layout,
-        info,
-        packing="gzip" if is_packed else None,
-        scaling=scaling if is_scaled else None,
-    )
+    return RawSource(path, layout, info, packing, scaling=scaling if is_scaled else None)
 
 
-def _placement(image: Any) -> Placement:
-    header = image.header
+def _header(path: str, packing: str | None) -> Any:
+    """The header alone: nibabel would read what follows it to whatever length that states."""
+    nibabel = import_library("nibabel", "NIfTI")
+    start = read_start(path, packing, _HEADER_BYTES)
+    for kind in (nibabel.Nifti1Header, nibabel.Nifti2Header):
+        if kind.may_contain_header(start):
+            return kind(start[: kind.sizeof_hdr])
+    raise VolumeError(f"{path} is no NIfTI file: it does not begin with a header of one")
+
+
+def _data_offset(header: Any) -> int:
+    """Position of the array in the unpacked file.
+
+    Raises:
+        ValueError: the header is of a pair of files, or the array would lie in it.
+    """
+    offset = int(header.get_data_offset())
+    is_single = header["magic"].item() == header.single_magic
+    if not is_single or offset < header.single_vox_offset:
+        raise ValueError(
+            f"its array would begin at byte {offset}; expected one file with the array behind the "
+            f"header, at byte {header.single_vox_offset} or later"
+        )
+    return offset
+
+
+def _placement(header: Any) -> Placement:
     zooms = np.array([float(zoom) for zoom in header.get_zooms()[:3]])
-    if len(zooms) < 3 or not (zooms > 0).all():
+    unit_nm = _unit_nm(header)
+    if len(zooms) < 3 or unit_nm is None:
         return Placement(None)
-    unit_nm = _NM[header.get_xyzt_units()[0]]
-    x, y, z = (float(f"{zoom * unit_nm:.6g}") for zoom in zooms)
+    size = stated_voxel_size(float(f"{zoom * unit_nm:.6g}") for zoom in zooms[::-1])
+    if size is None:
+        return Placement(None)
     if not (int(header["sform_code"]) or int(header["qform_code"])):
-        return Placement((z, y, x))
-    return placement_in_space((z, y, x), image.affine[:3, :3], zooms, image.affine[:3, 3])
+        return Placement(size)
+    affine = header.get_best_affine()
+    return placement_in_space(size, affine[:3, :3], zooms, affine[:3, 3])
+
+
+def _unit_nm(header: Any) -> float | None:
+    """Nanometres of the header's unit; None of a code that stands for none."""
+    try:
+        return _NM[header.get_xyzt_units()[0]]
+    except KeyError:
+        return None
 
 
 def create_nifti(path: str, spec: FileSpec) -> RawLayout:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -9,12 +10,20 @@ from typing import IO
 import numpy as np
 
 from beam_inference.conversion.file_spec import FileSpec
-from beam_inference.conversion.protocol import FREE, SourceInfo, number_dtype
+from beam_inference.conversion.protocol import (
+    FREE,
+    SourceInfo,
+    check_shape,
+    header_errors,
+    number_dtype,
+)
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 
 _AXES = {2: "YX", 3: "ZYX", 4: "CZYX"}
+_HEADER_BYTES = 2**17
+"""Bytes that are read for a header: NumPy refuses those of more than 10,000 characters."""
 
 
 def npy_source(path: str) -> RawSource:
@@ -35,33 +44,42 @@ def npz_source(path: str, name: str | None) -> RawSource:
     Raises:
         VolumeError: there is no such array, or it is no volume of numbers.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [entry.removesuffix(".npy") for entry in archive.namelist()]
-            is_clear = len(names) == 1 if name is None else name in names
-            if not is_clear:
-                missing = f", not {name}" if name else ""
-                raise VolumeError(
-                    f"{path} holds {', '.join(names)}{missing}: name one with --dataset"
-                )
-            member = f"{name or names[0]}.npy"
-            with archive.open(member) as file:
-                layout = _layout(file, f"{path}:{member}")
-    except zipfile.BadZipFile as error:
-        raise VolumeError(f"{path} is no .npz archive: {error}") from None
+    with header_errors(f"{path} is no .npz archive"), zipfile.ZipFile(path) as archive:
+        members = {entry.removesuffix(".npy"): entry for entry in archive.namelist()}
+        is_clear = len(members) == 1 if name is None else name in members
+        if not is_clear:
+            missing = f", not {name}" if name else ""
+            raise VolumeError(
+                f"{path} holds {', '.join(members) or 'nothing'}{missing}: name one with --dataset"
+            )
+        member = members[name or next(iter(members))]
+        with archive.open(member) as file:
+            layout = _layout(file, f"{path}:{member}")
+        _check_member(path, archive.getinfo(member), layout)
     return _source(path, layout, member)
 
 
+def _check_member(path: str, member: zipfile.ZipInfo, layout: RawLayout) -> None:
+    """Refuse a member whose length is not what its header requires. Raises VolumeError."""
+    if member.file_size != layout.stop:
+        raise VolumeError(
+            f"{path}:{member.filename} has {member.file_size} bytes, but its header requires "
+            f"{layout.stop}: it is damaged. Copy or save it again."
+        )
+
+
 def _layout(file: IO[bytes], name: str) -> RawLayout:
-    try:
-        version = np.lib.format.read_magic(file)
+    header = io.BytesIO(file.read(_HEADER_BYTES))
+    with header_errors(f"{name} is no array of numbers as NumPy saves it"):
+        version = np.lib.format.read_magic(header)
         reads = {
             (1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0,
         }
-        shape, fortran, dtype = reads[version](file)
-    except (ValueError, KeyError, EOFError) as error:
-        raise VolumeError(f"{name} is no array of numbers as NumPy saves it: {error}") from None
+        if version not in reads:
+            raise ValueError(f"its version is {version}; expected 1.0 or 2.0")
+        shape, fortran, dtype = reads[version](header)
+        check_shape(name, shape)
     number_dtype(dtype, name)
     if len(shape) not in _AXES:
         raise VolumeError(f"{name} has the shape {shape}; expected z, y, x, or channels, z, y, x")
@@ -69,7 +87,7 @@ def _layout(file: IO[bytes], name: str) -> RawLayout:
     if fortran:
         shape = shape[::-1]
         axes = axes[::-1]
-    return RawLayout(dtype.str, shape, axes, file.tell())
+    return RawLayout(dtype.str, shape, axes, header.tell())
 
 
 def _source(path: str, layout: RawLayout, packing: str | None) -> RawSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from dataclasses import dataclass
@@ -13,15 +14,25 @@ import numpy as np
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec, xyz
+from beam_inference.conversion.named_files import file_beside
 from beam_inference.conversion.protocol import (
     FREE,
     Placement,
     SourceInfo,
+    check_shape,
+    header_errors,
     import_library,
     number_dtype,
     placement_in_space,
+    stated_voxel_size,
 )
-from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length
+from beam_inference.conversion.raw_array import (
+    RawLayout,
+    RawSource,
+    check_length,
+    check_packed_length,
+    read_start,
+)
 from beam_inference.errors import VolumeError
 from beam_inference.volumes.axes import length_nm
 
@@ -29,6 +40,8 @@ _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2":
 _POSITIONS = ("domain", "space", "???", "none")
 Header = Json
 _TYPES = {"float32": "float", "float64": "double"}
+_LONGEST_HEADER = 2**24
+"""Bytes in which a header must end: without one, a whole file would be read as a single line."""
 
 
 def nrrd_source(path: str) -> RawSource:
@@ -38,16 +51,19 @@ def nrrd_source(path: str) -> RawSource:
         VolumeError: it cannot be read as a volume of numbers.
         ConfigError: pynrrd is not installed.
     """
+    import_library("nrrd", "NRRD")
+    with header_errors(f"{path} is no NRRD file"):
+        return _read(path)
+
+
+def _read(path: str) -> RawSource:
     nrrd = import_library("nrrd", "NRRD")
-    with Path(path).open("rb") as file:
-        try:
-            header = nrrd.read_header(file)
-            dtype = nrrd.reader._determine_datatype(header)
-            sizes = [int(n) for n in header["sizes"]]
-            encoding = str(header["encoding"]).lower()
-        except (nrrd.NRRDError, ValueError, KeyError, StopIteration) as error:
-            raise VolumeError(f"{path} is no NRRD file: {error}") from None
-        header_stop = file.tell()
+    file = io.BytesIO(read_start(path, None, _LONGEST_HEADER))
+    header = nrrd.read_header(file)
+    dtype = nrrd.reader._determine_datatype(header)
+    sizes = [int(n) for n in header["sizes"]]
+    check_shape(path, sizes)
+    encoding = str(header["encoding"]).lower()
     dtype_name = number_dtype(dtype, path)
     if encoding not in _PACKINGS:
         raise VolumeError(
@@ -56,10 +72,12 @@ def nrrd_source(path: str) -> RawSource:
         )
     packing = _PACKINGS[encoding]
     axes = _axes(path, header, sizes)
-    data = _data_place(path, header, header_stop, math.prod(sizes) * dtype.itemsize, packing)
+    data = _data_place(path, header, file.tell(), math.prod(sizes) * dtype.itemsize, packing)
     layout = RawLayout(dtype.str, tuple(sizes[::-1]), axes, 0 if packing else data.start)
     if packing is None:
         check_length(data.path, layout)
+    else:
+        check_packed_length(data.path, packing, data.start, layout)
     extent = dict(zip(axes, layout.shape, strict=True))
     placement = _placement(header, axes)
     info = SourceInfo(
@@ -97,19 +115,26 @@ def _data_place(
     name = _either(header, "data file", "datafile")
     start = header_stop
     if name is not None:
-        data_file = Path(path).parent / str(name)
-        if not data_file.is_file():
-            raise VolumeError(f"{path} names the data file {name}, which is not one file beside it")
-        path = str(data_file)
+        path = str(file_beside(path, str(name)))
         start = 0
     if skip == -1:  # the array is at the end of the file
-        return _DataPlace(path, Path(path).stat().st_size - nbytes)
+        skip = Path(path).stat().st_size - nbytes - start
+    if skip < 0:
+        raise VolumeError(
+            f"the array of {path} would begin before its file, or within its header: it was cut "
+            "off, or its byte skip is wrong. Copy it again."
+        )
     return _DataPlace(path, start + skip)
 
 
 def _axes(path: str, header: Header, sizes: list[int]) -> str:
     """The letters of the axes, slowest first."""
     kinds = header.get("kinds") or ["domain"] * len(sizes)
+    if len(kinds) != len(sizes):
+        raise VolumeError(
+            f"{path} states {len(sizes)} sizes, and {len(kinds)} kinds of axes: its header is "
+            "damaged. Copy or save it again."
+        )
     other = [axis for axis, kind in enumerate(kinds) if str(kind).lower() not in _POSITIONS]
     if len(sizes) == 4 and not other:
         other = [3]
@@ -131,7 +156,7 @@ def _placement(header: Header, axes: str) -> Placement:
     spacings = np.linalg.norm(steps.vectors, axis=1)
     if not (np.isfinite(spacings).all() and (spacings > 0).all()):
         return Placement(None)
-    sizes = []
+    sizes: list[float] = []
     for spacing, unit in zip(spacings, steps.units, strict=True):
         unit_nm = length_nm(unit)
         if unit_nm is None:
@@ -139,8 +164,10 @@ def _placement(header: Header, axes: str) -> Placement:
             note = f"its header says {stated} (z, y, x), in no unit of length that is known here"
             return Placement(None, notes=(note,))
         sizes.append(float(f"{spacing * unit_nm:.12g}"))
-    x, y, z = sizes
-    return placement_in_space((z, y, x), steps.vectors, spacings, header.get("space origin"))
+    size = stated_voxel_size(sizes[::-1])
+    if size is None:
+        return Placement(None)
+    return placement_in_space(size, steps.vectors, spacings, header.get("space origin"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.conversion.protocol import SliceHeader, Voxels, import_library
+from beam_inference.conversion.protocol import (
+    SliceHeader,
+    Voxels,
+    header_errors,
+    import_library,
+)
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 
@@ -30,13 +35,10 @@ def read_picture_header(path: str) -> SliceHeader:
     Raises:
         VolumeError: it is no picture, or Pillow would change its values.
     """
-    try:
-        with _pillow().open(path) as image:
-            width, height = image.size
-            mode = image.mode
-            is_png = image.format == "PNG"
-    except (OSError, ValueError, SyntaxError) as error:
-        raise VolumeError(f"{path} cannot be read as a picture: {error}") from None
+    with header_errors(f"{path} cannot be read as a picture"), _pillow().open(path) as image:
+        width, height = image.size
+        mode = image.mode
+        is_png = image.format == "PNG"
     is_deep = is_png and _has_16_bits(path)
     if mode not in _CHANNELS:
         raise VolumeError(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Protocol, TypeAlias
@@ -11,8 +13,8 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from beam_inference.arrays import AnyArray, AnyDtype
-from beam_inference.config.fields import Json
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.config.fields import FARTHEST, Json
+from beam_inference.errors import BeamInferenceError, ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -117,6 +119,47 @@ class Placement:
         return BoundingBox(self.offset, zyx.add(self.offset, shape))
 
 
+_REASON_CHARACTERS = 300
+"""Characters of another library's error that are repeated in a message."""
+
+
+@contextmanager
+def header_errors(complaint: str) -> Iterator[None]:
+    """Turn whatever is raised while a header is read into one error of the user's.
+
+    A header may say anything, and libraries raise whatever a value of it runs into: there is no
+    complete list of types to catch.
+
+    Args:
+        complaint: what is wrong with which file, such as "em.nrrd is no NRRD file".
+
+    Raises:
+        VolumeError: something was raised; the package's own errors pass as they are.
+    """
+    try:
+        yield
+    except BeamInferenceError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS] or type(error).__name__
+        printable = "".join(letter if letter.isprintable() else "?" for letter in reason)
+        raise VolumeError(f"{complaint}: {printable}") from None
+
+
+def check_shape(name: str, shape: Iterable[int]) -> None:
+    """Refuse a shape that no array has.
+
+    Raises:
+        VolumeError: an extent is negative, or larger than any volume.
+    """
+    extents = list(shape)
+    if any(not 0 <= extent <= FARTHEST for extent in extents):
+        raise VolumeError(
+            f"the header of {name} states the shape {extents}, which no volume has: it is damaged. "
+            "Copy or save the file again."
+        )
+
+
 def number_dtype(dtype: AnyDtype, name: str) -> str:
     """The name of a dtype of integers or floating-point numbers.
 
@@ -178,16 +221,30 @@ def placement_in_space(
         return Placement(voxel_size_nm)
     offset = voxel_offset(tuple(origin[::-1]), tuple(spacings[::-1]))
     if offset is None:
-        return Placement(voxel_size_nm, notes=("its origin lies between voxels: the offset is 0",))
+        note = "its origin lies between voxels, or out of reach: the offset is 0"
+        return Placement(voxel_size_nm, notes=(note,))
     return Placement(voxel_size_nm, offset)
 
 
+def stated_voxel_size(sizes: Iterable[float]) -> VoxelSizeNm | None:
+    """Three sizes, ZYX, in nanometres, as a header states them; None where they are no lengths."""
+    z, y, x = map(float, sizes)
+    if all(math.isfinite(size) and size > 0 for size in (z, y, x)):
+        return (z, y, x)
+    return None
+
+
 def voxel_offset(origin: tuple[float, ...], voxel_size: tuple[float, ...]) -> Zyx | None:
-    """A position, in the unit of the voxel size, as whole voxels; None where it lies between them.
+    """A position, in the unit of the voxel size, as whole voxels.
 
     Files keep positions in single precision, which is a twentieth of a voxel at a distance of some
     400,000.
+
+    Returns:
+        The offset; None where it lies between voxels, or where no volume can be.
     """
-    offset = [a / b for a, b in zip(origin, voxel_size, strict=True)]
+    offset = [float(a) / float(b) for a, b in zip(origin, voxel_size, strict=True)]
+    if not all(abs(coordinate) <= FARTHEST for coordinate in offset):  # also of NaN
+        return None
     rounded = zyx.triple(round(coordinate) for coordinate in offset)
     return rounded if np.allclose(offset, rounded, rtol=0, atol=0.05) else None

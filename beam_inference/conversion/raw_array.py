@@ -7,8 +7,10 @@ and the system keeps pages as it sees fit.
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import math
+import os
 import shutil
 import tempfile
 import weakref
@@ -29,6 +31,8 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 
 _COPY_BYTES = 2**20
+_DEFLATE_RATIO = 1032
+"""A compressed byte of deflate stands for at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +155,44 @@ def check_length(path: str, layout: RawLayout) -> None:
         )
 
 
+def check_packed_length(path: str, packing: str, start: int, layout: RawLayout) -> None:
+    """Refuse a compressed file that is too short to hold its array, however well it is compressed.
+
+    Args:
+        path: path of the file.
+        packing: as in :class:`RawSource`; only "gzip" has a bound.
+        start: position in the file of the first compressed byte.
+        layout: how the array lies in the unpacked file.
+
+    Raises:
+        VolumeError: it is too short.
+    """
+    packed_bytes = Path(path).stat().st_size - start
+    if packing == "gzip" and layout.stop > packed_bytes * _DEFLATE_RATIO:
+        raise VolumeError(
+            f"the header of {path} requires {layout.stop} bytes, and its {packed_bytes} compressed "
+            "bytes cannot unpack to as many: it is damaged, or was cut off. Copy it again."
+        )
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Fill a file up with zeros to the size stated, on space that is taken at once.
+
+    Otherwise a disk that fills up later would kill the process: memory maps have no other error.
+
+    Raises:
+        OSError: there is no such space.
+    """
+    if size:
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
 def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
-    """Decompress a file into a file without a name.
+    """Decompress a file of ``size`` bytes, and no more, into a file without a name.
 
     Raises:
         WorkerFault: the temporary folder is full.
-        PermanentReadError: the compressed bytes are damaged, or too few.
+        PermanentReadError: the compressed bytes are damaged, too few, or too many.
     """
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
@@ -168,16 +204,44 @@ def unpack(path: str, packing: str, start: int, size: int) -> IO[bytes]:
     target = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as its reader
     try:
         with open_packed(path, packing, start) as packed:
-            shutil.copyfileobj(packed, target, _COPY_BYTES)
-        if target.tell() < size:
-            raise EOFError(f"it unpacks to {target.tell()} bytes, but its header requires {size}")
+            _copy_exactly(packed, target, size)
         target.flush()
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         target.close()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise WorkerFault(
+                f"cannot unpack {path}: {folder} is full. Set TMPDIR to a folder with more space."
+            ) from error
         raise PermanentReadError(
             f"cannot unpack {path}: {error}. Was it copied completely?"
         ) from error
     return target
+
+
+_DAMAGE = (OSError, EOFError, RuntimeError, ValueError, zlib.error, zipfile.BadZipFile)
+"""Errors of the decompressing libraries."""
+
+
+def _copy_exactly(packed: IO[bytes], target: IO[bytes], size: int) -> None:
+    """Copy ``size`` bytes, and look whether they are all: only then their checksum is compared."""
+    left = size
+    while left:
+        data = packed.read(min(left, _COPY_BYTES))
+        if not data:
+            raise EOFError(f"it unpacks to {size - left} bytes, but its header requires {size}")
+        target.write(data)
+        left -= len(data)
+    if packed.read(1):
+        raise EOFError(
+            f"it unpacks to more than the {size} bytes that its header requires. If that is right, "
+            "unpack it yourself"
+        )
+
+
+def read_start(path: str, packing: str | None, size: int) -> bytes:
+    """Read the first bytes of a file, unpacked: ``size`` of them, or as many as there are."""
+    with Path(path).open("rb") if packing is None else open_packed(path, packing) as file:
+        return file.read(size)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from beam_inference.conversion.npy import create_npy
 from beam_inference.conversion.nrrd import create_nrrd
 from beam_inference.conversion.png import PNG_CHANNELS, write_png
 from beam_inference.conversion.protocol import FREE, Voxels, import_library
-from beam_inference.conversion.raw_array import RawLayout
+from beam_inference.conversion.raw_array import RawLayout, reserve
 from beam_inference.conversion.tiff import OME_DTYPES, create_tiff
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
@@ -280,8 +280,8 @@ def _fill_gzip(path: Path, raw: Path, format: str, spec: FileSpec) -> Iterator[F
 @contextmanager
 def _fill_slices(folder: Path, raw: Path, spec: FileSpec) -> Iterator[FileTarget]:
     layout = spec.layout(0)
-    raw.write_bytes(b"")
-    os.truncate(raw, layout.stop)
+    with raw.open("wb") as file:
+        reserve(file, layout.stop)
     folder.mkdir()
     yield FileTarget(
         _put_into(raw, layout, spec),
@@ -291,12 +291,13 @@ def _fill_slices(folder: Path, raw: Path, spec: FileSpec) -> Iterator[FileTarget
 
 
 def _create_raw(path: Path, format: str, spec: FileSpec) -> RawLayout:
-    """Create a file with a header and an array of zeros, which takes no space yet."""
+    """Create a file with a header and an array of zeros."""
     create = FILE_FORMATS[format].create
     assert create is not None, f"{format} has no raw array"
     path.write_bytes(b"")
     layout = create(str(path), spec)
-    os.truncate(path, max(layout.stop, path.stat().st_size))
+    with path.open("r+b") as file:
+        reserve(file, max(layout.stop, path.stat().st_size))
     return layout
 
 

@@ -6,10 +6,13 @@ a box touches are decoded.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,11 @@ from beam_inference.conversion.protocol import (
     SliceHeader,
     SourceInfo,
     Voxels,
+    check_shape,
+    header_errors,
     import_library,
     number_dtype,
+    stated_voxel_size,
 )
 from beam_inference.conversion.raw_array import RawLayout, RawSource, check_length, file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
@@ -54,12 +60,36 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
         ConfigError: tifffile is not installed.
     """
     tifffile = import_library("tifffile", "TIFF")
+    complaint = f"{path} cannot be read as TIFF"
+    with header_errors(complaint), _page_faults() as faults, tifffile.TiffFile(path) as tiff:
+        _check_no_other_names(path, tiff)
+        number = _series_number(path, tiff, series)
+        source = _source(path, tiff, number)
+        if len(tiff.pages) and faults:
+            raise VolumeError(
+                f"the list of pages in {path} is damaged: {faults[0]}. Copy it again."
+            )
+        return source
+
+
+@contextmanager
+def _page_faults() -> Iterator[list[str]]:
+    """Collect what tifffile finds wrong with lists of pages: it logs that, and leaves out pages."""
+    faults: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if record.levelno < logging.ERROR or "TiffPages" not in text:
+            return True
+        faults.append(" ".join(text.split())[:200])
+        return False
+
+    logger = logging.getLogger("tifffile")
+    logger.addFilter(keep)
     try:
-        with tifffile.TiffFile(path) as tiff:
-            number = _series_number(path, tiff, series)
-            return _source(path, tiff, number)
-    except (tifffile.TiffFileError, OSError, ValueError, IndexError, KeyError) as error:
-        raise VolumeError(f"{path} cannot be read as TIFF: {error}") from None
+        yield faults
+    finally:
+        logger.removeFilter(keep)
 
 
 def _series_number(path: str, tiff: Any, series: str | None) -> int:
@@ -78,12 +108,12 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
     series = tiff.series[number]
     page = series.keyframe
     is_contiguous = series.dataoffset is not None
-    if not is_contiguous:
-        _check_one_file(path, tiff, series)
+    _check_one_file(path, tiff, series)
     leading = _leading_axes(path, series, page)
     letters = "".join(axis.letter for axis in leading)
     axes = letters + _page_axes(page)
     shape = (*(axis.length for axis in leading), *_page_shape(page))
+    check_shape(path, shape)
     extent = dict(zip(axes, shape, strict=True))
     is_palette = page.photometric == _PALETTE
     info = SourceInfo(
@@ -110,11 +140,26 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
 def _check_one_file(path: str, tiff: Any, series: Any) -> None:
     """Refuse an image whose pages are in several files. Raises VolumeError."""
     ends = (series.pages[0], series.pages[-1])
-    if any(page is None or page.parent is not tiff for page in ends):
-        raise VolumeError(
-            f"{path} is one of several files of an OME data set: convert the files as a stack of "
-            "slices"
-        )
+    if series.is_multifile or any(page is None or page.parent is not tiff for page in ends):
+        raise _one_of_several(path)
+
+
+def _check_no_other_names(path: str, tiff: Any) -> None:
+    """Refuse OME metadata that name other files, before any is opened. Raises VolumeError."""
+    if not tiff.is_ome:
+        return
+    root = ElementTree.fromstring(tiff.ome_metadata)
+    own = root.get("UUID")
+    for element in root.iterfind(".//{*}TiffData/{*}UUID"):
+        name = element.get("FileName", "").lower()
+        if element.text != own and (own is not None or name != tiff.filename.lower()):
+            raise _one_of_several(path)
+
+
+def _one_of_several(path: str) -> VolumeError:
+    return VolumeError(
+        f"{path} is one of several files of an OME data set: convert the files as a stack of slices"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,14 +359,14 @@ def _ome_voxel_size(text: str) -> VoxelSizeNm | None:
     pixels = ElementTree.fromstring(text).find(".//{*}Pixels")
     if pixels is None:
         return None
-    sizes = []
+    sizes: list[float] = []
     for axis in "ZYX":
         unit = length_nm(pixels.get(f"PhysicalSize{axis}Unit", "µm"))
         size = pixels.get(f"PhysicalSize{axis}")
-        if size is None or unit is None or not float(size) > 0:
+        if size is None or unit is None:
             return None
         sizes.append(float(f"{float(size) * unit:.9g}"))
-    return (sizes[0], sizes[1], sizes[2])
+    return stated_voxel_size(sizes)
 
 
 def _imagej_voxel_size(metadata: Json, tags: Any) -> VoxelSizeNm | None:
@@ -336,11 +381,10 @@ def _imagej_voxel_size(metadata: Json, tags: Any) -> VoxelSizeNm | None:
     # Resolutions are fractions: pixels per unit.
     x_pixels, x_units = tags["XResolution"].value
     y_pixels, y_units = tags["YResolution"].value
-    if not (x_pixels and y_pixels and float(spacing) > 0):
+    if not (x_pixels and y_pixels):
         return None
     sizes = (float(spacing), y_units / y_pixels, x_units / x_pixels)
-    z, y, x = (float(f"{size * unit:.6g}") for size in sizes)
-    return (z, y, x)
+    return stated_voxel_size(float(f"{size * unit:.6g}") for size in sizes)
 
 
 def create_tiff(path: str, spec: FileSpec) -> RawLayout:
@@ -376,22 +420,21 @@ def read_tiff_slice_header(path: str) -> SliceHeader:
         VolumeError: it has more pages, or holds no numbers.
     """
     tifffile = import_library("tifffile", "TIFF")
-    try:
-        with tifffile.TiffFile(path, is_ome=False) as tiff:
-            page = tiff.pages[0]
-            if len(tiff.pages) != 1:
-                raise VolumeError(f"{path} has {len(tiff.pages)} pages; expected one, of a slice")
-            if page.is_final and page.dataoffsets[0] + page.nbytes > Path(path).stat().st_size:
-                raise VolumeError(f"{path} was cut off: copy it again")
-            return SliceHeader(
-                channels=int(page.samplesperpixel),
-                height=int(page.imagelength),
-                width=int(page.imagewidth),
-                dtype=number_dtype(page.dtype, path),
-                grain=page_grain(page),
-            )
-    except (tifffile.TiffFileError, OSError, ValueError, IndexError) as error:
-        raise VolumeError(f"{path} cannot be read as TIFF: {error}") from None
+    complaint = f"{path} cannot be read as TIFF"
+    with header_errors(complaint), tifffile.TiffFile(path, is_ome=False) as tiff:
+        page = tiff.pages[0]
+        if len(tiff.pages) != 1:
+            raise VolumeError(f"{path} has {len(tiff.pages)} pages; expected one, of a slice")
+        if page.is_final and page.dataoffsets[0] + page.nbytes > Path(path).stat().st_size:
+            raise VolumeError(f"{path} was cut off: copy it again")
+        check_shape(path, _page_shape(page))
+        return SliceHeader(
+            channels=int(page.samplesperpixel),
+            height=int(page.imagelength),
+            width=int(page.imagewidth),
+            dtype=number_dtype(page.dtype, path),
+            grain=page_grain(page),
+        )
 
 
 def read_tiff_slice(path: str, box: BoundingBox) -> Voxels:
