@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
+from beam_inference.volumes.block_files import first_block_keys, named_otherwise, unread_suffix
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
@@ -27,6 +26,7 @@ from beam_inference.volumes.detection import (
 )
 from beam_inference.volumes.kvstores import (
     LOCAL,
+    PATIENCE_SECONDS,
     KvStore,
     one_line,
     open_with,
@@ -37,9 +37,8 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.volume import Volume, extents
 
-_COMPRESSED_SUFFIXES = (".gz", ".br", ".zstd")
 _MOST_FILES = 100_000
-"""Block files whose names are looked at for such suffixes."""
+"""Block files whose names are looked at for suffixes."""
 
 
 def open_volume(
@@ -249,25 +248,49 @@ def _take_channels(volume: Volume, channels: Sequence[int]) -> Volume:
 
 
 def _refuse_compressed_blocks(volume: Volume) -> None:
-    """Refuse local precomputed volumes whose block files cannot be read, or are not there."""
+    """Refuse precomputed volumes whose block files have other names, or are not there."""
     scale = volume.precomputed_scale
-    kvstore = volume.kvstore.spec().to_json()
-    if scale is None or kvstore["driver"] != "file":
+    if scale is None:
         return
+    kvstore = volume.kvstore.spec().to_json()
+    if kvstore["driver"] == "file":
+        name = _local_block_of_other_name(volume, scale, kvstore)
+    else:
+        name = _remote_block_of_other_name(volume, scale)
+    if name is not None:
+        suffix = unread_suffix(name)
+        raise VolumeError(
+            f"{volume.url}/{scale['key']} holds compressed block files such as {name} (as "
+            f"cloud-volume writes them). TensorStore looks for names without {suffix} and would "
+            "read every voxel as zero. Decompress them in place (gunzip -r for .gz, unxz for .xz, "
+            "unzstd for .zstd, brotli -d for .br, and take the suffix from the names), or serve "
+            "the folder over HTTP with Content-Encoding set."
+        )
+
+
+def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> str | None:
     folder = Path(kvstore["path"])
-    key = scale["key"]
+    key = str(scale["key"])
     if not (folder / key).is_dir():
         raise VolumeError(
             f"{volume.url}/info names the scale {key}, but there is no such folder: every voxel "
             "would read as zero"
         )
-    with os.scandir(folder / key) as entries:
-        for entry in islice(entries, _MOST_FILES):
-            if entry.name.endswith(_COMPRESSED_SUFFIXES):
-                suffix = Path(entry.name).suffix
-                raise VolumeError(
-                    f"{volume.url}/{key} holds compressed block files such as {entry.name} (as "
-                    f"cloud-volume writes them). TensorStore looks for names without {suffix} and "
-                    "would read every voxel as zero. Decompress them in place (gunzip -r, for "
-                    ".gz), or serve the folder over HTTP with Content-Encoding set."
-                )
+    return named_otherwise(folder / key, _MOST_FILES)
+
+
+def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
+    """Look at the names of three blocks only: a request each, and a listing may be long."""
+    if scale.get("sharding"):
+        return None
+    for key in first_block_keys(scale):
+        names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
+        try:
+            listed = volume.kvstore.list(names).result(timeout=PATIENCE_SECONDS)
+        except (ValueError, OSError):
+            return None  # a store that may be read need not be listed
+        for each in listed:
+            name = each.decode().rpartition("/")[2]
+            if unread_suffix(name) is not None:
+                return name
+    return None

@@ -8,6 +8,7 @@ Neuroglancer numbers the blocks of a scale by the compressed Morton code of thei
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
@@ -86,6 +87,24 @@ def blank_shards(scale: Json, box: BoundingBox, array: AnyArray) -> list[str]:
         box: what is written.
         array: the values of all of it (C, Z, Y, X).
     """
+    return [
+        key
+        for key, part in shards_in(scale, box)
+        if not np.any(array[(slice(None), *part.slices_in(box))])
+    ]
+
+
+def shards_in(scale: Json, box: BoundingBox) -> Iterator[tuple[str, BoundingBox]]:
+    """Keys of the shards that a box touches, and what it has of each.
+
+    There are none where the numbers of blocks are hashed, as never here.
+
+    Args:
+        scale: the scale's metadata.
+        box: the box.
+    """
+    if scale["sharding"]["hash"] != "identity":
+        return
     z, y, x = scale["chunk_size"][::-1]
     size = scale["size"][::-1]
     origin = scale["voxel_offset"][::-1]
@@ -100,16 +119,13 @@ def blank_shards(scale: Json, box: BoundingBox, array: AnyArray) -> list[str]:
         [(at - a) // n for at, a, n in zip(corner, origin, shards.chunk_shape, strict=True)]
         for corner in (box.start, tuple(stop - 1 for stop in box.stop))
     )
-    keys = []
     for position in product(*(range(a, b + 1) for a, b in zip(first, last, strict=True))):
-        here = shards.core_box(shards.index(position)).intersection(box)
-        if not np.any(array[(slice(None), *here.slices_in(box))]):
-            steps = [
-                p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)
-            ]
-            number = _morton(steps, blocks) >> low
-            keys.append(f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard")
-    return keys
+        part = shards.core_box(shards.index(position)).intersection(box)
+        steps = [
+            p * n // b for p, n, b in zip(position, shards.chunk_shape, (z, y, x), strict=True)
+        ]
+        number = _morton(steps, blocks) >> low
+        yield f"{scale['key']}/{number:0{ceil_div(sharding['shard_bits'], 4)}x}.shard", part
 
 
 def _morton(position: list[int], blocks: Zyx) -> int:

@@ -23,6 +23,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill, fill_outside, source_box
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
 from beam_inference.limits import layers_at_once
+from beam_inference.volumes.block_files import irregular_block
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
@@ -123,7 +124,7 @@ class Volume:
 
         Raises:
             TransientReadError: another attempt may succeed.
-            PermanentReadError: a block is corrupt or cannot be decoded.
+            PermanentReadError: a block is corrupt, is no file, or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
         """
         z0, y0, x0 = box.start
@@ -131,6 +132,13 @@ class Volume:
         array = arrays.empty((self.channels, *box.shape), self.dtype)
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
+            irregular = irregular_block(self._stored, voxels) if box.size else None
+            if irregular is not None:
+                raise PermanentReadError(
+                    f"cannot read {box} of {self.url}: {irregular} is a folder or the like, where "
+                    "the file of a block is expected, and would be read as zeros. Copy that file "
+                    "again."
+                )
             ts.array(array, copy=False).write(voxels).result(timeout=TRANSFER_SECONDS)
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"

@@ -152,7 +152,7 @@ def test_what_cannot_be_written_is_the_workers_fault(tmp_path):
         volume.write(BoundingBox((0, 0, 0), (8, 16, 16)), ARRAY[:1, :8, :16, :16])
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".br", ".zstd"])
+@pytest.mark.parametrize("suffix", [".gz", ".br", ".zstd", ".xz", ".bz2"])
 def test_compressed_block_files_are_refused_instead_of_read_as_zeros(tmp_path, suffix):
     url = write_volume(tmp_path / "v", ARRAY[0])
     for block in [p for p in (tmp_path / "v").rglob("*-*_*") if p.is_file()]:

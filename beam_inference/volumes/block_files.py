@@ -1,0 +1,151 @@
+"""Files of blocks that TensorStore would silently read as zeros, or wait for without end.
+
+A block that is absent reads as the fill value, and so does one whose name is another than expected,
+or that is a folder. A pipe in place of a file never answers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import tensorstore as ts
+
+from beam_inference.config.fields import Json
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import triple
+from beam_inference.volumes.sharding import shards_in
+
+_BLOCK_NAME = r"-?\d+--?\d+_-?\d+--?\d+_-?\d+--?\d+"
+_OTHER_SUFFIX = re.compile(rf"{_BLOCK_NAME}(\.(?!__lock)\w+)")
+"""A block of a precomputed volume with a suffix; TensorStore's own files have ``.__lock``."""
+
+
+def unread_suffix(name: str) -> str | None:
+    """The suffix of a precomputed block's name, under which TensorStore does not look for it.
+
+    >>> unread_suffix("0-64_0-64_-64-0.xz"), unread_suffix("0-64_0-64_-64-0")
+    ('.xz', None)
+    """
+    match = _OTHER_SUFFIX.fullmatch(name)
+    return None if match is None else match[1]
+
+
+def irregular_block(stored: Json, window: ts.TensorStore) -> str | None:
+    """The path of a local block that is there, and is no file; None if there is none.
+
+    Looking costs a request to the file system for each block, which TensorStore makes again.
+
+    Args:
+        stored: TensorStore's spec of the stored array.
+        window: what is to be read of it.
+    """
+    kvstore = stored.get("kvstore")
+    if not isinstance(kvstore, dict) or kvstore.get("driver") != "file":
+        return None
+    for key in _block_keys(stored, window):
+        path = f"{kvstore['path']}{key}"
+        try:
+            mode = os.stat(path).st_mode
+        except OSError:
+            continue  # it is absent, or TensorStore says what is wrong
+        if not stat.S_ISREG(mode):
+            return path
+    return None
+
+
+def _block_keys(stored: Json, window: ts.TensorStore) -> Iterator[str]:
+    """Keys of the files that hold the voxels of a window, in the formats that are known here."""
+    transform = window.spec().transform
+    assert transform is not None, "an open array has one"
+    spans = [_span(output, window) for output in transform.output]
+    driver = stored["driver"]
+    if driver == "neuroglancer_precomputed":
+        return _precomputed_keys(stored["scale_metadata"], spans)
+    metadata = stored.get("metadata", {})
+    if driver == "n5":
+        return _grid_keys(spans, metadata["blockSize"], "", "/")
+    if driver == "zarr":
+        return _grid_keys(spans, metadata["chunks"], "", metadata.get("dimension_separator", "."))
+    if driver == "zarr3":
+        encoding = metadata.get("chunk_key_encoding", {})
+        is_default = encoding.get("name", "default") == "default"
+        separator = encoding.get("configuration", {}).get("separator", "/" if is_default else ".")
+        shape = metadata["chunk_grid"]["configuration"]["chunk_shape"]
+        return _grid_keys(spans, shape, f"c{separator}" if is_default else "", separator)
+    return iter(())
+
+
+def _span(output: Any, window: ts.TensorStore) -> tuple[int, int]:
+    """First and last position of a window on an axis of the stored array."""
+    if output.method == ts.OutputIndexMethod.constant:
+        return output.offset, output.offset
+    if output.method == ts.OutputIndexMethod.array:
+        positions = output.offset + output.stride * output.index_array
+        return int(positions.min()), int(positions.max())
+    interval = window.domain[output.input_dimension]
+    ends = [
+        output.offset + output.stride * position
+        for position in (interval.inclusive_min, interval.inclusive_max)
+    ]
+    return min(ends), max(ends)
+
+
+def _grid_keys(
+    spans: list[tuple[int, int]], shape: list[int], prefix: str, separator: str
+) -> Iterator[str]:
+    ranges = [
+        range(first // size, last // size + 1)
+        for (first, last), size in zip(spans, shape, strict=True)
+    ]
+    for position in product(*ranges):
+        yield prefix + separator.join(map(str, position))
+
+
+def _precomputed_keys(scale: Json, spans: list[tuple[int, int]]) -> Iterator[str]:
+    origin = scale["voxel_offset"]
+    stops = [start + size for start, size in zip(origin, scale["size"], strict=True)]
+    xyz = spans[:3]
+    if scale.get("sharding"):
+        first = triple(span[0] for span in xyz[::-1])
+        stop = triple(span[1] + 1 for span in xyz[::-1])
+        yield from (key for key, _ in shards_in(scale, BoundingBox(first, stop)))
+        return
+    ranges = []
+    for (first_voxel, last), start, size, stop_voxel in zip(
+        xyz, origin, scale["chunk_size"], stops, strict=True
+    ):
+        begin = start + (first_voxel - start) // size * size
+        ranges.append([(a, min(a + size, stop_voxel)) for a in range(begin, last + 1, size)])
+    for block in product(*ranges):
+        yield f"{scale['key']}/" + "_".join(f"{a}-{b}" for a, b in block)
+
+
+def first_block_keys(scale: Json) -> list[str]:
+    """Keys of the first, a middle and the last block of a precomputed scale without shards."""
+    origin = scale["voxel_offset"]
+    size = scale["size"]
+    keys = []
+    for share in (0, 1, 2):
+        voxel = [a + (n - 1) * share // 2 for a, n in zip(origin, size, strict=True)]
+        keys += list(_precomputed_keys(scale, [(at, at) for at in voxel]))
+    return list(dict.fromkeys(keys))
+
+
+def named_otherwise(folder: Path, most: int) -> str | None:
+    """The name of a block with another suffix in a local folder of a scale, or None.
+
+    Args:
+        folder: the folder.
+        most: number of names to look at.
+    """
+    with os.scandir(folder) as entries:
+        for _, entry in zip(range(most), entries, strict=False):
+            if unread_suffix(entry.name) is not None:
+                return entry.name
+    return None

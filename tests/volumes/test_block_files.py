@@ -1,0 +1,138 @@
+"""Files of blocks that would be read as zeros, or never."""
+
+import os
+
+import numpy as np
+import pytest
+import tensorstore as ts
+from helpers import write_volume
+
+from beam_inference.config.formats import OutputSpec
+from beam_inference.config.volumes import VolumeSource
+from beam_inference.errors import PermanentReadError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.volumes.block_files import first_block_keys, unread_suffix
+from beam_inference.volumes.kvstores import LOCAL, open_kvstore
+from beam_inference.volumes.opening import open_source, open_volume
+from beam_inference.volumes.outputs import create_output
+
+ARRAY = np.random.default_rng(0).integers(1, 256, (3, 20, 40, 50), np.uint8)
+FORMATS = ["precomputed", "zarr2", "zarr3", "n5", "ome_zarr", "ome_zarr_0.4"]
+METADATA = {"info", "zarr.json", ".zarray", ".zattrs", ".zgroup", "attributes.json"}
+
+
+def write(folder, format, start=(0, 0, 0), **keys):
+    bounds = BoundingBox(start, tuple(a + n for a, n in zip(start, ARRAY.shape[1:], strict=True)))
+    spec = OutputSpec(
+        f"file://{folder}", format, "uint8", 3, bounds, (8, 16, 16), (8.0, 8.0, 8.0), **keys
+    )
+    create_output(spec).write(bounds, ARRAY)
+    return open_volume(spec.url)
+
+
+def blocks(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in METADATA)
+
+
+def check_each_block_is_looked_at(folder, volume):
+    """Put a folder in place of each block, one after the other: reading around it fails."""
+    paths = blocks(folder)
+    for path in paths:
+        content = path.read_bytes()
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(PermanentReadError, match=f"{path.name} is a folder or the like"):
+            open_volume(volume.url).read(volume.bounds)
+        path.rmdir()
+        path.write_bytes(content)
+    return len(paths)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_folder_in_place_of_any_block_is_noticed(tmp_path, format):
+    volume = write(tmp_path / "v", format)
+    assert check_each_block_is_looked_at(tmp_path / "v", volume) == 3 * 3 * 4
+    np.testing.assert_array_equal(volume.read(volume.bounds), ARRAY)
+
+
+@pytest.mark.parametrize("format", ["precomputed", "zarr3", "ome_zarr"])
+def test_a_folder_in_place_of_any_shard_is_noticed(tmp_path, format):
+    volume = write(tmp_path / "v", format, shard_shape=(8, 32, 32))
+    assert check_each_block_is_looked_at(tmp_path / "v", volume) >= 6
+
+
+def test_offsets_and_separators(tmp_path):
+    volume = write(tmp_path / "v", "precomputed", (-3, 70, -1000))
+    check_each_block_is_looked_at(tmp_path / "v", volume)
+    for number, encoding in enumerate(
+        [{"name": "v2"}, {"name": "default", "configuration": {"separator": "."}}]
+    ):
+        folder = tmp_path / str(number)
+        store = ts.open(
+            {
+                "driver": "zarr3",
+                "kvstore": f"file://{folder}/",
+                "metadata": {
+                    "shape": [20, 40, 50],
+                    "data_type": "uint8",
+                    "dimension_names": list("zyx"),
+                    "chunk_grid": {
+                        "name": "regular",
+                        "configuration": {"chunk_shape": [8, 16, 16]},
+                    },
+                    "chunk_key_encoding": encoding,
+                },
+            },
+            create=True,
+        ).result()
+        store.write(ARRAY[0]).result()
+        check_each_block_is_looked_at(folder, open_volume(f"file://{folder}"))
+
+
+def test_only_the_blocks_that_are_read_are_looked_at(tmp_path):
+    volume = write(tmp_path / "v", "precomputed")
+    block = tmp_path / "v" / "8_8_8" / "16-32_16-32_8-16"
+    block.unlink()
+    os.mkfifo(block)
+    apart = BoundingBox((0, 0, 0), (8, 16, 50))
+    np.testing.assert_array_equal(volume.read(apart), ARRAY[:, :8, :16])
+    with pytest.raises(PermanentReadError, match="Copy that file again"):
+        volume.read(BoundingBox((15, 16, 16), (16, 17, 17)))
+    channel = open_source(VolumeSource(volume.url, channel=[2]))
+    with pytest.raises(PermanentReadError):
+        channel.read(BoundingBox((15, 31, 31), (16, 32, 32)))
+
+
+def test_names_of_blocks():
+    assert unread_suffix("0-64_0-64_-64-0") is None
+    assert unread_suffix("0-64_0-64_-64-0.__lock") is None
+    assert unread_suffix("-64--32_0-64_-64-0.xz") == ".xz"
+    assert unread_suffix("00.shard") is None
+    scale = {"key": "k", "voxel_offset": [-5, 0, 0], "size": [100, 8, 8], "chunk_size": [64, 8, 8]}
+    assert first_block_keys(scale) == ["k/-5-59_0-8_0-8", "k/59-95_0-8_0-8"]
+
+
+def test_a_bucket_is_asked_for_three_blocks_only():
+    store = open_kvstore("memory://bucket/v/", LOCAL)
+    bounds = BoundingBox((0, 0, 0), ARRAY.shape[1:])
+    spec = OutputSpec(
+        "memory://bucket/v", "precomputed", "uint8", 3, bounds, (8, 16, 16), (8.0, 8.0, 8.0)
+    )
+    create_output(spec).write(bounds, ARRAY)
+    np.testing.assert_array_equal(open_volume(spec.url).read(bounds), ARRAY)
+    for key in store.list().result():
+        name = key.decode()
+        if name.endswith("_16-20"):
+            store.write(f"{name}.zstd", store.read(name).result().value).result()
+            store.write(name, None).result()
+    with pytest.raises(VolumeError, match=r"such as 48-50_32-40_16-20\.zstd"):
+        open_volume(spec.url)
+
+
+def test_pipes_are_not_waited_for(tmp_path):
+    url = write_volume(tmp_path / "v", ARRAY[0], block_shape=(20, 40, 50))
+    (block,) = blocks(tmp_path / "v")
+    block.unlink()
+    os.mkfifo(block)
+    with pytest.raises(PermanentReadError):
+        open_volume(url).read(BoundingBox((0, 0, 0), (1, 1, 1)))
