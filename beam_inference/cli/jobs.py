@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from beam_inference.cli.argument_types import seed, share
 from beam_inference.cli.command import Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
 from beam_inference.errors import COMPLETE, FAILED
@@ -28,6 +29,9 @@ class VerifyOptions(JobOptions):
     """Options of ``verify``."""
 
     deep: bool
+    recompute: float | None
+    seed: int | None
+    allow_pickle: bool
     json: bool
 
 
@@ -68,10 +72,32 @@ def _add_verify(subparsers: Subparsers) -> None:
         "check whether a job is complete; exit code 0 only if it is",
         "job.yaml",
         "job.yaml --deep",
+        "job.yaml --recompute 0.001",
     )
     add_job(parser)
     parser.add_argument(
         "--deep", action="store_true", help="read every chunk back and compare its checksum"
+    )
+    parser.add_argument(
+        "--recompute",
+        type=share,
+        metavar="SHARE",
+        help=(
+            "compute this share of the chunks again, such as 0.001, drawn at random, and compare "
+            "every bit with the output; one chunk at least"
+        ),
+    )
+    parser.add_argument(
+        "--seed",
+        type=seed,
+        metavar="N",
+        help="seed of the draw of --recompute, as printed before (default: a new one)",
+    )
+    parser.add_argument(
+        "--allow_pickle",
+        "--allow-pickle",
+        action="store_true",
+        help="as for run; for --recompute only",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     set_action(parser, VerifyOptions, verify)
@@ -126,6 +152,9 @@ def verify(options: VerifyOptions) -> int:
     with Console(stderr=True).status("verifying") as line:
         report = launched.verify(
             deep=options.deep,
+            recompute=options.recompute,
+            seed=options.seed,
+            allow_pickle=options.allow_pickle,
             progress=lambda done: line.update(f"verifying: {done:,} chunks checked"),
         )
     pyramid = launched.pyramid_status()

@@ -15,6 +15,7 @@ from beam_inference.volumes.kvstores import local_folder
 
 if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
+    from beam_inference.job.recomputed import Recomputation
     from beam_inference.job.records import QuarantineRecord
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
@@ -61,6 +62,7 @@ def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, 
         "quarantined": len(report.quarantined),
         "quarantine": list(map(_record_values, report.quarantined)),
         "wrong": report.wrong,
+        "recomputed": None if report.recomputation is None else asdict(report.recomputation),
         "pyramid": pyramid_status_values(pyramid, waits=report.receipts < report.chunks),
     }
 
@@ -192,6 +194,8 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
         print(f"wrong: {line}")
     if len(report.wrong) > _LISTED_CHUNKS:
         print(f"… and {len(report.wrong) - _LISTED_CHUNKS} more that are wrong")
+    if report.recomputation is not None:
+        _print_recomputation(report.recomputation)
     _print_quarantined(report.quarantined)
     if report.missing_count:
         more = " …" if report.missing_count > len(report.missing) else ""
@@ -202,6 +206,19 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
         print("complete" + (", and every chunk reads back as it was written" if deep else ""))
     else:
         print("not complete")
+
+
+def _print_recomputation(recomputation: Recomputation) -> None:
+    """Print how chunks that were computed again compare with the output."""
+    print(
+        f"{len(recomputation.chunks)} chunks computed again (--recompute {recomputation.share:g} "
+        f"--seed {recomputation.seed}), {len(recomputation.different)} of them with other bits "
+        "than the output"
+    )
+    for line in recomputation.different:
+        print(f"different: {line}")
+    for line in recomputation.undecided:
+        print(f"undecided, as it was made with smaller batches: {line}")
 
 
 def print_status(status: JobStatus) -> None:

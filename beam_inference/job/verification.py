@@ -8,6 +8,7 @@ from itertools import combinations
 
 from beam_inference.errors import BeamInferenceError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt, crc32
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -27,6 +28,7 @@ class VerifyReport:
         missing: indices of the first of these.
         quarantined: records of the chunks that could not be done.
         wrong: faults of receipts, and of blocks that receipts name, one line each.
+        recomputation: chunks that were computed again; None if that was not asked for.
     """
 
     chunks: int
@@ -35,11 +37,13 @@ class VerifyReport:
     missing: list[int] = field(default_factory=list)
     quarantined: list[QuarantineRecord] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    recomputation: Recomputation | None = None
 
     @property
     def complete(self) -> bool:
         """Whether every chunk has a receipt and all that was checked is right."""
-        return self.receipts == self.chunks and not self.wrong
+        is_different = self.recomputation is not None and bool(self.recomputation.different)
+        return self.receipts == self.chunks and not self.wrong and not is_different
 
 
 def verify(

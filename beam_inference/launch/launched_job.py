@@ -56,19 +56,44 @@ class LaunchedJob:
         return None if pyramid is None else pyramid_status(pyramid)
 
     def verify(
-        self, *, deep: bool = False, progress: Callable[[int], None] | None = None
+        self,
+        *,
+        deep: bool = False,
+        recompute: float | None = None,
+        seed: int | None = None,
+        allow_pickle: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
         """Compare the job's receipts with its plan.
 
         Args:
             deep: whether to read every chunk back and compare it with its receipt.
+            recompute: share of the chunks that are computed again from the input, drawn at random,
+                and compared with the output; None for none.
+            seed: seed of the draw; None for a new one.
+            allow_pickle: load models that can execute code, to compute chunks again.
             progress: is called with the number of chunks looked at so far.
 
         Raises:
-            StateError: the job file describes another job, or the output is gone.
+            UserError: the job file describes another job, or the output is gone; or chunks cannot
+                be computed again here.
         """
+        recomputation = None
+        if recompute is not None:
+            from beam_inference.launch.recomputation import recompute_chunks
+
+            recomputation = recompute_chunks(
+                self.relocated_job,
+                self.state,
+                recompute,
+                seed=seed,
+                allow_pickle=allow_pickle,
+                progress=progress,
+            )
         output = self.open_output("nothing to verify") if deep else None
-        return verification.verify(self.relocated_job, self.state, output, progress)
+        report = verification.verify(self.relocated_job, self.state, output, progress)
+        report.recomputation = recomputation
+        return report
 
     @cached_property
     def relocated_job(self) -> ResolvedJob:
@@ -147,16 +172,30 @@ def status(config: JobConfig) -> JobStatus:
 
 
 def verify(
-    config: JobConfig, *, deep: bool = False, progress: Callable[[int], None] | None = None
+    config: JobConfig,
+    *,
+    deep: bool = False,
+    recompute: float | None = None,
+    seed: int | None = None,
+    allow_pickle: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Check whether the job that was launched with a job file is complete, without its pyramid.
 
     Args:
         config: the job file as it is now.
         deep: whether to read every chunk back and compare it with its receipt.
+        recompute: share of the chunks that are computed again from the input, drawn at random, and
+            compared with the output bit by bit; None for none.
+        seed: seed of the draw; None for a new one, which the report has.
+        allow_pickle: load models that can execute code, to compute chunks again.
         progress: is called with the number of chunks looked at so far.
 
     Raises:
         StateError: the state folder holds no job or another one, or the output is gone.
+        UserError: chunks cannot be computed again here.
     """
-    return find_launched_job(config, "nothing to verify").verify(deep=deep, progress=progress)
+    launched = find_launched_job(config, "nothing to verify")
+    return launched.verify(
+        deep=deep, recompute=recompute, seed=seed, allow_pickle=allow_pickle, progress=progress
+    )

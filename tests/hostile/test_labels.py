@@ -98,7 +98,7 @@ COMMANDS = {
 def test_five_kills_leave_the_bytes_of_an_undisturbed_run(kind, workplace):
     write_volume(  # so that a run takes long enough to be killed
         workplace / "noise",
-        np.random.default_rng(1).integers(0, 256, (3, 32, 32, 32)).astype(np.uint8),
+        np.random.default_rng(1).integers(0, 256, (3, 24, 24, 24)).astype(np.uint8),
         block_shape=(8, 8, 8),
     )
     words = shlex.split(COMMANDS[kind].replace(" affinities ", " noise "))

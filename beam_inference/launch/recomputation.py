@@ -1,0 +1,213 @@
+"""Some chunks of a job computed again, from its input, and compared with the output in every bit.
+
+A chunk is computed as a worker does it that has lost all its neighbours' sums: its input is read,
+every patch that touches it is computed, sums are added in the order of the job, and operators, mask
+and the output's encoding follow. So the bits are those of every seam mode. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.arrays import AnyArray
+from beam_inference.errors import BeamInferenceError, ChunkFault, StateError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.sampling import sample_chunks
+from beam_inference.job.messages import Launch
+from beam_inference.job.parts import output_spec
+from beam_inference.job.recomputed import Recomputation
+from beam_inference.job.records import Receipt
+from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
+from beam_inference.job.state import State
+from beam_inference.volumes.kvstores import delete_folder, open_kvstore
+from beam_inference.volumes.outputs import LOSSY, create_output
+from beam_inference.worker.chunk_steps import ChunkSteps
+from beam_inference.worker.open_job import OpenJob, open_job
+from beam_inference.worker.worker import make_chunk_inference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SEED_BITS = 32
+_LAUNCH = "verify"
+"""Name of the launch in log lines; nothing is recorded under it."""
+
+
+def recompute_chunks(
+    job: ResolvedJob,
+    state: State,
+    share: float,
+    *,
+    seed: int | None = None,
+    allow_pickle: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Recomputation:
+    """Compute a random share of a job's finished chunks again, and compare bits with the output.
+
+    Args:
+        job: the job, with its output where it is now.
+        state: its state folder.
+        share: share of the chunks, above 0 and at most 1; at least one chunk is drawn, if any is
+            done.
+        seed: seed of the draw; None for a new one.
+        allow_pickle: load models that can execute code.
+        progress: is called with the number of chunks computed so far.
+
+    Raises:
+        UserError: the chunks cannot be computed here: input, network or engine are not those of the
+            job, or are absent.
+    """
+    seed = secrets.randbits(_SEED_BITS) if seed is None else seed
+    receipts = _draw(job, state.of(job), share, seed)
+    different = list[str]()
+    undecided = list[str]()
+    if receipts:
+        with _refusing_faults():
+            recomputer = _Recomputer(_open(job, state, allow_pickle=allow_pickle))
+            for number, receipt in enumerate(receipts, 1):
+                fault = recomputer.fault_of(receipt.chunk)
+                if fault is not None:
+                    line = f"chunk {receipt.chunk} {job.plan.chunks.core_box(receipt.chunk)}: "
+                    is_comparable = recomputer.has_full_batches(receipt)
+                    (different if is_comparable else undecided).append(line + fault)
+                if progress:
+                    progress(number)
+    chunks = [receipt.chunk for receipt in receipts]
+    return Recomputation(share, seed, chunks, different, undecided)
+
+
+def _draw(job: ResolvedJob, state: State, share: float, seed: int) -> list[Receipt]:
+    """Receipts of a random share of the chunks that are done; of one at least, if any is."""
+    count = job.plan.chunks.count
+    done = set(state.receipt_indices(0, count))
+    while True:
+        drawn = [index for index in sample_chunks(job.plan.chunks, share, seed) if index in done]
+        # those that cannot be understood are told of by the comparison of receipts
+        receipts = state.read_sound_receipts(drawn)
+        if receipts or share >= 1:
+            return receipts
+        share = min(1.0, 2 * share)
+
+
+def _open(job: ResolvedJob, state: State, *, allow_pickle: bool) -> OpenJob:
+    """Open the job as a worker does.
+
+    Raises:
+        StateError: its input is another volume now, or the rules of computing are others.
+    """
+    if job.numerics != NUMERICS:
+        raise StateError(
+            f"nothing can be recomputed: the job was computed by rules of version {job.numerics}, "
+            f"and this version of beam-inference follows version {NUMERICS}, which gives other "
+            "bits. Use the version in versions of job.json."
+        )
+    launch = Launch(
+        job=job.model_dump_json(),
+        state_url=state.url,
+        id=_LAUNCH,
+        honour_receipts=False,
+        allow_pickle=allow_pickle,
+        threads_per_process=1,
+        contract_checked=True,
+    )
+    opened = open_job(launch)
+    found = (opened.input.bounds, opened.input.channels, opened.input.dtype.name)
+    expected = (job.input_bounds, job.input_channels, job.input_dtype)
+    if found != expected:
+        raise StateError(
+            "nothing can be recomputed: the input had the bounds, channels and dtype "
+            f"{_as_text(expected)} at launch, and has {_as_text(found)} now"
+        )
+    return opened
+
+
+def _as_text(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+@contextmanager
+def _refusing_faults() -> Iterator[None]:
+    """Raise a fault of this process as something to be mended, since no runner will retry."""
+    try:
+        yield
+    except WorkerFault as fault:
+        raise StateError(f"nothing can be recomputed here: {fault}") from fault
+
+
+class _Recomputer:
+    """Computes chunks of an opened job, and compares them with its output."""
+
+    def __init__(self, opened: OpenJob) -> None:
+        self._opened = opened
+        self._plan = opened.job.plan
+        self._inference = make_chunk_inference(opened)
+        self._steps = ChunkSteps(opened, self._inference)
+
+    def has_full_batches(self, receipt: Receipt) -> bool:
+        """Whether a chunk was computed, then and now, with the job's patches per call."""
+        receipts = [receipt]
+        if self._plan.exchange is not None:
+            contributors = self._plan.exchange.contributors(receipt.chunk)
+            receipts += self._opened.state.read_sums(contributors)
+        sizes = {self._inference.batch_size, *(each.batch_size for each in receipts)}
+        return sizes == {self._opened.job.config.inference.patches_per_call}
+
+    def fault_of(self, index: int) -> str | None:
+        """Words on how a chunk differs from the output; None if it does not."""
+        box = self._plan.chunks.core_box(index)
+        try:
+            expected = self._as_stored(box, self._compute(index, box))
+        except ChunkFault as fault:
+            return f"it cannot be computed again: {fault}"
+        try:
+            found = self._opened.output.read(box)
+        except BeamInferenceError as error:
+            return str(error)
+        return describe_difference(expected, found, box)
+
+    def _compute(self, index: int, box: BoundingBox) -> AnyArray:
+        if self._steps.is_masked(index):
+            return self._opened.postprocessing.blank(box)
+        read = self._steps.read(index, self._plan.work(index).input_box)
+        return self._steps.infer_core(index, read).array
+
+    def _as_stored(self, box: BoundingBox, array: AnyArray) -> AnyArray:
+        """The values that read back once an array is written: others, where blocks are lossy."""
+        job = self._opened.job
+        if job.config.output.encoding not in LOSSY:
+            return array
+        spec = replace(output_spec(job), url=f"memory://recomputed/{secrets.token_hex(8)}")
+        try:
+            volume = create_output(spec)
+            volume.write(box, array)
+            return volume.read(box)
+        finally:
+            delete_folder(open_kvstore(spec.url, spec.storage), spec.url, "")
+
+
+def describe_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> str | None:
+    """Words on how two arrays (C, Z, Y, X) of a box differ in bits; None if they do not."""
+    differs = _bits(expected) != _bits(found)
+    count = int(np.count_nonzero(differs))
+    if not count:
+        return None
+    ours = expected[differs].astype(np.float64)
+    theirs = found[differs].astype(np.float64)
+    place = np.argwhere(differs)[0]
+    voxel = [int(offset) + start for offset, start in zip(place[1:], box.start, strict=True)]
+    return (
+        f"{count} of {differs.size} values are not those computed again, the first in channel "
+        f"{place[0]} at {voxel}; they differ by up to {np.abs(ours - theirs).max():g}"
+    )
+
+
+def _bits(array: AnyArray) -> NDArray[np.generic]:
+    array = np.ascontiguousarray(array)
+    return array.view(f"u{array.dtype.itemsize}")

@@ -1,0 +1,191 @@
+"""Test that chunks computed again have the output's bits, and that a changed bit is found."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import POSITION, job_values, write_job, write_volume
+
+from beam_inference import load_job, verify
+from beam_inference.cli.main import main
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import StateError, UserError
+from beam_inference.job.parts import output_spec
+from beam_inference.job.records import Part
+from beam_inference.launch.prepare import prepare
+from beam_inference.launch.recomputation import describe_difference, recompute_chunks
+from beam_inference.volumes.outputs import open_output
+from beam_inference.worker.worker import Worker
+
+SMOOTH = {"operator": "smooth", "sigma": [0.5, 1, 1]}
+MASK = np.zeros((40, 70, 50), np.uint8)
+MASK[:20, :40, 20:] = 1
+
+
+def computed(tmp_path, volume_in, **sections):
+    """A job that is done, without Beam; and the values of its job file."""
+    values = job_values(volume_in, tmp_path / "out", **{"model": POSITION})
+    for section, keys in sections.items():
+        values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
+    write_job(tmp_path / "job.yaml", values)
+    worker = Worker(prepare(parse_job(values, tmp_path)))
+    chunks = range(worker.job.plan.chunks.count)
+    if worker.job.plan.exchange is None:
+        list(worker.infer_chunks(chunks))
+    else:
+        list(worker.sum_chunks(chunks))
+        list(worker.merge_seams(chunks))
+    return worker
+
+
+def change_a_voxel(worker, chunk):
+    """Change a voxel of the output, and the chunk's receipt as if it had been written so."""
+    output = open_output(output_spec(worker.job))
+    (receipt,) = worker.state.read_receipts([chunk])
+    box = receipt.parts[0].box
+    array = output.read(box).copy()
+    array[0, 1, 2, 3] += 1
+    output.write(box, array)
+    parts = [Part.of(box, array), *receipt.parts[1:]]
+    worker.state.write_receipt(receipt.model_copy(update={"parts": parts}))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"inference": {"seams": "exchange"}},
+        {"inference": {"seams": "exchange"}, "output": {"dtype": "uint8", "value_range": [0, 4]}},
+        {"inference": {"seams": "crop"}, "output": {"dtype": "uint16", "value_range": [0, 4]}},
+        {"postprocess": [SMOOTH], "roi": {"start": [5, 10, 4], "stop": [37, 60, 50]}},
+        {
+            "postprocess": [SMOOTH, {"operator": "threshold", "at": 0.8}],
+            "output": {"dtype": "uint8"},
+        },
+        {"mask": {"path": "mask", "fill_value": 7}, "inference": {"seams": "exchange"}},
+        {"mask": {"path": "mask"}},
+        {
+            "output": {"dtype": "uint8", "value_range": [0, 4], "encoding": "jpeg"},
+            "postprocess": [{"operator": "select", "channels": [1]}],
+        },
+        {
+            "output": {"format": "zarr3", "dtype": "int8", "value_range": [0, 4]},
+            "roi": {"start": [16, 0, 16], "stop": [43, 65, 52]},
+        },
+    ],
+    ids=lambda sections: "-".join(sections) or "default",
+)
+def test_chunks_computed_again_have_the_bits_of_the_output(sections, volume_in, tmp_path):
+    write_volume(tmp_path / "mask", MASK, (3, -5, 2))
+    worker = computed(tmp_path, volume_in, **sections)
+    before = sorted(path for path in (tmp_path / "out").rglob("*"))
+    found = recompute_chunks(worker.job, worker.state, 1)
+    assert found.chunks == list(range(worker.job.plan.chunks.count))
+    assert (found.different, found.undecided) == ([], [])
+    assert sorted(path for path in (tmp_path / "out").rglob("*")) == before
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_a_changed_bit_with_a_receipt_that_fits_is_found(seams, volume_in, tmp_path, capsys):
+    worker = computed(tmp_path, volume_in, inference={"seams": seams})
+    change_a_voxel(worker, 2)
+    job = str(tmp_path / "job.yaml")
+    assert main(["verify", job, "--deep"]) == 0
+    assert main(["verify", job, "--recompute", "1", "--seed", "5"]) == 1
+    told = capsys.readouterr().out
+    box = worker.job.plan.chunks.core_box(2)
+    count = worker.job.plan.chunks.count
+    assert f"{count} chunks computed again (--recompute 1 --seed 5), 1 of them with other" in told
+    assert f"different: chunk 2 {box}: 1 of " in told
+    assert "they differ by up to 1\n" in told
+    assert main(["verify", job, "--recompute", "1", "--json"]) == 1
+    values = json.loads(capsys.readouterr().out)["recomputed"]
+    assert [line.split()[1] for line in values["different"]] == ["2"]
+    assert values["chunks"] == list(range(count))
+
+
+def test_the_draw_is_a_random_share_of_what_is_done_and_never_empty(volume_in, tmp_path):
+    worker = computed(tmp_path, volume_in)
+    for chunk in (0, 1):
+        folder = tmp_path / "out/_beam_inference/receipts" / worker.job.fingerprint[:16]
+        (folder / f"000000000/{chunk:012d}.json").unlink()
+    config = load_job(tmp_path / "job.yaml")
+    draws = [verify(config, recompute=1e-9).recomputation for _ in range(6)]
+    assert all(draw.chunks for draw in draws)
+    assert not {0, 1}.intersection(*(draw.chunks for draw in draws))
+    assert len({tuple(draw.chunks) for draw in draws}) > 1
+    again = verify(config, recompute=1e-9, seed=draws[0].seed).recomputation
+    assert again == draws[0]
+
+
+def test_nothing_done_leaves_nothing_to_compute(volume_in, tmp_path):
+    values = job_values(volume_in, tmp_path / "out")
+    launch = prepare(parse_job(values, tmp_path))
+    assert recompute_chunks(launch.read_job(), launch.state(), 1).chunks == []
+
+
+def test_smaller_batches_than_the_jobs_leave_a_difference_undecided(volume_in, tmp_path):
+    worker = computed(tmp_path, volume_in)
+    change_a_voxel(worker, 1)
+    (receipt,) = worker.state.read_receipts([1])
+    worker.state.write_receipt(receipt.model_copy(update={"batch_size": 1}))
+    found = recompute_chunks(worker.job, worker.state, 1)
+    assert found.different == []
+    assert [line.split()[1] for line in found.undecided] == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"numerics": 3}, "by rules of version 3"),
+        ({"model_sha256": "0" * 64}, "the job was launched with 000000"),
+        (
+            {"engine": {"engine": "torch", "version": "1.0"}},
+            "nothing can be recomputed here: .*1.0",
+        ),
+        ({"input_dtype": "uint16"}, "nothing can be recomputed: the input had .* uint16 at launch"),
+    ],
+)
+def test_what_would_give_other_bits_is_refused(changes, message, volume_in, tmp_path):
+    worker = computed(tmp_path, volume_in)
+    job = worker.job.model_copy(update=changes)
+    for receipt in worker.state.read_receipts(range(2)):
+        state = worker.state.of(job)
+        state.write_receipt(receipt.model_copy(update={"fingerprint": job.fingerprint}))
+    with pytest.raises(StateError, match=message):
+        recompute_chunks(job, worker.state, 1)
+
+
+@pytest.mark.parametrize("gone", ["in", "network.py"])
+def test_an_input_or_network_that_is_gone_is_refused(gone, volume_in, tmp_path, capsys):
+    (tmp_path / "network.py").write_text(
+        "import torch\n\n\ndef make():\n    return torch.nn.ReLU()\n"
+    )
+    model = {"path": f"{tmp_path}/network.py:make", "output_channels": 1}
+    computed(tmp_path, volume_in, model=model)
+    (tmp_path / gone).rename(tmp_path / "elsewhere")
+    assert main(["verify", str(tmp_path / "job.yaml")]) == 0
+    assert main(["verify", str(tmp_path / "job.yaml"), "--recompute", "0.1"]) == 2
+    assert gone in capsys.readouterr().err
+
+
+def test_differences_are_counted_and_placed():
+    from beam_inference.geometry.bounding_box import BoundingBox
+
+    box = BoundingBox((10, 20, 30), (12, 22, 32))
+    ours = np.zeros((2, 2, 2, 2), np.float32)
+    theirs = ours.copy()
+    assert describe_difference(ours, theirs, box) is None
+    theirs[1, 0, 1, 1] = -0.0
+    theirs[1, 1, 1, 1] = 0.25
+    assert describe_difference(ours, theirs, box) == (
+        "2 of 16 values are not those computed again, the first in channel 1 at [10, 21, 31]; "
+        "they differ by up to 0.25"
+    )
+
+
+def test_a_share_that_is_none_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "job.yaml", "--recompute", "0"])
+    assert "a share above 0 and at most 1" in capsys.readouterr().err
+    assert issubclass(StateError, UserError)
