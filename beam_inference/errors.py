@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from beam_inference.foreign_text import clean_text
+
 Stage: TypeAlias = Literal["read", "infer", "postprocess", "merge", "seams", "write"]
 """What a worker does to a chunk, in order; "seams" stands for what other chunks owe it."""
 
@@ -22,7 +24,14 @@ INTERRUPTED = 130
 
 
 class BeamInferenceError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package.
+
+    Messages name paths, values and other errors, which may hold anything. They are made clean here,
+    once for all places that a message goes to.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(clean_text(message))
 
 
 class UserError(BeamInferenceError):

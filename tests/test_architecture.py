@@ -30,7 +30,7 @@ PACKAGES = [  # from the ground up
     "cli",
 ]
 # modules that every package may import
-GROUND = {"arrays", "environment", "errors", "limits", "residual_unet"}
+GROUND = {"arrays", "environment", "errors", "foreign_text", "limits", "residual_unet"}
 FORBIDDEN = {
     "geometry": {"apache_beam", "tensorstore", "torch", "pydantic"},
     "config": {"apache_beam", "tensorstore", "torch"},

@@ -22,6 +22,7 @@ from apache_beam.runners.runner import PipelineResult
 from beam_inference.beam.flags import has_no_workers, with_partitions
 from beam_inference.beam.progress import Progress
 from beam_inference.errors import INTERRUPTED, BeamInferenceError, WorkerFault
+from beam_inference.foreign_text import clean_text
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ def explain(error: BaseException) -> str:
         message = text
     else:
         message = (text.splitlines() or [type(error).__name__])[-1]
-    return re.sub(r"\s*\[?while running '[^']*'\]?", "", message)
+    return clean_text(re.sub(r"\s*\[?while running '[^']*'\]?", "", message))
 
 
 def _own_error(error: BaseException) -> BeamInferenceError | None:

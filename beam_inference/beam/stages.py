@@ -29,6 +29,7 @@ from apache_beam.utils import shared
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.partition import in_runs, index_ranges
 from beam_inference.job.chunk_records import ChunkEntries, list_absent
 from beam_inference.job.runs import default_run_length
@@ -156,9 +157,9 @@ class StageWorker:
             except WorkerFault:
                 raise
             except Exception as error:
-                cause = " ".join(str(error).split()) or type(error).__name__
+                cause = describe_error(error, with_type=False)
                 logger.warning("%s: chunk %d cannot be done: %s", self._stage.name, index, cause)
-                self._failed.write(index, json.dumps({"chunk": index, "cause": cause[:500]}))
+                self._failed.write(index, json.dumps({"chunk": index, "cause": cause}))
                 unfinished += 1
             else:
                 record = {"chunk": index, "seconds": time.perf_counter() - start}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Self, TypeAlias, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar
+
+from beam_inference.foreign_text import clean_text, shorten_text
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -51,6 +54,31 @@ class PipelineOptions(Options):
 
 
 AnyOptions = TypeVar("AnyOptions", bound=Options)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser whose errors are clean, and name the command or choice that may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and a message, and exit with 2."""
+        super().error(clean_text(message))
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # argparse drops the dashes of --set=--, and hands on an empty list for a word
+        if action.option_strings and arg_strings == ["--"]:
+            raise argparse.ArgumentError(action, "expected a value, found --")
+        return super()._get_values(action, arg_strings)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        if close and str(value) not in choices:
+            raise argparse.ArgumentError(
+                action,
+                f"'{shorten_text(str(value))}' is none of {', '.join(choices)}; did you mean "
+                f"'{close[0]}'?",
+            )
+        super()._check_value(action, value)
 
 
 def add_command(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 
 from pythonjsonlogger.json import JsonFormatter
+
+from beam_inference.foreign_text import clean_text
 
 
 def configure(*, debug: bool, structured: bool) -> None:
@@ -19,13 +22,13 @@ def configure(*, debug: bool, structured: bool) -> None:
     handler = logging.StreamHandler(sys.stderr)
     if structured:
         fields = {"asctime": "time", "levelname": "level", "name": "logger"}
-        formatter: logging.Formatter = JsonFormatter(
+        formatter: logging.Formatter = _StructuredFormatter(
             "%(asctime)s %(levelname)s %(name)s %(message)s",
             rename_fields=fields,
             datefmt="%Y-%m-%dT%H:%M:%S%z",
         )
     else:
-        formatter = logging.Formatter("%(levelname)s: %(message)s")
+        formatter = _PlainFormatter("%(levelname)s: %(message)s")
     handler.setFormatter(formatter)
     root = logging.getLogger()
     if not root.handlers:
@@ -39,3 +42,28 @@ def configure(*, debug: bool, structured: bool) -> None:
     # Beam logs every exception with its stack, at each level it passes; the message is told once,
     # by us.
     logging.getLogger("apache_beam").setLevel(logging.INFO if debug else logging.CRITICAL)
+
+
+class _PlainFormatter(logging.Formatter):
+    """Lines for people, clean."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(_clean_record(record))
+
+
+class _StructuredFormatter(JsonFormatter):
+    """Lines for machines, clean."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return super().format(_clean_record(record))
+
+
+def _clean_record(record: logging.LogRecord) -> logging.LogRecord:
+    """A copy of a log record whose message and stack trace are clean."""
+    clean = copy.copy(record)
+    clean.msg = clean_text(record.getMessage())
+    clean.args = ()
+    if record.exc_info:
+        clean.exc_text = clean_text(logging.Formatter().formatException(record.exc_info))
+        clean.exc_info = None
+    return clean

@@ -11,14 +11,17 @@ import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from beam_inference.cli import jobs, labels, look, other, plan, run, volumes
-from beam_inference.cli.command import EXIT_CODES
+from beam_inference.cli.command import EXIT_CODES, CommandParser
 from beam_inference.cli.logs import configure
+from beam_inference.cli.terminal import escape_output
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import BAD_INPUT, FAILED, INTERRUPTED, BeamInferenceError, UserError
+from beam_inference.foreign_text import clean_text, describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +29,9 @@ COMMAND_MODULES = (plan, run, jobs, look, volumes, labels, other)
 """Modules that declare commands by a function ``add(subparsers)``, in the order of the help."""
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser() -> CommandParser:
     """The parser of all commands. Its result has an ``action``, which runs the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="beam-inference",
         description="Run a trained 3-D ConvNet over a volume of any size.",
         epilog=EXIT_CODES,
@@ -81,7 +84,7 @@ def run_guarded(arguments: argparse.Namespace) -> int:
     configure(debug=debug, structured=structured)
     use_one_heap()
     try:
-        with _sigterm_as_interrupt():
+        with _sigterm_as_interrupt(), escape_output():
             return int(arguments.action(arguments))
     except KeyboardInterrupt:
         _report("interrupted", structured)
@@ -101,18 +104,21 @@ def run_guarded(arguments: argparse.Namespace) -> int:
         )
         return FAILED
     except Exception as error:
-        if debug:
-            raise
-        reason = " ".join(str(error).split()) or "no message"
-        _report(
-            f"error: {type(error).__name__}: {reason[:500]}\nThis was not foreseen, and is a "
-            "defect of beam-inference. With --debug the command shows where it happened.",
-            structured,
-        )
+        _report(_explain_unforeseen(error, debug=debug), structured)
         return FAILED
 
 
+def _explain_unforeseen(error: Exception, *, debug: bool) -> str:
+    if debug:
+        return "".join(traceback.format_exception(error))
+    return (
+        f"error: {describe_error(error)}\nThis was not foreseen, and is a defect of "
+        "beam-inference. With --debug the command shows where it happened."
+    )
+
+
 def _report(message: str, structured: bool) -> None:
+    message = clean_text(message)
     if structured:
         logger.error(message.removeprefix("error: "))
     else:

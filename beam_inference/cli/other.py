@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from beam_inference.cli.command import Options, Subparsers, add_command, add_debug, set_action
+from beam_inference.cli.terminal import table_console
 from beam_inference.errors import COMPLETE
 
 
@@ -104,7 +105,7 @@ def plugins(options: PluginsOptions) -> int:
         table.add_column(heading, overflow="fold")
     for plugin in plugins:
         table.add_row(plugin.group, plugin.name, plugin.object, plugin.distribution, plugin.version)
-    Console(width=max(110, Console().width), highlight=False).print(table)
+    table_console(max(110, Console().width)).print(table)
     return COMPLETE
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
+from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
 from beam_inference.geometry.chunk_shape import busiest_worker
@@ -49,7 +50,7 @@ def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = Fals
         *_memory_rows(job),
     ]:
         table.add_row(heading, line)
-    console = Console(width=110, highlight=False)
+    console = table_console(110)
     console.print(table)
     console.print()
     console.print(_seams_table(job))
@@ -248,7 +249,7 @@ def print_suggestions(
             table.add_row(seams, "none fits")
         else:
             table.add_row(seams, *_suggestion_cells(job, needs, plan, workers))
-    console = Console(width=max(150, Console().width), highlight=False)
+    console = table_console(max(150, Console().width))
     console.print(table)
     console.print(_suggestion_notes(job, needs))
 
@@ -412,7 +413,7 @@ def print_pyramid(pyramid: Pyramid, *, as_json: bool = False) -> None:
             f"{scale['blocks']:,}",
             format_bytes(scale["bytes"]),
         )
-    console = Console(width=110, highlight=False)
+    console = table_console(110)
     console.print(
         f"{base['volume']}: {base['channels']} channel(s) of {base['dtype']}, by {pyramid.method}",
         soft_wrap=True,

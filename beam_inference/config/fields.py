@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import unquote
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -18,11 +20,17 @@ from pydantic import (
     Strict,
 )
 
+from beam_inference.foreign_text import clean_text, holds_credentials
+
 Json: TypeAlias = dict[str, Any]
 """An object as it stands in JSON or YAML: values by key."""
 
 FARTHEST = 2**40
 """Largest coordinate. TensorStore's have 64 bits, and sums of ours must stay well inside."""
+
+
+_LONGEST_PATH = 4096
+_LONGEST_NAME = 255
 
 
 Integer = Annotated[int, Strict(), Field(ge=-FARTHEST, le=FARTHEST)]
@@ -39,21 +47,31 @@ def _as_path(value: object) -> object:
         raise ValueError("an empty path")
     if isinstance(value, str):
         refuse_credentials(value)
+        refuse_overlong(value)
     return value
-
-
-def holds_credentials(text: str) -> bool:
-    """Whether a URL, as it is or percent-decoded, carries a password, a signature or a token."""
-    return any(_CREDENTIALS_IN_URL.search(each) is not None for each in (text, unquote(text)))
 
 
 def refuse_credentials(url: str) -> None:
     """Refuse a URL that carries credentials; the message does not repeat it. Raises ValueError."""
     if holds_credentials(url):
         raise ValueError(
-            "this URL holds credentials (user:password@, or a signature or token after ?). What a "
-            "job names is recorded beside its output and named in messages, where others can read "
-            "it. Let the store find its credentials, see docs/object-stores.md"
+            "this URL holds credentials (user:password@, or a signature or token after ? or #). "
+            "What a job names is recorded beside its output and named in messages, where others "
+            "can read it. Let the store find its credentials, see docs/object-stores.md"
+        )
+
+
+def refuse_overlong(path: str) -> None:
+    """Refuse a local path that no file system can hold. Raises ValueError."""
+    if "://" in path and not path.startswith("file://"):
+        return
+    name = unquote(path) if path.startswith("file://") else path
+    size = len(os.fsencode(name))
+    longest = max(len(os.fsencode(part)) for part in name.split("/"))
+    if size >= _LONGEST_PATH or longest > _LONGEST_NAME:
+        raise ValueError(
+            f"a path of {size:,} bytes, with up to {longest:,} between slashes; file systems hold "
+            f"less than {_LONGEST_PATH:,}, and at most {_LONGEST_NAME} between slashes"
         )
 
 
@@ -71,24 +89,25 @@ def _as_writable(value: object) -> object:
     return _as_path(value)
 
 
-_CREDENTIALS_IN_URL = re.compile(
-    r"://[^/@]*@|://[^/]*:(?!\d+(/|$))[^@]*@"  # a secret may hold a slash, and a port is none
-    r"|[?&][^=&]*(signature|token|credential|secret|password|passwd|pwd|key|sig|auth|jwt|code)[^=&]*=",
-    re.IGNORECASE,
-)
-
-
 Url = Annotated[str, BeforeValidator(_as_path)]
 
 
 WritableUrl = Annotated[str, BeforeValidator(_as_writable)]
 
 
+SafeText = Annotated[str, AfterValidator(clean_text)]
+"""Text from elsewhere, such as an error of a user's code; a record holds it clean."""
+
+
 class Model(BaseModel):
-    """Frozen, and strict about unknown keys."""
+    """Frozen, and strict about unknown keys and numbers that are none."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        hide_input_in_errors=True,
+        allow_inf_nan=False,
     )
 
 

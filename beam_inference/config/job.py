@@ -91,12 +91,9 @@ class Network(Model):
     @model_validator(mode="before")
     @classmethod
     def _beside(cls, values: Any) -> Any:
-        if (
-            isinstance(values, dict)
-            and str(values.get("path")).endswith(".xml")
-            and not values.get("weights")
-        ):
-            return {**values, "weights": values["path"].removesuffix(".xml") + ".bin"}
+        path = values.get("path") if isinstance(values, dict) else None
+        if isinstance(path, str) and path.endswith(".xml") and not values.get("weights"):
+            return {**values, "weights": path.removesuffix(".xml") + ".bin"}
         return values
 
     @model_validator(mode="after")

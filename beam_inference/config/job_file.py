@@ -11,30 +11,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.factories import factory_parts
-from beam_inference.config.fields import holds_credentials, unknown_key_hint
+from beam_inference.config.fields import unknown_key_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.config.volumes import Mask
+from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
+from beam_inference.foreign_text import holds_credentials, shorten_text, shorten_value
 
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe YAML that refuses a key given twice, where YAML libraries keep the last one silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if str(key) in seen:
-                raise ConfigError(
-                    f"the key '{key}' is given twice (line {key_node.start_mark.line + 1})"
-                )
-            seen.add(str(key))
-        return super().construct_mapping(node, deep)
+_MOST_FAULTS = 50
+"""Most faults of a job that a message lists."""
 
 
 def parse_job_text(
@@ -46,11 +35,9 @@ def parse_job_text(
         ConfigError: it is no YAML, or the job is not valid; the message names every fault.
     """
     try:
-        values = yaml.load(text, _UniqueKeyLoader)
+        values = parse_yaml(text)
         for override in overrides:
             _override(values, override)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from None
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
     return parse_job(values, folder, source)
@@ -71,15 +58,18 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
         # Once more: what a relative path leads to may be what cannot be written to.
         return JobConfig.model_validate(_with_absolute_paths(job, folder).model_dump())
     except ValidationError as error:
-        faults = "\n".join(f"  {_explain(e)}" for e in error.errors())
-        raise ConfigError(f"{source} is not a valid job:\n{faults}") from None
+        faults = [f"  {_explain(each)}" for each in error.errors()[:_MOST_FAULTS]]
+        if error.error_count() > len(faults):
+            faults.append(f"  … and {error.error_count() - len(faults)} more")
+        raise ConfigError("\n".join([f"{source} is not a valid job:", *faults])) from None
 
 
 def _override(values: Any, override: str) -> None:
     key, separator, text = override.partition("=")
     if not separator or not key:
         raise ConfigError(
-            f"--set takes key.key=value, such as inference.device=cpu; found '{override}'"
+            f"--set takes key.key=value, such as inference.device=cpu; found "
+            f"'{shorten_text(override)}'"
         )
     *parents, last = key.split(".")
     for parent in parents:
@@ -87,8 +77,11 @@ def _override(values: Any, override: str) -> None:
             values[parent] = {}
         values = values.get(parent) if isinstance(values, dict) else None
     if not isinstance(values, dict):
-        raise ConfigError(f"--set {override}: '{key}' does not lead to a key of the job")
-    values[last] = yaml.safe_load(text)
+        raise ConfigError(f"--set {shorten_text(override)}: it does not lead to a key of the job")
+    try:
+        values[last] = parse_yaml(text)
+    except ConfigError as error:
+        raise ConfigError(f"--set {shorten_text(key)}: {error}") from None
 
 
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
@@ -136,9 +129,10 @@ def _explain(error: Any) -> str:
         return f"{name}: {message}" if name else message
     if error["type"] == "missing":
         return f"{name}: missing"
-    value_text = repr(error["input"])
-    if key[:1] == ("storage",) or holds_credentials(value_text):
-        value_text = f"something of type {type(error['input']).__name__}, which may be secret"
+    value = error["input"]
+    value_text = shorten_value(value)
+    if key[:1] == ("storage",) or (isinstance(value, str) and holds_credentials(value)):
+        value_text = f"something of type {type(value).__name__}, which may be secret"
     return f"{name}: {message[0].lower()}{message[1:]}; found {value_text}"
 
 

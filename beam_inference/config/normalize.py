@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, FiniteFloat, Tag
 
 from beam_inference.config.fields import Integer, Model, Range, Url
+from beam_inference.foreign_text import shorten_value
 
 
 def _ascending(clip: tuple[float, float]) -> tuple[float, float]:
@@ -77,9 +78,9 @@ def normalization_kind(value: object) -> str:
 def _check_kind(value: object) -> object:
     if normalization_kind(value) == "name" and value not in ("none", "unit"):
         raise ValueError(
-            f"{value!r} is not one of none, unit, {{scale: …, offset: …, clip: [low, high]}}, "
-            "{levels: FILE, low: …, high: …, by: volume or section} or {levels: FILE, to: "
-            "standard, by: …, clip: [low, high]}"
+            f"{shorten_value(value)} is not one of none, unit, {{scale: …, offset: …, "
+            "clip: [low, high]}, {levels: FILE, low: …, high: …, by: volume or section} or "
+            "{levels: FILE, to: standard, by: …, clip: [low, high]}"
         )
     return value
 

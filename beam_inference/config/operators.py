@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, cor
 from beam_inference.config.fields import Json, Model, unknown_key_hint
 from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
+from beam_inference.foreign_text import shorten_value
 from beam_inference.geometry import zyx
 from beam_inference.geometry.zyx import Zyx
 
@@ -157,7 +158,9 @@ def validate_operator(value: object) -> Operator:
     if isinstance(value, Operator):
         return value
     if not isinstance(value, dict):
-        raise ValueError(f"expected a mapping such as {{operator: argmax}}; found {value!r}")
+        raise ValueError(
+            f"expected a mapping such as {{operator: argmax}}; found {shorten_value(value)}"
+        )
     try:
         kind = _operator_class(value.get("operator"))
     except ConfigError as error:
@@ -173,7 +176,9 @@ def validate_operator(value: object) -> Operator:
 def _operator_class(name: object) -> type[Operator]:
     installed = list_plugins("operators")
     if not isinstance(name, str) or name not in installed:
-        raise ConfigError(f"{name!r} is not among the installed operators: {', '.join(installed)}")
+        raise ConfigError(
+            f"{shorten_value(name)} is not among the installed operators: {', '.join(installed)}"
+        )
     kind = load_plugin("operators", name)
     if not (isinstance(kind, type) and issubclass(kind, Operator)):
         raise ConfigError(

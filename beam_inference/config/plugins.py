@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Literal, TypeVar
 
 from beam_inference.errors import ConfigError
+from beam_inference.foreign_text import describe_error
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ def load_plugin(group: Group, name: str) -> object:
         plugin = _describe(group, entry_point)
         raise ConfigError(
             f"{group[:-1]} {name} is installed as {plugin.object} by {plugin.distribution} "
-            f"{plugin.version}, but cannot be imported: {type(error).__name__}: {error}"
+            f"{plugin.version}, but cannot be imported: {describe_error(error)}"
         ) from error
 
 

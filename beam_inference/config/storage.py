@@ -7,7 +7,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from beam_inference.config.fields import Count, Model, Url, refuse_credentials, refuse_http
+from beam_inference.config.fields import (
+    Count,
+    Model,
+    Url,
+    refuse_credentials,
+    refuse_http,
+    refuse_overlong,
+)
 from beam_inference.errors import ConfigError
 
 
@@ -76,16 +83,17 @@ class Storage(Model):
 
 
 def check_url(url: str, name: str | None = None) -> None:
-    """Refuse a URL that carries credentials.
+    """Refuse a URL that carries credentials, or that is a path too long for any file system.
 
     Args:
         url: a URL, or a path.
         name: what it is, for the message, which does not repeat the URL.
 
     Raises:
-        ConfigError: it carries credentials.
+        ConfigError: it carries credentials, or is too long.
     """
     _refuse(refuse_credentials, url, name)
+    _refuse(refuse_overlong, url, name)
 
 
 def check_writable(url: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
@@ -29,7 +28,6 @@ from beam_inference.config.fields import (
     VoxelSize,
     WritableUrl,
     as_list,
-    holds_credentials,
 )
 from beam_inference.config.formats import (
     Format,
@@ -41,11 +39,9 @@ from beam_inference.config.formats import (
     sharded_formats,
 )
 from beam_inference.config.storage import Storage
+from beam_inference.foreign_text import holds_credentials, is_secret_name, shorten_value
 from beam_inference.geometry.fill import Fill
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
-
-_SECRET_KEY = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
-
 
 _Scale = Annotated[
     Annotated[Natural, Tag("index")] | Annotated[VoxelSize, Tag("voxel size")],
@@ -147,7 +143,7 @@ class Input(Model):
 def _spec_holds_credentials(spec: object) -> bool:
     if isinstance(spec, dict):
         return any(
-            _SECRET_KEY.search(str(key)) or _spec_holds_credentials(value)
+            is_secret_name(str(key)) or _spec_holds_credentials(value)
             for key, value in spec.items()
         )
     if isinstance(spec, list):
@@ -211,7 +207,8 @@ def _as_pyramid(value: object) -> object:
     if value is None or isinstance(value, (dict, Pyramid)):
         return value
     raise ValueError(
-        f"write true, or a mapping with {', '.join(Pyramid.model_fields)}; found {value!r}"
+        f"write true, or a mapping with {', '.join(Pyramid.model_fields)}; found "
+        f"{shorten_value(value)}"
     )
 
 

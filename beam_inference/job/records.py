@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, SafeText
 from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
 
@@ -100,7 +100,7 @@ class Receipt(Frozen):
     seconds: dict[Stage, float]
     attempts: dict[Stage, int]
     finished_at: datetime
-    worker: str
+    worker: SafeText
     launch: str
     fingerprint: str
 
@@ -124,7 +124,7 @@ class QuarantineRecord(Frozen):
     box: BoundingBox
     input_box: BoundingBox
     stage: Stage
-    cause: str
+    cause: SafeText
     attempts: int
     launch: str
     fingerprint: str
@@ -157,7 +157,7 @@ class LaunchNote(Frozen):
 
     launch: str
     started: datetime
-    node: str
+    node: SafeText
     stopped: bool
     summary: LaunchSummary | None
 

@@ -17,7 +17,9 @@ from pydantic import ValidationError
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job_text
 from beam_inference.config.storage import check_url
+from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.volumes.kvstores import LOCAL, read_file, storage_of_environment, url_of
 
@@ -70,16 +72,15 @@ def load_prices(path: str) -> Prices:
     """
     from beam_inference.launch.cost import Prices  # slow to import
 
+    url = url_of(path)
     try:
-        url = url_of(path)
-        return Prices.model_validate(
-            yaml.safe_load(read_file(url, storage_of_environment(LOCAL))) or {}
-        )
+        text = read_file(url, storage_of_environment(LOCAL)).decode()
+        return Prices.model_validate(parse_yaml(text) or {})
     except VolumeError as error:
         raise ConfigError(f"cannot read the prices: {error}") from None
-    except (ValidationError, yaml.YAMLError) as error:
+    except (ValidationError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(
-            f"{path} is no file of prices: {' '.join(str(error).split())[:300]}"
+            f"{path} is no file of prices: {describe_error(error, with_type=False)}"
         ) from None
 
 

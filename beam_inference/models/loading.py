@@ -16,6 +16,7 @@ from beam_inference.config.factories import factory_parts, run_file
 from beam_inference.config.job import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file
 
 _OWN_SUFFIXES = ("pt", "pt2", "pth", "ts")
@@ -153,7 +154,7 @@ def source_file(model: Network) -> Path:
         spec = None
     except Exception as error:  # the package's own code runs, and may raise anything
         raise ModelContractError(
-            f"model.path: cannot import {module}: {type(error).__name__}: {error}"
+            f"model.path: cannot import {module}: {describe_error(error)}"
         ) from None
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise ModelContractError(
@@ -193,7 +194,7 @@ def _call_factory(model: Network) -> Any:
         raise
     except Exception as error:
         raise ModelContractError(
-            f"model.path {model.path}: the factory failed: {type(error).__name__}: {error}"
+            f"model.path {model.path}: the factory failed: {describe_error(error)}"
         ) from error
 
 

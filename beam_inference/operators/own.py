@@ -12,6 +12,7 @@ from beam_inference.config.factories import factory_parts, load_object
 from beam_inference.config.fields import Count, Margin, Url
 from beam_inference.config.operators import Operator, Values
 from beam_inference.errors import ModelContractError
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -78,7 +79,7 @@ class Own(Operator):
             function: Callable[[Values], Values] = load_object(self.function)
         except Exception as error:  # the module's own code runs, and may raise anything
             raise ModelContractError(
-                f"postprocess: cannot import {self.function}: {type(error).__name__}: {error}. It "
+                f"postprocess: cannot import {self.function}: {describe_error(error)}. It "
                 "must be installed where the job runs."
             ) from None
         return function

@@ -19,10 +19,11 @@ from urllib.parse import unquote, urlsplit
 
 import tensorstore as ts
 
-from beam_inference.config.fields import Json, holds_credentials
+from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage, check_url
 from beam_inference.environment import set_variable
 from beam_inference.errors import ConfigError, VolumeError, WorkerFault
+from beam_inference.foreign_text import holds_credentials
 from beam_inference.volumes.backoff import retry_with_backoff
 
 Value = TypeVar("Value")

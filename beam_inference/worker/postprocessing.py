@@ -11,6 +11,7 @@ from beam_inference.arrays import AnyArray
 from beam_inference.config.operators import Operator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import ChunkFault
+from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.postprocess import apply_functions, build_functions
@@ -82,10 +83,7 @@ class Postprocessing:
             values = apply_functions(self._functions, np.ascontiguousarray(values))
         # a function of the user's may raise anything; other chunks may be right
         except Exception as error:
-            cause = " ".join(str(error).split())[:500] or type(error).__name__
-            raise ChunkFault(
-                f"postprocess: {type(error).__name__}: {cause}", "postprocess", 1
-            ) from error
+            raise ChunkFault(f"postprocess: {describe_error(error)}", "postprocess", 1) from error
         if not np.isfinite(values).all():
             raise ChunkFault("postprocess gives NaN or infinite values", "postprocess", 1)
         return values

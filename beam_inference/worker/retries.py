@@ -16,6 +16,7 @@ from beam_inference.errors import (
     StateError,
     WorkerFault,
 )
+from beam_inference.foreign_text import describe_error
 from beam_inference.volumes.backoff import retry_with_backoff
 
 Value = TypeVar("Value")
@@ -53,9 +54,7 @@ def attempt(
     retrying = retry_with_backoff(
         is_transient,
         attempts=attempts,
-        before_wait=lambda state: log(
-            state.attempt_number, _first_line(state.outcome.exception() if state.outcome else None)
-        ),
+        before_wait=lambda state: log(state.attempt_number, _cause(state.outcome)),
     )
     try:
         value = retrying(action)
@@ -67,8 +66,7 @@ def attempt(
             "fewer processes."
         ) from error
     except Exception as error:
-        is_expected = isinstance(error, BeamInferenceError)
-        cause = str(error) if is_expected else f"{type(error).__name__}: {_first_line(error)}"
+        cause = str(error) if isinstance(error, BeamInferenceError) else describe_error(error)
         raise ChunkFault(cause, stage, _attempts(retrying)) from error
     return Success(value, _attempts(retrying))
 
@@ -77,5 +75,6 @@ def _attempts(retrying: tenacity.Retrying) -> int:
     return int(retrying.statistics["attempt_number"])
 
 
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+def _cause(outcome: tenacity.Future | None) -> str:
+    error = outcome.exception() if outcome else None
+    return "no result" if error is None else describe_error(error, with_type=False)

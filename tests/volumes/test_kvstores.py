@@ -12,10 +12,10 @@ from helpers import DATAFLOW, write_volume
 from beam_inference.beam.dataflow_gpus import runner_name
 from beam_inference.beam.flags import beam_options
 from beam_inference.cli.main import main
-from beam_inference.config.fields import holds_credentials
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.foreign_text import holds_credentials
 from beam_inference.job import state
 from beam_inference.job.state import State
 from beam_inference.volumes import kvstores as stores
