@@ -115,10 +115,11 @@ def check_contract(
                     "(z, y, x; crop margin included). Make inference.patch_shape smaller if the "
                     f"model allows it, or use a device with more memory. ({error})"
                 ) from None
-        except BeamInferenceError:
+        except (BeamInferenceError, KeyboardInterrupt):
             raise
-        except Exception as error:
-            reason = str(error).strip() or type(error).__name__
+        except BaseException as error:  # sys.exit() in the network must end nothing but the trial
+            reason = str(error).strip() if isinstance(error, Exception) else repr(error)
+            reason = reason or type(error).__name__
             smaller = (
                 ""
                 if batch_size == first_size

@@ -9,6 +9,8 @@ from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import loader_of, source_file
 from beam_inference.models.local_files import existing_file, file_sha256
+from beam_inference.models.onnx_file import check_self_contained
+from beam_inference.models.openvino_file import check_network
 
 
 def model_sha256(model: Network) -> str:
@@ -27,7 +29,9 @@ def model_sha256(model: Network) -> str:
     if model.weights is not None:
         files.append(existing_file(model.weights, "model.weights"))
     if files[0].suffix == ".onnx":
-        _refuse_external_data(files[0])
+        check_self_contained(files[0])
+    if files[0].suffix == ".xml":
+        check_network(files[0])
     digests = [file_sha256(path) for path in files]
     if model.sha256 is not None and digests[-1] != model.sha256:
         raise ModelContractError(
@@ -43,14 +47,3 @@ def _model_file(model: Network) -> Path:
     loader = loader_of(model)
     is_folder = loader is not None and loader.is_folder
     return existing_file(model.path, "model.path", is_folder=is_folder)
-
-
-def _refuse_external_data(path: Path) -> None:
-    """Refuse weights beside an ONNX file, which would be neither hashed nor fetched with it."""
-    # the key of TensorProto.external_data, as protobuf writes it
-    if b"\x0a\x08location\x12" in path.read_bytes():
-        raise ModelContractError(
-            f"{path} keeps its weights in another file, which would not be part of the job's "
-            "identity. Save it as one file: torch.onnx.export(…, external_data=False), or "
-            "onnx.save_model(onnx.load(…), …)."
-        )

@@ -152,7 +152,9 @@ def source_file(model: Network) -> Path:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
         spec = None
-    except Exception as error:  # the package's own code runs, and may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the package's own code runs, and may raise anything
         raise ModelContractError(
             f"model.path: cannot import {module}: {describe_error(error)}"
         ) from None
@@ -190,9 +192,9 @@ def _call_factory(model: Network) -> Any:
         if model.weights is None or not _takes_weights(factory):
             return factory()
         return factory(weights_path=existing_file(model.weights, "model.weights"))
-    except ModelContractError:
+    except (ModelContractError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in it must end nothing but the factory
         raise ModelContractError(
             f"model.path {model.path}: the factory failed: {describe_error(error)}"
         ) from error

@@ -26,6 +26,6 @@ def unpickle(path: Path) -> Any:
         ) from None
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its type where it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

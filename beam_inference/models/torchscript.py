@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-import zipfile
 from pathlib import Path
 
 import torch
 
 from beam_inference.errors import ModelContractError
+from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.loading import ModelLoader
 from beam_inference.models.pickles import first_line, unpickle
 
@@ -41,9 +41,9 @@ LOADER = ModelLoader(load=load_file)
 
 
 def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
+    if not is_archive(path):
         return False
-    with zipfile.ZipFile(path) as archive:
+    with open_archive(path, "TorchScript file") as archive:
         return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
@@ -54,7 +54,7 @@ def _load_torchscript(path: Path) -> torch.nn.Module:
                 "ignore", message=".*torch.jit.load", category=DeprecationWarning
             )
             module: torch.nn.Module = torch.jit.load(str(path), map_location="cpu")  # type: ignore[no-untyped-call]
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise ModelContractError(
             f"cannot load the TorchScript file {path}: {first_line(error)}"
         ) from None

@@ -11,7 +11,8 @@ import torch
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
-from beam_inference.models.pickles import unpickle
+from beam_inference.models.archive import is_archive, open_archive
+from beam_inference.models.pickles import first_line, unpickle
 
 
 def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> None:
@@ -34,9 +35,7 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
 
 def _state_dict(path: Path, allow_pickle: bool) -> Json:
     if _is_safetensors(path):
-        from safetensors.torch import load_file
-
-        return dict(load_file(path))
+        return _load_safetensors(path)
     state = _load(path, allow_pickle)
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
@@ -44,7 +43,7 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not all(
-        isinstance(value, torch.Tensor) for value in state.values()
+        isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
     ):
         raise ModelContractError(
             f"{path} is no state dict: expected names with tensors, found {type(state).__name__}"
@@ -62,7 +61,22 @@ def _is_safetensors(path: Path) -> bool:
     )
 
 
+def _load_safetensors(path: Path) -> Json:
+    from safetensors.torch import load_file
+
+    try:
+        return dict(load_file(path))
+    except Exception as error:  # of the library, or of PyTorch for a dtype that it lacks
+        raise ModelContractError(
+            f"cannot read the weights {path}: they are damaged, or no safetensors: "
+            f"{first_line(error)}. Save or copy the file again."
+        ) from None
+
+
 def _load(path: Path, allow_pickle: bool) -> Any:
+    if is_archive(path):
+        with open_archive(path, "file of weights"):
+            pass  # checked, before PyTorch unpacks it
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

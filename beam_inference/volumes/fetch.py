@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 from pathlib import Path
 from urllib.parse import unquote
@@ -29,7 +30,7 @@ def fetch_file(url: str, key: str, storage: Storage, sha256: str | None = None) 
     """
     if "://" not in url or url.startswith("file://"):
         return url
-    name = unquote(url.rpartition("/")[2])
+    name = _file_name(url)
     folder = _cache_folder()
     with (folder / "lock").open("w") as lock:
         # the processes of a machine fetch a file once, not once each
@@ -49,11 +50,28 @@ def fetch_file(url: str, key: str, storage: Storage, sha256: str | None = None) 
                 "file was changed since. Restore it, or launch again with another output.path."
             )
         path = folder / digest / name
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = path.with_name(f"{name}.{os.getpid()}")
-        partial.write_bytes(content)
-        partial.replace(path)
+        try:
+            _write(path, content)
+        except OSError as error:
+            raise ModelContractError(
+                f"{key}: cannot keep a copy of {url} in {folder}: {error.strerror}. Set TMPDIR to "
+                "a folder with space."
+            ) from None
         return str(path)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _file_name(url: str) -> str:
+    """A name for a copy of a file, with the suffix of its own; it never leads to another folder."""
+    name = re.sub(r"[^\w.+-]", "_", unquote(url.rpartition("/")[2]), flags=re.ASCII)
+    # of long ones the end, with the suffix; a name is not hidden, and not "." or ".."
+    return name[-100:].lstrip(".") or "file"
 
 
 def _sha256(path: Path) -> str:

@@ -1,0 +1,239 @@
+"""The program in a file of ``torch.export``, checked before PyTorch makes Python code of it.
+
+The program is JSON, but PyTorch evaluates parts of it, imports what it names, and writes its names
+into source code that it runs. So every text in it must be one of the few kinds that a network
+needs; anything else is refused, also what later versions of PyTorch may add.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from beam_inference.config.fields import Json
+from beam_inference.models.expressions import NoArithmetic, check_guard, check_symbols
+
+
+class UnsafeProgram(Exception):
+    """A program could run code that is not the network's arithmetic; the message says where."""
+
+
+_DEEPEST = 200
+
+_NAME = re.compile(r"(?:[^\W\d]\w*)?", re.ASCII)
+_DOTTED_NAME = re.compile(r"[\w.@$:+<>, /-]*", re.ASCII)
+_OPERATOR = re.compile(r"torch\.ops\.(aten|prims)\.(\w+)\.(\w+)", re.ASCII)
+_SYMBOLIC_OPERATOR = re.compile(
+    r"_operator\.(add|and_|eq|floordiv|ge|getitem|gt|le|lt|mod|mul|ne|neg|not_|or_|pos|pow|sub"
+    r"|truediv)|math\.(ceil|floor|trunc)"
+    r"|torch\.(sym_(float|int|ite|max|min|not)|_sym_sqrt)"
+)
+_CONTROL_FLOW = re.compile(
+    r"torch\.ops\.higher_order\.(associative_scan|cond|map_impl|scan|while_loop"
+    r"|wrap_with_autocast|wrap_with_set_grad_enabled)"
+)
+_NOTES = frozenset(
+    {"custom", "from_node", "nn_module_stack", "source_fn_stack", "stack_trace", "torch_fn"}
+)
+_MAPPINGS = frozenset(
+    {"as_string_to_argument", "opset_version", "range_constraints", "treespec_namedtuple_fields"}
+)
+"""Keys whose values map names to something; those that end in ``_values`` do as well."""
+
+_OBJECTS = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
+_NO_ARITHMETIC = frozenset({"_print", "from_file", "save", "warn"})
+_CONTAINERS = frozenset({"builtins.tuple", "builtins.list", "builtins.dict"}) | {
+    "collections.OrderedDict"
+}
+
+
+def check_program(content: bytes) -> None:
+    """Check that a program is a graph of PyTorch's own operators, and holds nothing else.
+
+    Args:
+        content: the JSON of a ``torch.export.ExportedProgram``.
+
+    Raises:
+        UnsafeProgram: it is not, or does.
+        ValueError: it is no JSON.
+    """
+    _check_value(parse_json(content), key="", where="", in_node=False)
+
+
+def parse_json(content: bytes) -> Json:
+    """Parse a JSON object.
+
+    Raises:
+        ValueError: it is none.
+    """
+    value = _load_json(content.decode())
+    if not isinstance(value, dict):
+        raise ValueError("its JSON is no object")
+    return value
+
+
+def _load_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def check_example_inputs(value: object) -> None:
+    """Check the example inputs of a loaded program, whose keys PyTorch writes into source code.
+
+    Raises:
+        UnsafeProgram: they are more than tensors and numbers in plain containers.
+    """
+    if isinstance(value, tuple | list):
+        for item in value:
+            check_example_inputs(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_name(key, "the example inputs")
+            check_example_inputs(item)
+    elif not isinstance(value, torch.Tensor | int | float | None):
+        raise UnsafeProgram(f"the example inputs hold a {type(value).__name__}")
+
+
+def _check_value(value: Any, *, key: str, where: str, in_node: bool, depth: int = 0) -> None:
+    """Check a value under a key, and all that is in it.
+
+    Args:
+        value: of the JSON.
+        key: the nearest key above it.
+        where: the keys above it, for messages.
+        in_node: whether it is part of a node's inputs, whose texts PyTorch quotes.
+        depth: how many containers it is in.
+    """
+    if depth > _DEEPEST:
+        raise UnsafeProgram(f"{where} is nested too deeply")
+    if isinstance(value, str):
+        _check_text(value, key, where, in_node)
+    elif isinstance(value, list):
+        for item in value:
+            _check_value(item, key=key, where=where, in_node=in_node, depth=depth + 1)
+    elif isinstance(value, dict):
+        is_mapping = key in _MAPPINGS or key.endswith("_values")
+        for name, item in value.items():
+            _check_key(name, key, where)
+            inner = "" if is_mapping else name
+            path = f"{where}.{name}"[-120:]
+            if not _is_notes(item, inner, path):
+                within = in_node or key == "nodes"
+                _check_value(item, key=inner, where=path, in_node=within, depth=depth + 1)
+
+
+def _is_notes(value: object, key: str, where: str) -> bool:
+    """Whether a value notes where a node comes from: PyTorch looks names up in itself, no more.
+
+    Raises:
+        UnsafeProgram: the value must not stand under its key.
+    """
+    if key in _OBJECTS and value:
+        raise UnsafeProgram(f"{where} names an object of a class of its own")
+    if key in _CHECKS and isinstance(value, dict):
+        raise UnsafeProgram(f"{where} is no text")
+    if key != "metadata":
+        return False
+    if (
+        not isinstance(value, dict)
+        or not value.keys() <= _NOTES
+        or not all(isinstance(text, str) for text in value.values())
+    ):
+        raise UnsafeProgram(f"{where} is more than notes")
+    return True
+
+
+def _check_key(inner: str, key: str, where: str) -> None:
+    if key == "range_constraints":
+        _check_text(inner, "expr_str", where, in_node=False)
+    elif not _DOTTED_NAME.fullmatch(inner):
+        raise UnsafeProgram(f"{where} has the key {inner!a:.60}")
+
+
+def _check_text(text: str, key: str, where: str, in_node: bool) -> None:
+    if in_node and key in ("as_string", "as_strings"):
+        return  # an operator's argument: PyTorch quotes it where it writes it into source code
+    check = _CHECKS.get(key, _check_name)
+    try:
+        check(text, where)
+    except NoArithmetic as error:
+        raise UnsafeProgram(f"{where} is to be evaluated and is no arithmetic: {error}") from None
+
+
+def _check_name(text: object, where: str) -> None:
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise UnsafeProgram(f"{where} has the name {text!a:.60}")
+
+
+def _check_dotted_name(text: str, where: str) -> None:
+    if not _DOTTED_NAME.fullmatch(text):
+        raise UnsafeProgram(f"{where} has the name {text!a:.60}")
+
+
+def _check_operator(target: str, where: str) -> None:
+    match = _OPERATOR.fullmatch(target)
+    if match:
+        library, name, overload = match.groups()
+        full_name = f"{library}::{name}" + ("" if overload == "default" else f".{overload}")
+        if name not in _NO_ARITHMETIC and _is_registered(full_name):
+            return
+    elif _SYMBOLIC_OPERATOR.fullmatch(target) or _CONTROL_FLOW.fullmatch(target):
+        return
+    raise UnsafeProgram(f"{where} is {target!a:.100}, which is no operator of a network")
+
+
+def _is_registered(operator: str) -> bool:
+    """Whether PyTorch has an operator for networks, rather than one for scripts."""
+    try:
+        return torch._C._dispatch_has_kernel(operator)
+    except RuntimeError:  # such names are not allowed
+        return False
+
+
+def _check_tree(text: str, where: str) -> None:
+    """Check the description of the containers in which inputs or outputs come."""
+    try:
+        protocol, tree = _load_json(text)
+    except (ValueError, TypeError):
+        raise UnsafeProgram(f"{where} describes no containers") from None
+    if protocol != 1:
+        raise UnsafeProgram(f"{where} is of the unknown protocol {protocol!a:.40}")
+    _check_container(tree, where)
+
+
+def _check_container(tree: Any, where: str, depth: int = 0) -> None:
+    if not isinstance(tree, dict) or not isinstance(tree.get("children_spec"), list):
+        raise UnsafeProgram(f"{where} describes no containers")
+    kind = tree.get("type")
+    if kind is not None and str(kind) not in _CONTAINERS:
+        raise UnsafeProgram(f"{where} asks for a container of the type {kind!a:.60}")
+    # the keys of a dictionary; PyTorch would import what else the context names
+    context = tree.get("context")
+    keys = _load_json(context) if isinstance(context, str) else context
+    if not isinstance(keys, list | None) or depth > _DEEPEST:
+        raise UnsafeProgram(f"{where} describes no containers")
+    for key in keys or ():
+        _check_name(key, where)
+    for child in tree["children_spec"]:
+        _check_container(child, where, depth + 1)
+
+
+_CHECKS: dict[str, Callable[[str, str], None]] = {
+    "target": _check_operator,
+    "as_operator": _check_operator,
+    "expr_str": lambda text, _: check_symbols(text),
+    "guards_code": lambda text, _: check_guard(text),
+    "in_spec": _check_tree,
+    "out_spec": _check_tree,
+    "fqn": _check_dotted_name,
+    "parameter_name": _check_dotted_name,
+    "buffer_name": _check_dotted_name,
+    "tensor_constant_name": _check_dotted_name,
+    "torch_version": _check_dotted_name,
+}

@@ -1,0 +1,136 @@
+"""ONNX files, read as far as it takes to know that all of a network is in its file.
+
+An ONNX file is a message of Protocol Buffers, in which tensors may say that their values are in
+other files. The package ``onnx`` could parse it, but it is not needed to run one.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from beam_inference.errors import ModelContractError
+
+
+class _Malformed(Exception):
+    """The bytes are no message of Protocol Buffers; the message says why."""
+
+
+class _ExternalData(Exception):
+    """A tensor says that its values are in another file."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What of a message of the ONNX standard may lead to a tensor.
+
+    Attributes:
+        parts: the messages in it, by the number of their field.
+        external: numbers of the fields by which a tensor says that its values are elsewhere.
+        kinds: kinds of other fields; that of a part is always :data:`_LENGTH`.
+    """
+
+    parts: dict[int, _Message] = field(default_factory=dict)
+    external: frozenset[int] = frozenset()
+    kinds: dict[int, int] = field(default_factory=dict)
+
+
+_VARINT = 0
+_EIGHT_BYTES = 1
+_LENGTH = 2
+_FOUR_BYTES = 5
+
+_TENSOR = _Message(external=frozenset({13, 14}))  # external_data, data_location
+_SPARSE_TENSOR = _Message({1: _TENSOR, 2: _TENSOR})  # values, indices
+_ATTRIBUTE = _Message({5: _TENSOR, 10: _TENSOR, 22: _SPARSE_TENSOR, 23: _SPARSE_TENSOR})
+_NODE = _Message({5: _ATTRIBUTE})
+_GRAPH = _Message({1: _NODE, 5: _TENSOR, 15: _SPARSE_TENSOR})  # node and initializers
+_ATTRIBUTE.parts.update({6: _GRAPH, 11: _GRAPH})  # what branches and loops run
+_FUNCTION = _Message({7: _NODE, 11: _ATTRIBUTE})
+_TRAINING = _Message({1: _GRAPH, 2: _GRAPH})
+_MODEL = _Message(
+    {7: _GRAPH, 20: _TRAINING, 25: _FUNCTION},
+    # so that no text is taken for a model: OpenVINO would take it for what it is
+    kinds={1: _VARINT, 2: _LENGTH, 3: _LENGTH, 4: _LENGTH, 5: _VARINT, 6: _LENGTH, 8: _LENGTH},
+)
+
+_DEEPEST = 100  # as Protocol Buffers itself has it
+
+
+def check_self_contained(path: Path) -> None:
+    """Check that an ONNX file holds its weights itself.
+
+    Those in another file would be neither hashed nor fetched with it.
+
+    Raises:
+        ModelContractError: it does not, or is no ONNX file.
+    """
+    if path.stat().st_size == 0:
+        raise ModelContractError(f"{path} is no ONNX file: it is empty. Save or copy it again.")
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        try:
+            _check(content, 0, len(content), _MODEL, depth=0)
+        except _Malformed as error:
+            raise ModelContractError(
+                f"{path} is no ONNX file, or damaged: {error}. Save or copy it again."
+            ) from None
+        except _ExternalData:
+            raise ModelContractError(
+                f"{path} keeps its weights in another file, which would not be part of the job's "
+                "identity. Save it as one file: torch.onnx.export(…, external_data=False), or "
+                "onnx.save_model(onnx.load(…), …)."
+            ) from None
+
+
+def _check(content: mmap.mmap, start: int, stop: int, message: _Message, depth: int) -> None:
+    if depth > _DEEPEST:
+        raise _Malformed("its messages are nested too deeply")
+    for number, kind, begin, end in _fields(content, start, stop):
+        if number in message.external and (kind != _VARINT or content[begin:end].strip(b"\0\x80")):
+            raise _ExternalData
+        part = message.parts.get(number)
+        if kind != (message.kinds.get(number, kind) if part is None else _LENGTH):
+            raise _Malformed(f"field {number} at byte {begin} is of the wrong kind")
+        if part is not None:
+            _check(content, begin, end, part, depth + 1)
+
+
+def _fields(content: mmap.mmap, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+    """The fields of a message: number, kind, and where the value begins and ends."""
+    while start < stop:
+        tag, start = _varint(content, start, stop)
+        number = tag >> 3
+        kind = tag & 7
+        if not 0 < number < 1 << 29:
+            raise _Malformed(f"the field before byte {start} has the number {number}")
+        begin = start
+        if kind == _VARINT:
+            _, start = _varint(content, start, stop)
+        elif kind == _LENGTH:
+            length, begin = _varint(content, start, stop)
+            start = begin + length
+        elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+            start += 8 if kind == _EIGHT_BYTES else 4
+        else:
+            raise _Malformed(f"the field before byte {start} is of the unknown kind {kind}")
+        if start > stop:
+            raise _Malformed(
+                f"the value at byte {begin} ends behind the {stop} bytes of its message"
+            )
+        yield number, kind, begin, start
+
+
+def _varint(content: mmap.mmap, start: int, stop: int) -> tuple[int, int]:
+    """A number of variable length, and where the next value begins."""
+    value = 0
+    for place, position in enumerate(range(start, min(stop, start + 10))):
+        byte = content[position]
+        value |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return value, position + 1
+    raise _Malformed(f"the number at byte {start} has no end")

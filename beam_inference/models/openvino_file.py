@@ -1,0 +1,61 @@
+"""OpenVINO's files, read as far as it takes to know that they are what their name says.
+
+OpenVINO goes by what is in a file: it would run an ONNX file with the suffix .xml, too, and that
+may keep its weights in files that are not part of the job's identity.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.parsers import expat
+
+from beam_inference.errors import ModelContractError
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class _Malformed(Exception):
+    """The file is no network of OpenVINO; the message says why."""
+
+
+def check_network(path: Path) -> None:
+    """Check that a file is XML that describes a network of OpenVINO's.
+
+    Raises:
+        ModelContractError: it is not.
+    """
+    try:
+        _check(path)
+    except (_Malformed, expat.ExpatError) as error:
+        raise ModelContractError(
+            f"{path} is no network as OpenVINO saves it (.xml), or damaged: {error}. Save or copy "
+            "it again; a network of another kind needs the suffix of its kind."
+        ) from None
+
+
+def _check(path: Path) -> None:
+    depth = 0
+
+    def start(name: str, _: object) -> None:
+        nonlocal depth
+        if depth == 0 and name != "net":
+            raise _Malformed(f"it holds <{name[:40]}>, not <net>")
+        depth += 1
+
+    def end(_: str) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def refuse_declaration(*_: object) -> None:
+        raise _Malformed("it declares entities, which a network does not need")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.StartDoctypeDeclHandler = refuse_declaration
+    with path.open("rb") as file:
+        # so that it is nothing else besides: no other kind of network begins in this way
+        if not file.read(4).removeprefix(_BYTE_ORDER_MARK).startswith(b"<"):
+            raise _Malformed("it is no XML")
+        file.seek(0)
+        parser.ParseFile(file)

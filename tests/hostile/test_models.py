@@ -1,0 +1,671 @@
+"""Networks and weights that were cut off, damaged or made to do harm, as ``run`` is given them.
+
+The numbers in the ids are those of the list of hostile cases.
+"""
+
+from __future__ import annotations
+
+import http.server
+import io
+import json
+import pickle
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+import zipfile
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import toy_networks
+from helpers import job_values, toy, write_job, write_volume
+
+from beam_inference.cli.main import main
+
+SHAPE = (8, 16, 16)
+ZIP_END = 22
+"""Bytes of the record that ends a zip archive."""
+
+
+class Bomb:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.fixture
+def volume(tmp_path):
+    array = np.random.default_rng(0).integers(0, 256, SHAPE, dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    return tmp_path / "in"
+
+
+@pytest.fixture
+def write(volume, tmp_path):
+    """A function that writes a job of one patch with a network, and returns its path."""
+
+    def make(model, **inference):
+        inference = {"patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 16], **inference}
+        sections = {"model": model, "inference": {**inference, "batch_size": 1}}
+        return str(
+            write_job(tmp_path / "job.yaml", job_values(volume, tmp_path / "out", **sections))
+        )
+
+    return make
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A path that hostile code would make."""
+    return tmp_path / "planted"
+
+
+@pytest.fixture
+def refuse(write, tmp_path, planted, capfd):
+    """A function that runs a job, checks that it ends in one message, and returns it."""
+
+    def check(model, **inference):
+        code = main(["run", write(model, **inference)])
+        told = capfd.readouterr().err
+        assert code == 2, told
+        assert not planted.exists(), "planted code ran"
+        assert not (tmp_path / "out").exists()
+        assert told.count("error: ") == 1
+        assert "Traceback" not in told
+        assert "not foreseen" not in told
+        assert len(told) < 2000
+        return told
+
+    return check
+
+
+@pytest.fixture
+def complete(write):
+    """A function that runs a job to its end."""
+
+    def check(model, **inference):
+        assert main(["run", write(model, **inference)]) == 0
+
+    return check
+
+
+def of_file(path, **keys):
+    return {"path": str(path), "output_channels": 2, **keys}
+
+
+def with_weights(path, **keys):
+    return toy("conv", output_channels=2, weights=str(path), **keys)
+
+
+# ------------------------------------------------------------------------------------- pickles
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        pytest.param(torch.save, "net.pt", id="180"),
+        pytest.param(lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), "net.pt", id="181"),
+        pytest.param(torch.save, "w.pt", id="182"),
+        pytest.param(lambda bomb, path: path.write_bytes(pickle.dumps(bomb)), "w.pt", id="183"),
+        pytest.param(torch.save, "w.safetensors", id="184"),
+    ],
+)
+def test_pickled_code(save, name, tmp_path, planted, refuse):
+    path = tmp_path / name
+    save(Bomb(planted), path)
+    refuse(of_file(path) if name == "net.pt" else with_weights(path))
+
+
+# --------------------------------------------------------------------------------- safetensors
+
+
+@pytest.fixture
+def tensors(tmp_path):
+    """A sound file of weights, and its header and data."""
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file(toy_networks.conv().state_dict(), path)
+    content = path.read_bytes()
+    length = struct.unpack_from("<Q", content)[0]
+    return path, json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def safetensors_bytes(header, data, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def test_185_sound_safetensors(tensors, complete):
+    complete(with_weights(tensors[0]))
+
+
+def changed(header, **keys):
+    name = next(name for name in header if name != "__metadata__")
+    return header | {name: header[name] | keys}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda h, d: safetensors_bytes(h, d, 1 << 63), id="186"),
+        pytest.param(lambda h, d: safetensors_bytes(h, d, 10**6), id="187"),
+        pytest.param(lambda h, d: safetensors_bytes(h, d, len(json.dumps(h)) + 9), id="188"),
+        pytest.param(lambda h, d: safetensors_bytes(h, d, 20), id="190"),
+        pytest.param(lambda h, d: safetensors_bytes(h, d[: len(d) // 2]), id="191"),
+        pytest.param(lambda h, d: safetensors_bytes(b"{no json at all", d), id="192"),
+        pytest.param(
+            lambda h, d: safetensors_bytes(changed(h, data_offsets=[0, 10**9]), d), id="193"
+        ),
+        pytest.param(lambda h, d: safetensors_bytes(changed(h, dtype="F12"), d), id="194"),
+        pytest.param(lambda h, d: b"", id="195"),
+        pytest.param(lambda h, d: safetensors_bytes(h, d)[:8], id="196"),
+    ],
+)
+def test_safetensors(make, tensors, tmp_path, refuse):
+    path, header, data = tensors
+    path.write_bytes(make(header, data))
+    refuse(with_weights(path))
+
+
+def test_197_weights_of_nan(tmp_path, refuse):
+    state = {
+        name: torch.full_like(t, np.nan) for name, t in toy_networks.conv().state_dict().items()
+    }
+    torch.save(state, tmp_path / "w.pt")
+    assert "NaN" in refuse(with_weights(tmp_path / "w.pt"))
+
+
+# --------------------------------------------------------------------------------- TorchScript
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A TorchScript file."""
+    path = tmp_path / "net.ts"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(torch.nn.Sequential(torch.nn.Conv3d(1, 2, 3, padding=1))).save(str(path))
+    return path
+
+
+def overwritten(content, at):
+    return content[:at] + bytes(range(100)) + content[at + 100 :]
+
+
+def without_directory(content):
+    start = content.index(b"PK\x01\x02")
+    return content[:start] + bytes(len(content) - start - ZIP_END) + content[-ZIP_END:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: content[: len(content) // 2], id="198"),
+        # 199 was accepted: PyTorch compares no checksums
+        pytest.param(lambda content: overwritten(content, content.index(b"FB") + 80), id="199"),
+        pytest.param(lambda content: b"", id="201"),
+        pytest.param(lambda content: content[-ZIP_END:], id="202"),
+        pytest.param(without_directory, id="203"),
+    ],
+)
+def test_damaged_torchscript(damage, script, refuse):
+    script.write_bytes(damage(script.read_bytes()))
+    refuse(of_file(script))
+
+
+def test_204_a_bomb_named_as_torchscript_is(tmp_path, refuse):
+    with zipfile.ZipFile(tmp_path / "net.ts", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("net/constants.pkl", bytes(20 << 20))
+    refuse(of_file(tmp_path / "net.ts"))
+
+
+# -------------------------------------------------------------------------------- torch.export
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The members of a sound .pt2 file."""
+    path = tmp_path_factory.mktemp("exported") / "net.pt2"
+    example = (torch.zeros(1, 1, *SHAPE),)
+    torch.export.save(torch.export.export(toy_networks.conv().eval(), example), path)
+    with zipfile.ZipFile(path) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def write_zip(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path
+
+
+def saved(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def payloads(key, **payload):
+    return json.dumps(
+        {"config": {key: {"is_param": False, "tensor_meta": None, **payload}}}
+    ).encode()
+
+
+WEIGHTS = "net/data/weights/model_weights_config.json"
+CONSTANTS = "net/data/constants/model_constants_config.json"
+
+
+def opaque(members, bomb):
+    return members | {
+        "net/data/constants/opaque_obj_0": pickle.dumps(bomb),
+        CONSTANTS: payloads("a", path_name="opaque_obj_0", use_pickle=True),
+    }
+
+
+def custom(members, bomb):
+    return members | {
+        "net/data/constants/custom_obj_0": pickle.dumps(bomb),
+        CONSTANTS: payloads("a", path_name="custom_obj_0", use_pickle=True),
+    }
+
+
+def pickled_weight(members, bomb):
+    config = json.loads(members[WEIGHTS])
+    config["config"]["weight"]["use_pickle"] = True
+    return members | {
+        WEIGHTS: json.dumps(config).encode(),
+        "net/data/weights/weight_0": saved(bomb),
+    }
+
+
+def pickled_inputs(members, bomb):
+    return members | {"net/data/sample_inputs/model.pt": saved(((bomb,), {}))}
+
+
+def compiled(members, bomb):
+    return members | {"net/data/aotinductor/model/model.so": b"\x7fELF"}
+
+
+def evaluated_size(members, bomb):
+    """A size as an expression: sympy evaluates it as Python."""
+    return in_program(
+        members,
+        lambda p: p["graph_module"]["graph"]["sym_int_values"].update(
+            {"a": {"as_expr": {"expr_str": f"__import__('pathlib').Path('{bomb.path}').touch()"}}}
+        ),
+    )
+
+
+def called(members, bomb):
+    """A node that calls any function of Python that PyTorch's modules have."""
+
+    def change(program):
+        node = program["graph_module"]["graph"]["nodes"][0]
+        node["target"] = "torch.os.mkdir"
+        node["inputs"] = [{"name": "", "arg": {"as_string": str(bomb.path)}, "kind": 1}]
+
+    return in_program(members, change)
+
+
+def guarded(members, bomb):
+    """A condition on the input: PyTorch makes Python code of it."""
+    guard = f"__import__('pathlib').Path('{bomb.path}').touch() is None"
+    return in_program(members, lambda p: p.update(guards_code=[guard]))
+
+
+def named(members, bomb):
+    """A name that is source code."""
+    content = members["net/models/model.json"].decode()
+    name = json.dumps(f"x=__import__('pathlib').Path('{bomb.path}').touch()")
+    return members | {"net/models/model.json": content.replace('"conv3d"', name).encode()}
+
+
+def reads_a_file(members, bomb):
+    def change(program):
+        program["graph_module"]["graph"]["nodes"][0]["target"] = "torch.ops.aten.from_file.default"
+
+    return in_program(members, change)
+
+
+def in_program(members, change):
+    program = json.loads(members["net/models/model.json"])
+    change(program)
+    return members | {"net/models/model.json": json.dumps(program).encode()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(opaque, id="210"),
+        pytest.param(custom, id="212"),
+        pytest.param(pickled_weight, id="217"),
+        pytest.param(compiled, id="227"),
+        pickled_inputs,
+        evaluated_size,
+        called,
+        guarded,
+        named,
+        reads_a_file,
+        lambda members, bomb: members | {"net/data/weights/../evil": b""},
+        lambda members, bomb: members | {"net/unknown": b""},
+        lambda members, bomb: members | {"other/data/weights/weight_9": b""},
+        lambda members, bomb: members | {WEIGHTS: b"[" * 10**5},
+        lambda members, bomb: members | {"net/models/model.json": b"\xff"},
+    ],
+)
+def test_exported_networks_with_code(change, program, tmp_path, planted, refuse):
+    members = change(program, Bomb(planted))
+    refuse(of_file(write_zip(tmp_path / "net.pt2", members)))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: content[: len(content) // 2], id="231"),
+        pytest.param(lambda content: b"nothing of the kind\n" * 50, id="233"),
+        lambda content: b"",
+        lambda content: content + content,
+        lambda content: overwritten(content, 100),
+    ],
+)
+def test_damaged_exported_networks(damage, program, tmp_path, refuse):
+    path = write_zip(tmp_path / "net.pt2", program)
+    path.write_bytes(damage(path.read_bytes()))
+    refuse(of_file(path))
+
+
+@pytest.mark.parametrize("absent", ["net/models/model.json", WEIGHTS, "net/archive_version"])
+def test_exported_networks_that_lack_something(absent, program, tmp_path, refuse):
+    members = {name: content for name, content in program.items() if name != absent}
+    refuse(of_file(write_zip(tmp_path / "net.pt2", members)))
+
+
+def test_236_a_sound_exported_network(program, tmp_path, complete):
+    complete(of_file(write_zip(tmp_path / "net.pt2", program)))
+
+
+# ---------------------------------------------------------------------------------------- ONNX
+
+
+@pytest.fixture
+def onnx_model():
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("openvino")
+    shapes = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, channels, *SHAPE])
+        for name, channels in (("x", 1), ("y", 2))
+    ]
+    values = np.random.default_rng(0).random((2, 1, 3, 3, 3), np.float32)
+    node = onnx.helper.make_node("Conv", ["x", "w"], ["y"], pads=[1] * 6)
+    graph = onnx.helper.make_graph(
+        [node], "net", shapes[:1], shapes[1:], [onnx.numpy_helper.from_array(values, "w")]
+    )
+    opset = onnx.helper.make_opsetid("", 17)
+    return onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
+
+
+def with_external_data(model, folder, location):
+    """The model's bytes with its weights in another file, the value before its key."""
+    tensor = model.graph.initializer[0]
+    (folder / location).write_bytes(tensor.raw_data)
+    tensor.ClearField("raw_data")
+    tensor.data_location = 1
+    entry = tensor.external_data.add()
+    entry.key = "location"
+    entry.value = location
+    usual = entry.SerializeToString()
+    key = b"\x0a\x08location"
+    assert usual.startswith(key)
+    content = model.SerializeToString()
+    assert usual in content
+    return content.replace(usual, usual.removeprefix(key) + key)
+
+
+ENGINES = ["onnxruntime", "openvino"]
+
+
+def test_239_a_sound_onnx_file(onnx_model, tmp_path, complete):
+    (tmp_path / "net.onnx").write_bytes(onnx_model.SerializeToString())
+    complete(of_file(tmp_path / "net.onnx"), engine="auto")
+
+
+def test_241_external_data(onnx_model, tmp_path, refuse):
+    import onnx
+
+    onnx.save(
+        onnx_model,
+        tmp_path / "net.onnx",
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
+    assert "keeps its weights in another file" in refuse(
+        of_file(tmp_path / "net.onnx"), engine="onnxruntime"
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)  # 243 246
+@pytest.mark.parametrize("location", ["w.bin", "../outside.bin"])  # 248 251
+def test_243_to_251_external_data_with_fields_in_another_order(
+    location, engine, onnx_model, tmp_path, refuse
+):
+    folder = tmp_path / "models"
+    folder.mkdir()
+    content = with_external_data(onnx_model, folder, location)
+    (folder / "net.onnx").write_bytes(content)
+    assert "another file" in refuse(of_file(folder / "net.onnx"), engine=engine)
+
+
+def test_337_weights_cannot_be_exchanged_between_two_launches(onnx_model, tmp_path, refuse):
+    (tmp_path / "net.onnx").write_bytes(with_external_data(onnx_model, tmp_path, "w.bin"))
+    refuse(of_file(tmp_path / "net.onnx"), engine="onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("share", "engine"),
+    [
+        pytest.param(2, "onnxruntime", id="253"),
+        pytest.param(2, "openvino", id="255"),
+        pytest.param(10**9, "auto", id="256"),
+    ],
+)
+def test_truncated_onnx(share, engine, onnx_model, tmp_path, refuse):
+    content = onnx_model.SerializeToString()
+    (tmp_path / "net.onnx").write_bytes(content[: len(content) // share])
+    refuse(of_file(tmp_path / "net.onnx"), engine=engine)
+
+
+# ------------------------------------------------------------------------------------ OpenVINO
+
+
+@pytest.fixture(scope="module")
+def saved_network(tmp_path_factory):
+    openvino = pytest.importorskip("openvino")
+    folder = tmp_path_factory.mktemp("openvino")
+    program = torch.export.export(toy_networks.conv().eval(), (torch.zeros(1, 1, *SHAPE),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch, which OpenVINO uses in an old way
+        network = openvino.convert_model(program)
+    openvino.save_model(network, folder / "net.xml", compress_to_fp16=False)
+    return folder
+
+
+@pytest.fixture
+def xml(saved_network, tmp_path):
+    for path in saved_network.iterdir():
+        shutil.copy(path, tmp_path)
+    return tmp_path / "net.xml"
+
+
+def test_258_a_sound_xml_file(xml, complete):
+    complete(of_file(xml), engine="openvino")
+
+
+ENTITY = b'<!DOCTYPE net [<!ENTITY e SYSTEM "file:///etc/passwd">]><net'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda text: text.replace(b'offset="0"', b'offset="99999999"'), id="260"),
+        pytest.param(lambda text: text.replace(b' size="', b' size="1000000000000000'), id="261"),
+        pytest.param(lambda text: text.replace(b"<net", ENTITY, 1), id="265"),
+        pytest.param(lambda text: text[: len(text) // 2], id="267"),
+        pytest.param(lambda text: b"no XML", id="269"),
+        lambda text: b"",
+        lambda text: b"<nets/>",
+        lambda text: b"\n" + text,
+    ],
+)
+def test_damaged_xml(damage, xml, refuse):
+    xml.write_bytes(damage(xml.read_bytes()))
+    refuse(of_file(xml), engine="openvino")
+
+
+def test_270_and_272_a_bin_file_that_is_empty_or_absent(xml, refuse):
+    xml.with_suffix(".bin").write_bytes(b"")
+    refuse(of_file(xml), engine="openvino")
+    xml.with_suffix(".bin").unlink()
+    refuse(of_file(xml), engine="openvino")
+
+
+def test_an_onnx_file_named_xml_does_not_bring_weights_that_are_not_hashed(
+    onnx_model, tmp_path, refuse
+):
+    (tmp_path / "net.xml").write_bytes(with_external_data(onnx_model, tmp_path, "w.bin"))
+    (tmp_path / "net.bin").write_bytes(b"")
+    refuse(of_file(tmp_path / "net.xml"), engine="openvino")
+
+
+def test_an_xml_file_named_onnx_does_not_bring_weights_that_are_not_hashed(xml, refuse):
+    path = xml.rename(xml.with_suffix(".onnx"))
+    refuse(of_file(path), engine="openvino")
+
+
+# ----------------------------------------------------------------------------------- factories
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        pytest.param("raise ValueError('<script>x</script>')", "<script>", id="273"),
+        pytest.param("return network()", "RecursionError", id="275"),
+        pytest.param("return None", "NoneType", id="276"),
+        pytest.param("return (", "SyntaxError", id="278"),
+        pytest.param("raise BaseException('odd')", "BaseException: odd", id="279"),
+        pytest.param("import sys; sys.exit(0)", "SystemExit: 0", id="392"),
+        ("raise GeneratorExit", "GeneratorExit"),
+        ("raise type('Odd', (BaseException,), {})()", "Odd"),
+    ],
+)
+def test_factories(source, told, tmp_path, refuse):
+    (tmp_path / "net.py").write_text(f"def network():\n    {source}\n")
+    assert told in refuse(of_file(f"{tmp_path}/net.py:network"))
+
+
+@pytest.mark.parametrize("error", ["SystemExit(0)", "BaseException('odd')", "GeneratorExit()"])
+def test_networks_that_raise_more_than_errors(error, tmp_path, refuse):
+    source = f"def network():\n    def run(batch):\n        raise {error}\n    return run\n"
+    (tmp_path / "net.py").write_text(source)
+    assert error.split("(")[0] in refuse(of_file(f"{tmp_path}/net.py:network"), engine="auto")
+
+
+def test_274_a_factory_that_is_interrupted(tmp_path, write):
+    (tmp_path / "net.py").write_text("def network():\n    raise KeyboardInterrupt\n")
+    assert main(["run", write(of_file(f"{tmp_path}/net.py:network"))]) == 130
+
+
+def test_287_a_factory_in_a_folder_above(tmp_path, complete):
+    (tmp_path / "a").mkdir()
+    shutil.copy(toy_networks.__file__, tmp_path / "toys.py")
+    complete(of_file(f"{tmp_path}/a/../toys.py:conv"))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("os:system", id="288"),
+        pytest.param("os:path.join", id="290"),
+        pytest.param("{folder}/absent.py:network", id="293"),
+        pytest.param("{folder}", id="295"),
+        pytest.param("/dev/zero", id="298"),
+        pytest.param("https://localhost:1/net.ts?token=s3cret", id="300"),
+    ],
+)
+def test_paths(path, tmp_path, refuse):
+    told = refuse(of_file(path.format(folder=tmp_path)), engine="auto")
+    assert "s3cret" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ends",
+    [
+        pytest.param("os.kill(os.getpid(), 11)", id="282"),
+        # 284: nothing in the process can notice it; what is done is in the state, and is nothing
+        pytest.param("os._exit(0)", id="284"),
+    ],
+)
+def test_a_factory_that_ends_the_process(ends, tmp_path, write, capsys):
+    (tmp_path / "net.py").write_text(f"import os\ndef network():\n    {ends}\n")
+    path = write(of_file(f"{tmp_path}/net.py:network"))
+    command = [sys.executable, "-m", "beam_inference", "run", path]
+    ended = subprocess.run(command, capture_output=True)
+    assert ended.returncode in (-11, 0)
+    assert main(["status", path]) != 0
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------------------------------- URLs
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A server that answers every request with the same file; its URL, and that file's folder."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "served").mkdir()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def translate_path(self, path):
+            return str(tmp_path / "served" / "file")
+
+        def log_message(self, *_):
+            pass
+
+    handler = partial(Handler, directory=str(tmp_path / "served"))
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://localhost:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("..%2F..%2FPWNED_cache.ts", id="370"),
+        pytest.param("..%2F..%2F..%2FPWNED_outside.ts", id="373"),
+        pytest.param("{folder}PWNED_absolute.ts", id="376"),
+        "%00.ts",
+        "%0a%1b[31m.ts",
+        "x" * 5000 + ".ts",
+    ],
+)
+def test_urls_whose_last_part_is_a_path(name, served, script, tmp_path, complete):
+    script.rename(tmp_path / "served" / "file")
+    name = name.format(folder=str(tmp_path).replace("/", "%2F") + "%2F")
+    complete(of_file(f"{served}/{name}"))
+    found = [path for path in tmp_path.rglob("*.ts") if path.is_file()]
+    assert [path.parts[-4] for path in found] == ["temporary"]
