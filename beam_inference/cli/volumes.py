@@ -45,6 +45,7 @@ class ConvertOptions(PipelineOptions):
     voxel_size: VoxelSizeNm | None
     offset: Zyx | None
     drop: str
+    pad: bool
     overwrite: bool
 
 
@@ -126,6 +127,11 @@ def _add_convert(subparsers: Subparsers) -> None:
         help="what OUT may lose: offset, voxel-size, or both with a comma",
     )
     parser.add_argument(
+        "--pad",
+        action="store_true",
+        help="put zeros before IN, where OUT can only begin at voxel 0",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace what is at OUT; do every chunk again"
     )
     add_logging(parser)
@@ -152,6 +158,7 @@ def convert(options: ConvertOptions) -> int:
             voxel_size_nm=options.voxel_size,
             offset=options.offset,
             drop=tuple(word for word in options.drop.split(",") if word),
+            pad=options.pad,
             overwrite=options.overwrite,
             storage=storage_of_environment(LOCAL),
             flags=tuple(options.beam_flags),

@@ -18,6 +18,7 @@ from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import NO_REST, Rest
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class OutputSpec:
         shard_shape: ZYX, a file of many blocks, for formats that have shards; None for a file a
             block.
         labels: whether values are names of objects, which readers colour, and never average.
+        rest: part of a voxel by which the volume begins beyond ``bounds``, where its format can
+            state that.
     """
 
     url: str
@@ -54,6 +57,7 @@ class OutputSpec:
     encoding: str = "raw"
     shard_shape: Zyx | None = None
     labels: bool = False
+    rest: Rest = NO_REST
 
     @property
     def write_shape(self) -> Zyx:
@@ -141,6 +145,11 @@ def installed_formats() -> list[Format]:
 def names_of(formats: Iterable[Format]) -> str:
     """Names of formats as text, for messages."""
     return ", ".join(each.name for each in formats)
+
+
+def offset_formats() -> str:
+    """Names of the installed formats that may start at any voxel, for messages."""
+    return names_of(each for each in installed_formats() if each.has_offset)
 
 
 def sharded_formats() -> str:

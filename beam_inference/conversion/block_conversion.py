@@ -17,6 +17,7 @@ from beam_inference.config.formats import (
     get_format,
     installed_formats,
     names_of,
+    offset_formats,
     sharded_formats,
 )
 from beam_inference.config.storage import check_writable
@@ -31,6 +32,7 @@ from beam_inference.conversion.protocol import Source
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import NO_REST, pad_to_zero
 from beam_inference.volumes.kvstores import place_of_url, url_of
 from beam_inference.volumes.outputs import (
     check_output,
@@ -71,6 +73,8 @@ class BlockConversion:
         """Everything that determines the bytes that are written, as JSON values."""
         target = asdict(self.spec)
         del target["storage"], target["url"]  # how it is reached does not matter
+        if not any(self.spec.rest):  # conversions that began before there was one go on
+            del target["rest"]
         return {
             "source": self.source.identity,
             "target": target,
@@ -140,13 +144,14 @@ def plan_block_conversion(
         format=format,
         dtype=source.info.dtype,
         channels=source.info.channels,
-        bounds=_bounds(format, box),
+        bounds=_target_bounds(format, box, pad=options.pad),
         block_shape=options.block_shape or default_block_shape(box.shape, voxel_size_nm),
         voxel_size_nm=voxel_size_nm,
         storage=options.storage,
         encoding=options.encoding or "raw",
         shard_shape=options.shard_shape,
         labels=options.labels,
+        rest=source.info.rest if options.offset is None else NO_REST,
     )
     _check_spec(spec, source_path, options)
     task = CopyBlocks(source, spec, box, options.window_bytes)
@@ -154,14 +159,30 @@ def plan_block_conversion(
     return BlockConversion(target, task, options.overwrite, options.flags)
 
 
-def _bounds(format: str, box: BoundingBox) -> BoundingBox:
-    try:
-        return default_bounds(format, box)
-    except ConfigError:
+def _target_bounds(format: str, box: BoundingBox, *, pad: bool) -> BoundingBox:
+    """The extent of the target, which holds a box.
+
+    Raises:
+        ConfigError: its format cannot hold that box alone, and padding was not asked for; or it
+            can, and padding was.
+    """
+    if not pad:
+        try:
+            return default_bounds(format, box, "pass --pad")
+        except ConfigError as error:
+            raise ConfigError(f"{error} To move them instead: --offset=0,0,0") from None
+    if get_format(format).has_offset:
         raise ConfigError(
-            f"{format} volumes start at 0, and these voxels at {box.start} (z, y, x). Move them "
-            "with --offset 0,0,0, or write --format precomputed, which has an offset."
-        ) from None
+            f"--pad: {format} volumes start at any voxel, so nothing need be padded. --pad is for "
+            "formats that start at 0"
+        )
+    padded = pad_to_zero(box)
+    if padded is None:
+        raise ConfigError(
+            f"--pad: these voxels start at {list(box.start)} (z, y, x), before 0, where {format} "
+            f"volumes start. Write one of {offset_formats()}, or move them with --offset=0,0,0"
+        )
+    return padded
 
 
 def _check_spec(spec: OutputSpec, source_path: str, options: ConversionOptions) -> None:

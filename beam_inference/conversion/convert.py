@@ -44,6 +44,7 @@ def convert(
     voxel_size_nm: VoxelSizeNm | None = None,
     offset: Zyx | None = None,
     drop: Sequence[str] = (),
+    pad: bool = False,
     overwrite: bool = False,
     storage: Storage = LOCAL,
     flags: Sequence[str] = (),
@@ -64,6 +65,7 @@ def convert(
         voxel_size_nm: ZYX, instead of what the source states.
         offset: coordinates of the first voxel, ZYX, instead of what the source states.
         drop: what of the source may be lost: "offset", "voxel-size".
+        pad: whether a target without offset begins at voxel 0, with zeros before the source.
         overwrite: whether to replace an existing target.
         storage: how object stores are reached.
         flags: Beam's flags, for volumes of blocks.
@@ -86,6 +88,7 @@ def convert(
         voxel_size_nm=voxel_size_nm,
         offset=offset,
         drop=tuple(drop),
+        pad=pad,
         overwrite=overwrite,
         storage=storage,
         flags=tuple(flags),

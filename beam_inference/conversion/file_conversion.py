@@ -96,6 +96,11 @@ def plan_file_conversion(
             f"a single file is written by this process alone: {' '.join(options.flags)} would "
             "change nothing"
         )
+    if options.pad:
+        raise ConfigError(
+            f"--pad: format {format} is never padded. Where it cannot state an offset, --drop "
+            "offset accepts that"
+        )
     path, dataset = split_dataset(target)
     path = _local_path(path, format)
     if options.block_shape or options.shard_shape or options.encoding or options.labels:

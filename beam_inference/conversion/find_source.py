@@ -84,6 +84,7 @@ def tensorstore_volume(url: str, scale: int, storage: Storage) -> StoredVolume:
         volume.dtype.name,
         volume.voxel_size_nm,
         grain=zyx.triple(max(1, int(n)) for n in volume.read_shape),
+        rest=volume.origin.rest,
     )
     return StoredVolume(url, scale, storage, info, volume.place)
 

@@ -30,6 +30,7 @@ class ConversionOptions:
         voxel_size_nm: ZYX, instead of what the source states.
         offset: coordinates of the first voxel, ZYX, instead of what the source states.
         drop: what of the source may be lost: "offset", "voxel-size".
+        pad: whether a target without offset begins at voxel 0, with zeros before the source.
         overwrite: whether to replace an existing target.
         storage: how object stores are reached.
         flags: Beam's flags, for volumes of blocks.
@@ -46,6 +47,7 @@ class ConversionOptions:
     voxel_size_nm: VoxelSizeNm | None = None
     offset: Zyx | None = None
     drop: tuple[str, ...] = ()
+    pad: bool = False
     overwrite: bool = False
     storage: Storage = LOCAL
     flags: tuple[str, ...] = ()

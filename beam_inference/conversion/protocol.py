@@ -17,6 +17,7 @@ from beam_inference.config.fields import FARTHEST, Json
 from beam_inference.errors import BeamInferenceError, ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import NO_REST, Rest
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 Voxels: TypeAlias = AnyArray
@@ -43,6 +44,7 @@ class SourceInfo:
             are needed: a whole slice of a PNG stack, a block of a zarr; (1, 1, 1) where any window
             is as good as another.
         notes: what a person should know before the source is converted.
+        rest: part of a voxel by which it begins beyond ``bounds``.
     """
 
     bounds: BoundingBox
@@ -51,6 +53,7 @@ class SourceInfo:
     voxel_size_nm: VoxelSizeNm | None
     grain: Zyx
     notes: tuple[str, ...] = ()
+    rest: Rest = NO_REST
 
     @property
     def itemsize(self) -> int:

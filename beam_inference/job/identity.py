@@ -18,6 +18,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
 from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
     from beam_inference.job.resolved_job import ResolvedJob
@@ -74,6 +75,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
     return {
         "input": {
             **identify(config.input),
+            **_identify_origin("mask_origin", job.mask_origins.get("input.mask")),
             "bounds": identify_box(job.input_bounds),
             "dtype": job.input_dtype,
         },
@@ -102,9 +104,16 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             )
             for number, operator in enumerate(config.postprocess)
         },
-        "mask": {} if config.mask is None else identify(config.mask),
+        "mask": {}
+        if config.mask is None
+        else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
         "output": identify(config.output, without=places),
     }
+
+
+def _identify_origin(key: str, origin: Zyx | None) -> Json:
+    """Where index zero of a mask's array lies; nothing for one at 0, as for all first jobs."""
+    return {} if origin is None else {key: list(origin)}
 
 
 def identify(section: BaseModel, without: frozenset[str] = frozenset()) -> Json:

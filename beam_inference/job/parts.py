@@ -38,6 +38,11 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
     )
 
 
+def open_launched_input(job: ResolvedJob) -> Volume:
+    """Open the input of a launched job, where the job took it to lie; see :func:`open_input`."""
+    return open_input(job.config).start_at(job.input_bounds.start)
+
+
 def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
     """The input's voxel size, ZYX: its own, else the network's; None if neither is known."""
     return volume.voxel_size_nm or config.model.voxel_size_nm

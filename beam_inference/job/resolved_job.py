@@ -46,6 +46,8 @@ class ResolvedJob(Frozen):
         input_channels: number of the input's channels that are read.
         input_dtype: the input's dtype, as stored.
         input_block_shape: shape of the input's storage blocks, ZYX; not part of the fingerprint.
+        mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
+            file; without those at 0.
         roi: the box to produce.
         output_bounds: bounding box of the output.
         voxel_size_nm: voxel size of the output, ZYX.
@@ -67,6 +69,7 @@ class ResolvedJob(Frozen):
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
+    mask_origins: dict[str, Zyx] = Field(default_factory=dict)
     roi: BoundingBox
     output_bounds: BoundingBox
     voxel_size_nm: VoxelSizeNm
@@ -122,6 +125,7 @@ class ResolvedJob(Frozen):
             input_channels=self.input_channels,
             input_dtype=self.input_dtype,
             input_block_shape=self.input_block_shape,
+            mask_origins=self.mask_origins,
             roi=roi,
             output_bounds=self.output_bounds,
             voxel_size_nm=self.voxel_size_nm,

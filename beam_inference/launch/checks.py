@@ -12,9 +12,11 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
 from beam_inference.config.storage import check_url
-from beam_inference.errors import ConfigError
+from beam_inference.errors import ConfigError, StateError
+from beam_inference.geometry import zyx
 from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.mask import Mask, MaskedVolume, open_mask
 from beam_inference.volumes.volume import Volume
@@ -96,6 +98,30 @@ def check_sections(normalize: DefiniteNormalize, volume: Volume) -> None:
         raise ConfigError(
             f"model.normalize has levels for the sections {first} … {last - 1}; the input has "
             f"{volume.bounds.start[0]} … {volume.bounds.stop[0] - 1}"
+        )
+
+
+def check_position(volume: Volume, earlier: ResolvedJob | None) -> None:
+    """Refuse to go on with a job that began before the input's translation was read.
+
+    Args:
+        volume: the input.
+        earlier: the job as its first launch resolved it, if there was one.
+
+    Raises:
+        StateError: it took the same voxels to lie elsewhere.
+    """
+    if earlier is None:
+        return
+    before = earlier.input_bounds
+    now = volume.bounds
+    if any(volume.origin.voxel) and before == now.translate(zyx.negative(volume.origin.voxel)):
+        raise StateError(
+            f"the metadata of {volume.url} say, by a translation, that it begins at the voxel "
+            f"{list(now.start)} (z, y, x). This job began when translations were not read, and "
+            f"took it to begin at {list(before.start)}: going on would put new chunks beside their "
+            "place. Finish it with the version that began it, or begin anew: use another "
+            "output.path, with roi and output.bounds in the input's coordinates."
         )
 
 

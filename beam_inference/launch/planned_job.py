@@ -25,6 +25,7 @@ from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
+from beam_inference.geometry.origin import pad_to_zero
 from beam_inference.geometry.plan import InferencePlan, SeamMode
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.job.geometry import plan_geometry
@@ -36,6 +37,7 @@ from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_fill_value,
     check_no_auto,
+    check_position,
     check_sections,
     check_voxel_size,
     open_masks,
@@ -228,6 +230,7 @@ def plan_job(
     if not place.is_this_machine and earlier is None:
         check_no_auto(config.inference)
     volume = _open_checked_input(config)
+    check_position(volume, earlier)
     masks = open_masks(config, volume)
     _check_output_is_apart(config, volume, masks)
     normalize = decide.decide_normalization(config, volume, earlier)
@@ -250,7 +253,7 @@ def plan_job(
     if config.inference.chunk_shape == "auto" and earlier is None:
         job = _with_best_chunk_shape(job, place, workers)
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
-    if config.output.pyramid is not None and output.bounds != default_bounds(output.format, roi):
+    if config.output.pyramid is not None and not _is_filled(output, roi):
         raise ConfigError(
             f"output.pyramid: the output {output.url} exists with {output.bounds}, and this job "
             f"fills {roi} only. A pyramid is of the whole volume: remove the key, and give the "
@@ -326,7 +329,7 @@ def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Ma
 def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[OutputSpec, bool]:
     """Describe the output; the second value says whether it is there already."""
     output = config.output
-    bounds = default_bounds(output.format, roi)
+    bounds = roi
     if output.bounds is not None:
         bounds = BoundingBox(output.bounds.start, output.bounds.stop)
         if not get_format(output.format).has_offset and any(bounds.start):
@@ -341,9 +344,12 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
             "say 1 nm"
         )
         voxel_size = (1.0, 1.0, 1.0)
-    spec = describe_output(config, bounds, voxel_size)
+    spec = replace(describe_output(config, bounds, voxel_size), rest=volume.origin.rest)
     existing = open_output(spec)
     if existing is None:
+        if output.bounds is None:
+            padding = f"write output.bounds: {{start: [0, 0, 0], stop: {list(roi.stop)}}}"
+            default_bounds(output.format, roi, padding)
         check_output(spec)
         return spec, False
     if output.bounds is not None and existing.bounds != bounds:
@@ -352,6 +358,15 @@ def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[O
             f"{bounds}. Remove output.bounds, or choose another output.path."
         )
     return replace(spec, bounds=existing.bounds), True
+
+
+def _is_filled(output: OutputSpec, roi: BoundingBox) -> bool:
+    """Whether an output has nothing but the ROI, or what formats pad it with to start at 0.
+
+    Earlier versions padded groups of arrays; they are continued.
+    """
+    is_group = get_format(output.format).group is not None
+    return output.bounds == roi or (is_group and output.bounds == pad_to_zero(roi))
 
 
 def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob:

@@ -20,6 +20,7 @@ from beam_inference.config.plugins import list_versions
 from beam_inference.engines.choice import describe_engine, suffix_of
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
+from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
@@ -194,6 +195,7 @@ def resolve(
         input_channels=planned.input.channels,
         input_dtype=planned.input.dtype.name,
         input_block_shape=planned.input.read_shape,
+        mask_origins=_mask_origins(planned),
         roi=planned.roi,
         output_bounds=planned.output.bounds,
         voxel_size_nm=planned.output.voxel_size_nm,
@@ -204,6 +206,12 @@ def resolve(
         versions=_library_versions() | _extension_versions(definite),
         numerics=NUMERICS,
     )
+
+
+def _mask_origins(planned: PlannedJob) -> dict[str, Zyx]:
+    """Where index zero of the masks' arrays lies, by their keys; without those at 0."""
+    origins = {key: mask.volume.origin.voxel for key, mask in planned.masks.items()}
+    return {key: origin for key, origin in origins.items() if any(origin)}
 
 
 def _check_choice_of_chunks(

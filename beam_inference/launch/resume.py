@@ -126,6 +126,7 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
             f"{url} belongs to another job (fingerprint {earlier.fingerprint[:12]}, this one "
             f"{job.fingerprint[:12]}); going on would mix two results in one volume. What "
             f"differs:\n{differences}\n{_explain_levels(earlier, job)}"
+            f"{_explain_origins(earlier, job)}"
             "Use another output.path, or pass "
             "--overwrite to do every chunk anew."
         )
@@ -158,6 +159,19 @@ def _explain_levels(earlier: ResolvedJob, job: ResolvedJob) -> str:
         f"{now.levels} was made again from other values after the job began. If its input is still "
         "the same, restore that file, or remove it: without it, the job continues with the values "
         "that it began with.\n"
+    )
+
+
+def _explain_origins(earlier: ResolvedJob, job: ResolvedJob) -> str:
+    """Explanation for masks that lie elsewhere; empty if all lie where they did."""
+    moved = [
+        key for key, origin in job.mask_origins.items() if earlier.mask_origins.get(key) != origin
+    ]
+    if not moved or not job.mask_origins.keys() > earlier.mask_origins.keys():
+        return ""
+    return (
+        f"The metadata of {' and '.join(moved)} state a translation, which was not read when the "
+        "job began.\n"
     )
 
 

@@ -2,7 +2,7 @@
 
 Specification: https://ngff.openmicroscopy.org, versions 0.4 (zarr v2) and 0.5 (zarr v3). A voxel
 lies at its centre there, so the first voxel of a scale that is f times as coarse lies (f - 1) / 2
-voxels of the base into the volume: each entry has that translation beside its scale.
+voxels of the base further than where it begins: each entry has that translation beside its scale.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import tensorstore as ts
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
+from beam_inference.geometry import zyx
+from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.pyramid.scale_geometry import PyramidScale
 from beam_inference.volumes import ome_zarr
@@ -46,7 +48,8 @@ def read_ome_codec(url: str, storage: Storage, stored: StoredVolume, base_number
     scale = stored.scales[base_number].group_scale
     assert scale is not None  # a group describes its arrays
     return OmeCodec(
-        json.dumps({"dataset": dataset, "axes": scale.axes, "array": array}, sort_keys=True)
+        json.dumps({"dataset": dataset, "axes": scale.axes, "array": array}, sort_keys=True),
+        scale.origin,
     )
 
 
@@ -57,9 +60,11 @@ class OmeCodec:
     Attributes:
         base: JSON text of the base's entry in the group, the names of its axes, and the metadata
             files of its array.
+        origin: where the base's index zero lies.
     """
 
     base: str
+    origin: Origin
 
     @property
     def metadata_file(self) -> str:
@@ -98,8 +103,8 @@ class OmeCodec:
         base = json.loads(self.base)["dataset"]
         total = np.array(self._along_axes(scale.total, 1), float)
         size = np.array(_transformation(base, "scale", [1.0] * len(total)))
-        origin = np.array(_transformation(base, "translation", [0.0] * len(total)))
-        translation = origin + (total - 1) / 2 * size
+        position = np.array(_transformation(base, "translation", [0.0] * len(total)))
+        translation = position + (self._steps_from_base(scale) + (total - 1) / 2) * size
         # The base's name is a number, or ends with one: 0, s0, scale0.
         stem, digits = re.fullmatch(r"(.*?)(\d*)", base["path"]).groups()  # type: ignore[union-attr]
         return {
@@ -109,6 +114,14 @@ class OmeCodec:
                 {"type": "translation", "translation": translation.tolist()},
             ],
         }
+
+    def _steps_from_base(self, scale: PyramidScale) -> Any:
+        """Voxels of the base by which a scale begins after it, along each of the array's axes.
+
+        There are fewer than none where the scale's first voxel covers more than the base has.
+        """
+        start = zyx.multiply(scale.bounds.start, scale.total)
+        return np.array(self._along_axes(zyx.subtract(start, self.origin.voxel), 0), float)
 
     def folder(self, entry: Json) -> str:
         """Folder of a scale, relative to the group."""
@@ -163,7 +176,10 @@ class OmeCodec:
             raise VolumeError(f"cannot write the scale {array_url}: {one_line(error)}") from None
         axes = json.loads(self.base)["axes"]
         sizes = self._voxel_size(url, storage, scale)
-        return as_volume(array_url, store, ome_zarr.GroupScale(entry["path"], axes, sizes))
+        z, y, x = (part / total for part, total in zip(self.origin.rest, scale.total, strict=True))
+        return as_volume(
+            array_url, store, ome_zarr.GroupScale(entry["path"], axes, sizes)
+        ).place_at(Origin(scale.bounds.start, (z, y, x)))
 
     def _array_files(self, scale: PyramidScale) -> dict[str, Json]:
         """The metadata files of a new array, by name."""
@@ -177,9 +193,9 @@ class OmeCodec:
                     _enlarge_unit(unit, f) for unit, f in zip(units, factors, strict=True)
                 ]
         main = files["zarr.json" if self._is_v3 else ".zarray"]
-        stops = self._along_axes(scale.bounds.stop, None)
+        shape = self._along_axes(scale.bounds.shape, None)
         main["shape"] = [
-            n if stop is None else stop for n, stop in zip(main["shape"], stops, strict=True)
+            old if new is None else new for old, new in zip(main["shape"], shape, strict=True)
         ]
         return files
 

@@ -108,13 +108,14 @@ def plan_output(
         format=format,
         dtype="uint32" if bounds.size < 2**32 else "uint64",
         channels=1,
-        bounds=default_bounds(format, bounds),
+        bounds=default_bounds(format, bounds, "convert what is written to this format with --pad"),
         block_shape=layout.block_shape or _default_block(volume, side),
         voxel_size_nm=volume.voxel_size_nm,
         storage=storage,
         encoding=_LABEL_ENCODING if _LABEL_ENCODING in get_format(format).encodings else "raw",
         shard_shape=layout.shard_shape,
         labels=True,
+        rest=volume.origin.rest,
     )
     grid = ChunkGrid(bounds, layout.chunk_shape or _default_chunk(output.write_shape, side))
     _check_alignment(grid, output)
@@ -136,14 +137,6 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
             f"--chunk_shape {zyx.as_flag(grid.chunk_shape)} is no multiple of {zyx.as_flag(unit)}, "
             "which is written at once: two chunks would write into one file. Nearest above: "
             f"{zyx.as_flag(zyx.round_up_each(grid.chunk_shape, unit))}."
-        )
-    if any(
-        (a - b) % size for a, b, size in zip(grid.roi.start, output.bounds.start, unit, strict=True)
-    ):
-        raise AlignmentError(
-            f"the input starts at {list(grid.roi.start)}, in the middle of a block of "
-            f"{zyx.as_flag(unit)} of an output that starts at 0, as {output.format} does. Use "
-            "--format precomputed, or a --block_shape that divides it."
         )
 
 

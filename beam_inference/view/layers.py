@@ -20,7 +20,9 @@ from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import BeamInferenceError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.parts import output_spec
@@ -122,12 +124,12 @@ class Shown:
         for each in transform.output:
             if each.method == methods.constant:
                 axes.append(Axis("", each.offset))
-            elif (each.method, each.offset, each.stride) == (methods.single_input_dimension, 0, 1):
+            elif self._is_whole(each):
                 name = "czyx"[each.input_dimension]
                 axes.append(
                     Axis("", self.channel)
                     if name == "c" and _channels_apart(self.volume)
-                    else Axis(name)
+                    else Axis(name, shift=float(-each.offset))
                 )
             else:
                 raise VolumeError(
@@ -135,6 +137,14 @@ class Shown:
                     "viewer reads stores as they are. Look at the volume itself, by its path."
                 )
         return tuple(axes)
+
+    def _is_whole(self, axis: Any) -> bool:
+        """Whether an axis of the stored array is read as it is, from where its index zero lies."""
+        if (axis.method, axis.stride) != (ts.OutputIndexMethod.single_input_dimension, 1):
+            return False
+        return bool(
+            axis.offset == (0, *zyx.negative(self.volume.origin.voxel))[axis.input_dimension]
+        )
 
     @cached_property
     def _assumed_m(self) -> float | None:
@@ -165,10 +175,10 @@ class Shown:
             return VolumeLayer(self.name, source, (), size, self.shader, self.opacity)
         metres = {name: nm * 1e-9 for name, nm in zip("zyx", size, strict=True)}
         axes = [
-            (
-                axis
-                if taken is None
-                else replace(axis, stretch=metres.get(axis.name, 1.0) / taken, shift=shift)
+            replace(
+                axis,
+                stretch=1.0 if taken is None else metres.get(axis.name, 1.0) / taken,
+                shift=axis.shift + shift,
             )
             for axis, (taken, shift) in zip(self._axes, self._assumed_sizes, strict=True)
         ]
@@ -269,18 +279,20 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     section = config.input
     roi = plan.chunks.roi
     source = open_source(replace(section.source(config.storage), channel=None), check_blocks=False)
+    if launched is not None:
+        source = source.start_at(launched.input_bounds.start)
     channels = section.channel or list(range(source.channels))
     shown = [_show_image("input", source, config.storage, roi, channels)]
     output = None if launched is None else open_output(output_spec(launched))
     if output is not None:
         shader = None if config.gives_labels else output_shader(output, config.model, roi)
         shown.append(Shown("output", output, config.storage, shader, 0.5))
-    shown += _masks_to_show(config)
+    shown += _masks_to_show(config, launched)
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, plan, launched, patches, roi, voxel_size)
 
 
-def _masks_to_show(config: JobConfig) -> list[Shown]:
+def _masks_to_show(config: JobConfig, launched: ResolvedJob | None) -> list[Shown]:
     """Make a layer of each mask of a job; warn of those that a viewer cannot show."""
     shown = []
     for name, mask, color in (
@@ -290,6 +302,8 @@ def _masks_to_show(config: JobConfig) -> list[Shown]:
         if mask is not None:
             source = mask.source(config.storage)
             volume = open_source(source, booleans=True, check_blocks=False)
+            if launched is not None:
+                volume = volume.place_at(Origin(launched.mask_origins.get(name, (0, 0, 0))))
             shader = shaders.mask_shader(color, volume.dtype, inverse=mask.inverse)
             try:
                 shown.append(Shown(name, volume, config.storage, shader, 0.3))

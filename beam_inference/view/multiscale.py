@@ -1,8 +1,8 @@
 """OME-Zarr groups as Neuroglancer reads them: all scales of an image, aligned to one array.
 
-Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. For a job,
-and for its masks, the corner of voxel 0 of the array that is read lies at 0, whatever its group
-says; other scales lie relative to that.
+Neuroglancer takes a translation for the place of a voxel's centre, as OME-Zarr has it. Here the
+corner of the first voxel of the array that is read lies at its coordinates, see
+:mod:`beam_inference.geometry.origin`; other scales lie relative to that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.volumes.detection import json_object, volume_at
 from beam_inference.volumes.kvstores import open_kvstore
+from beam_inference.volumes.ome_zarr import transformation_of
 
 _METRES = {
     **{
@@ -32,6 +32,7 @@ _METRES = {
 }
 """Neuroglancer's units by their names in OME-Zarr; it refuses a group with other units."""
 _VERSIONS = ("0.4", "0.5")
+_TRANSFORMATIONS = ("scale", "translation", "identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Scales:
         path: of the array that is meant, in the group.
         voxels: what Neuroglancer takes its voxels' sides for, along each of its axes, in metres, or
             in the axis's unit.
-        shifts: how far it puts the corner of voxel 0 before 0 along each, in voxels.
+        shifts: how far it puts the corner of the array's index zero before 0 along each, in voxels.
     """
 
     path: str
@@ -78,31 +79,17 @@ def _scales(image: Json, array_url: str) -> Scales | None:
     """Compute scales as Neuroglancer does; raises KeyError and the like where it would complain."""
     units = np.array([_METRES[axis["unit"]] if "unit" in axis else 1.0 for axis in image["axes"]])
     whole = image.get("coordinateTransformations", [])
-    placed = {
-        each["path"]: _compose([*each["coordinateTransformations"], *whole])
-        for each in image["datasets"]
-    }
-    path = next((path for path in placed if array_url.endswith(f"/{path}")), None)
-    if path is None:
+    datasets = image["datasets"]
+    stated = [*whole, *(each for one in datasets for each in one["coordinateTransformations"])]
+    if any(each["type"] not in _TRANSFORMATIONS for each in stated):
         return None
-    scale, translation = (np.broadcast_to(values, units.shape) for values in placed[path])
-    return Scales(path, (scale * units).tolist(), (0.5 - translation / scale).tolist())
-
-
-def _compose(transformations: Sequence[Json]) -> tuple[Any, Any]:
-    """Compose transformations: scale and translation along each axis."""
-    scale: Any = np.float64(1)
-    translation: Any = np.float64(0)
-    for each in transformations:
-        if each["type"] == "scale":
-            factors = np.array(each["scale"], float)
-            scale = scale * factors
-            translation = translation * factors
-        elif each["type"] == "translation":
-            translation = translation + np.array(each["translation"], float)
-        elif each["type"] != "identity":
-            raise KeyError(each["type"])
-    return scale, translation
+    dataset = next((one for one in datasets if array_url.endswith(f"/{one['path']}")), None)
+    if dataset is None:
+        return None
+    placed = transformation_of(dataset, image, len(units))
+    scale = np.array(placed.scale, float)
+    translation = np.array(placed.translation, float)
+    return Scales(dataset["path"], (scale * units).tolist(), (0.5 - translation / scale).tolist())
 
 
 def with_draft_version(text: bytes) -> bytes:

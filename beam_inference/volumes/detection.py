@@ -158,7 +158,7 @@ def _has_resolution(scale: object) -> bool:
 def _parse_object(text: bytes, name: str) -> Json:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # damaged, or nested without end
         raise VolumeError(f"{name} is not valid JSON: the volume's metadata are damaged") from None
     if not isinstance(value, dict):
         raise VolumeError(f"{name} holds no JSON object: the volume's metadata are damaged")

@@ -6,7 +6,7 @@ That volume is read piece by piece, in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise, product
 
 import numpy as np
@@ -35,7 +35,7 @@ class Mask:
     """A volume that says where another one is kept.
 
     A voxel's value is that of the mask's voxel in which its centre lies; both grids have the corner
-    of voxel 0 at the same place. Beyond the mask's bounds it is zero.
+    of the voxel 0 of their coordinates at the same place. Beyond the mask's bounds it is zero.
 
     Attributes:
         volume: a volume of one channel.
@@ -132,7 +132,7 @@ class Mask:
 class MaskedVolume(Volume):
     """A volume that reads as if its mask had been applied before it was stored."""
 
-    mask: Mask
+    mask: Mask = field(kw_only=True)
 
     def read(self, box: BoundingBox) -> AnyArray:
         """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
@@ -146,7 +146,7 @@ class MaskedVolume(Volume):
 def with_mask(volume: Volume, mask: Mask) -> MaskedVolume:
     """The volume as it reads behind a mask."""
     return MaskedVolume(
-        **{field.name: getattr(volume, field.name) for field in fields(Volume)}, mask=mask
+        **{each.name: getattr(volume, each.name) for each in fields(Volume)}, mask=mask
     )
 
 

@@ -2,16 +2,23 @@
 
 Version 0.4 is of zarr v2 arrays, 0.5 of zarr v3 ones.
 
+A voxel lies at its centre there, and elsewhere here it begins at its coordinates. The two agree if
+the finest scale's first voxel begins at its translation: then a scale that is f times as coarse has
+(f - 1) / 2 voxels of the finest more translation where it begins at the same place.
+
 Specification: https://ngff.openmicroscopy.org, "multiscales" metadata.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
+from beam_inference.geometry.origin import AT_ZERO, NO_REST, Origin, Rest, origin_at
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 NM_PER_UNIT = {
     **dict.fromkeys(("nm", "nanometer", "nanometers", "nanometre"), 1.0),
@@ -33,11 +40,20 @@ class GroupScale(NamedTuple):
         path: its path in the group.
         axes: names of its axes.
         voxel_size_nm: its voxel size along each; None where it is not known.
+        origin: where its index zero lies.
     """
 
     path: str
     axes: list[str]
     voxel_size_nm: list[float | None]
+    origin: Origin = AT_ZERO
+
+
+class Transformation(NamedTuple):
+    """A scale and, after it, a translation along each axis, in the axes' units."""
+
+    scale: list[float]
+    translation: list[float]
 
 
 def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
@@ -51,21 +67,7 @@ def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
     if not multiscales:
         return []
     try:
-        first = multiscales[0]
-        # Version 0.3 knew axes by their names alone.
-        axes = [{"name": axis} if isinstance(axis, str) else axis for axis in first["axes"]]
-        whole = _scale(first, len(axes))
-        return [
-            GroupScale(
-                dataset["path"],
-                [str(axis["name"]) for axis in axes],
-                [
-                    a * b * NM_PER_UNIT[axis["unit"]] if axis.get("unit") in NM_PER_UNIT else None
-                    for axis, a, b in zip(axes, _scale(dataset, len(axes)), whole, strict=True)
-                ],
-            )
-            for dataset in first["datasets"]
-        ]
+        return _scales_of_image(multiscales[0])
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise VolumeError(
             f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: "
@@ -73,11 +75,77 @@ def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
         ) from None
 
 
-def _scale(transformed: Json, count: int) -> list[float]:
-    transformations = transformed.get("coordinateTransformations") or []
-    return next(
-        (each["scale"] for each in transformations if each["type"] == "scale"), [1.0] * count
-    )
+def _scales_of_image(image: Json) -> list[GroupScale]:
+    # Version 0.3 knew axes by their names alone.
+    axes = [{"name": axis} if isinstance(axis, str) else axis for axis in image["axes"]]
+    names = [str(axis["name"]) for axis in axes]
+    placed = [transformation_of(dataset, image, len(axes)) for dataset in image["datasets"]]
+    origins = _origins(names, placed)
+    return [
+        GroupScale(
+            dataset["path"],
+            names,
+            [
+                size * NM_PER_UNIT[axis["unit"]] if axis.get("unit") in NM_PER_UNIT else None
+                for axis, size in zip(axes, each.scale, strict=True)
+            ],
+            origin,
+        )
+        for dataset, each, origin in zip(image["datasets"], placed, origins, strict=True)
+    ]
+
+
+def transformation_of(dataset: Json, image: Json, count: int) -> Transformation:
+    """Compose an array's transformations with those of all arrays of its image.
+
+    Args:
+        dataset: the array's entry.
+        image: the entry of the image, in the list of multiscales.
+        count: number of axes.
+
+    Raises:
+        KeyError, TypeError, ValueError: they are damaged.
+    """
+    scale = [1.0] * count
+    translation = [0.0] * count
+    for each in (
+        *(dataset.get("coordinateTransformations") or []),
+        *(image.get("coordinateTransformations") or []),
+    ):
+        if each["type"] == "scale":
+            scale = [a * b for a, b in zip(scale, each["scale"], strict=True)]
+            translation = [a * b for a, b in zip(translation, each["scale"], strict=True)]
+        elif each["type"] == "translation":
+            translation = [a + b for a, b in zip(translation, each["translation"], strict=True)]
+    return Transformation(scale, translation)
+
+
+def _origins(names: Sequence[str], placed: Sequence[Transformation]) -> list[Origin]:
+    """Where index zero of each scale lies; at 0 on axes along which no scale has a translation."""
+    axes = {name.lower(): axis for axis, name in enumerate(names)}
+    stated = [
+        axis if axis is not None and any(each.translation[axis] for each in placed) else None
+        for axis in (axes.get(name) for name in "zyx")
+    ]
+    return [
+        origin_at([0.0 if axis is None else _position(each, placed[0], axis) for axis in stated])
+        for each in placed
+    ]
+
+
+def _position(scale: Transformation, finest: Transformation, axis: int) -> float:
+    """Where a scale begins on an axis, in its own voxels."""
+    size = scale.scale[axis]
+    if not (size > 0 and math.isfinite(size)):
+        raise ValueError(f"a translation needs a scale greater than 0, found {size}")
+    # In this order a translation of whole voxels gives a whole number, to the last bits.
+    return scale.translation[axis] / size - (1 - finest.scale[axis] / size) / 2
+
+
+def translation_nm(start: Zyx, voxel_size_nm: VoxelSizeNm, rest: Rest = NO_REST) -> VoxelSizeNm:
+    """The translation of a new finest scale, ZYX in nm, whose first voxel is ``start``."""
+    z, y, x = ((n + part) * size for n, part, size in zip(start, rest, voxel_size_nm, strict=True))
+    return (z, y, x)
 
 
 def attributes(
@@ -89,8 +157,8 @@ def attributes(
 ) -> Json:
     """The attributes of a group of arrays (c, z, y, x), version "0.4" or "0.5".
 
-    ``scales`` are paths with the voxel size, and the position of the first voxel's centre relative
-    to the finest scale's, both ZYX in nm. ``labels`` says that values are names of objects.
+    ``scales`` are paths with the voxel size and the translation, both ZYX in nm. ``labels`` says
+    that values are names of objects.
     """
     axes: list[dict[str, str]] = [{"name": "c", "type": "channel"}]
     axes += [{"name": axis, "type": "space", "unit": "nanometer"} for axis in "zyx"]

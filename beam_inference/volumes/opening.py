@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
 from beam_inference.volumes.block_files import first_block_keys, named_otherwise, unread_suffix
@@ -36,6 +39,8 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.volume import Volume, extents
+
+logger = logging.getLogger(__name__)
 
 _MOST_FILES = 100_000
 """Block files whose names are looked at for suffixes."""
@@ -206,17 +211,40 @@ def as_volume(
         czyx = store[ts.d[order].transpose[0, 1, 2, 3]]
     czyx = _as_numbers(url, czyx, booleans=booleans)
     domain = czyx.domain
+    bounds = BoundingBox(triple(domain.inclusive_min[1:]), triple(domain.exclusive_max[1:]))
+    if not bounds.size * domain.shape[0]:
+        raise VolumeError(
+            f"{url} has no voxels: it has the shape {[domain.shape[0], *bounds.shape]} (channels, "
+            "z, y, x)"
+        )
     z, y, x = (axes.sizes_nm[axis] for axis in order[-3:])
-    return Volume(
+    volume = Volume(
         url=url,
         place=place_of_store(kvstore),
         store=czyx,
-        bounds=BoundingBox(triple(domain.inclusive_min[1:]), triple(domain.exclusive_max[1:])),
+        bounds=bounds,
         channels=domain.shape[0],
         dtype=czyx.dtype.numpy_dtype,
         block_shape=extents(czyx.chunk_layout.write_chunk.shape),
         voxel_size_nm=None if z is None or y is None or x is None else (z, y, x),
     )
+    if group_scale is None:
+        return volume
+    _tell_rest(url, group_scale.origin)
+    return volume.place_at(group_scale.origin)
+
+
+@cache
+def _tell_rest(url: str, origin: Origin) -> None:
+    """Warn once in a process of a volume that begins between voxels."""
+    if any(origin.rest):
+        logger.warning(
+            "%s begins between voxels, %s of a voxel beyond %s (z, y, x), and is taken to begin "
+            "there. An OME-Zarr volume that is written from it keeps the rest; others cannot",
+            url,
+            [float(f"{part:.3g}") for part in origin.rest],
+            list(origin.voxel),
+        )
 
 
 def _as_numbers(url: str, store: ts.TensorStore, *, booleans: bool) -> ts.TensorStore:

@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 import json
+import math
 
 import tensorstore as ts
 
 from beam_inference.config.fields import Json
-from beam_inference.config.formats import OutputSpec, get_format
+from beam_inference.config.formats import OutputSpec, get_format, offset_formats
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.volumes.detection import volume_at
+from beam_inference.geometry.origin import AT_ZERO, Origin, pad_to_zero
+from beam_inference.volumes.detection import StoredVolume, volume_at
 from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, open_with
 from beam_inference.volumes.opening import as_volume
 from beam_inference.volumes.volume import Volume
+
+_UNIT_DIGITS = 1e-5
+"""Relative error of a voxel size that TensorStore has written as the unit of an axis."""
 
 LOSSY = ("jpeg",)
 """Encodings whose voxels do not read back as they were written."""
 
 
-def default_bounds(format: str, roi: BoundingBox) -> BoundingBox:
-    """The extent of a new output: the ROI, or from 0 to its stop in formats that have no offset.
+def default_bounds(format: str, box: BoundingBox, padding: str) -> BoundingBox:
+    """The extent of a new output that holds a box, and nothing else.
+
+    Args:
+        format: name of its format.
+        box: the voxels that will be written.
+        padding: how a user can have the box padded to voxel 0, for messages.
 
     Raises:
-        ConfigError: such an output would have to start at a negative voxel.
+        ConfigError: such an array starts at voxel 0, and the box does not.
     """
-    if get_format(format).has_offset:
-        return roi
-    if min(roi.start) < 0:
-        raise ConfigError(
-            f"output.format {format} cannot hold roi {roi}: such an array has no offset and starts "
-            "at 0. Use format: precomputed, or an roi that starts at 0 or later."
-        )
-    return BoundingBox((0, 0, 0), roi.stop)
+    if get_format(format).has_offset or not any(box.start):
+        return box
+    message = (
+        f"the voxels {box} (z, y, x; stop exclusive) do not start at 0, as {format} volumes do, "
+        f"which state no offset. Write one of {offset_formats()}, which do"
+    )
+    padded = pad_to_zero(box)
+    if padded is None:
+        raise ConfigError(f"{message}.")
+    share = 100 * box.size / padded.size
+    raise ConfigError(
+        f"{message}; or {padding}, so that {padded} is written, of which these voxels are "
+        f"{share:.2g} % and the others are zero."
+    )
 
 
 def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
@@ -58,9 +74,16 @@ def open_output(spec: OutputSpec, *, keep_blank: bool = True) -> Volume | None:
             f"the output {spec.url} exists as {stored.driver}, the job says format: {spec.format}. "
             "Choose another output.path, or remove what is there."
         )
-    volume = _open(spec, create=False, keep_blank=keep_blank)
+    volume = _open(spec, create=False, keep_blank=keep_blank).place_at(_origin_in(stored, spec))
     _check_same(spec, volume)
     return volume
+
+
+def _origin_in(stored: StoredVolume, spec: OutputSpec) -> Origin:
+    """Where index zero of an existing output's array lies, if its group says so."""
+    path = get_format(spec.format).array_path
+    listed = [each.group_scale for each in stored.scales if each.group_scale is not None]
+    return next((each.origin for each in listed if each.path == path), AT_ZERO)
 
 
 def _check_same(spec: OutputSpec, volume: Volume) -> None:
@@ -72,7 +95,7 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         "channels": volume.channels,
         "block_shape": list(volume.read_shape),
         "shard_shape": list(volume.block_shape) if is_sharded else None,
-        "voxel_size_nm": [float(f"{size:.6g}") for size in volume.voxel_size_nm or ()],
+        "voxel_size_nm": _stated_size(volume, spec),
     }
     expected = {
         "encoding": spec.encoding if has_encodings else None,
@@ -80,7 +103,7 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
         "channels": spec.channels,
         "block_shape": list(spec.block_shape),
         "shard_shape": _expected_shard(spec, volume),
-        "voxel_size_nm": [float(f"{size:.6g}") for size in spec.voxel_size_nm],
+        "voxel_size_nm": list(spec.voxel_size_nm),
     }
     differing = [
         f"{key} is {existing[key]}, the job says {expected[key]}"
@@ -92,6 +115,16 @@ def _check_same(spec: OutputSpec, volume: Volume) -> None:
             f"the output {spec.url} exists and differs from the job: {'; '.join(differing)}. "
             "Choose another output.path, or change the job to agree with it."
         )
+
+
+def _stated_size(volume: Volume, spec: OutputSpec) -> list[float]:
+    """The voxel size of a volume; the wanted one if it is that, as far as units have digits."""
+    stated = volume.voxel_size_nm or ()
+    same = len(stated) == 3 and all(
+        math.isclose(a, b, rel_tol=_UNIT_DIGITS)
+        for a, b in zip(stated, spec.voxel_size_nm, strict=True)
+    )
+    return list(spec.voxel_size_nm if same else stated)
 
 
 def _expected_shard(spec: OutputSpec, volume: Volume) -> list[int] | None:
@@ -118,7 +151,7 @@ def create_output(spec: OutputSpec) -> Volume:
     # after it: a group never names an array that is not there
     for key, value in format.group_files(spec).items():
         _write_json(spec, key, value)
-    return volume
+    return volume.place_at(Origin(spec.bounds.start, spec.rest)) if format.group else volume
 
 
 def check_output(spec: OutputSpec) -> None:

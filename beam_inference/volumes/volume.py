@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
@@ -21,7 +21,8 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill, fill_outside, source_box
-from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, triple
+from beam_inference.geometry.origin import AT_ZERO, Origin
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, add, subtract, triple
 from beam_inference.limits import layers_at_once
 from beam_inference.volumes.block_files import irregular_block
 from beam_inference.volumes.kvstores import (
@@ -56,6 +57,8 @@ class Volume:
         dtype: of the stored values.
         block_shape: the storage's write unit, ZYX; blocks start at ``bounds.start``.
         voxel_size_nm: ZYX, or None where the volume does not say.
+        origin: where index zero of the stored array lies; at 0 where the array counts its voxels as
+            the volume does.
     """
 
     url: str
@@ -66,6 +69,20 @@ class Volume:
     dtype: AnyDtype
     block_shape: Zyx
     voxel_size_nm: VoxelSizeNm | None
+    origin: Origin = AT_ZERO
+
+    def place_at(self, origin: Origin) -> Volume:
+        """The volume with the stored array's index zero at another place."""
+        shift = subtract(origin.voxel, self.origin.voxel)
+        if not any(shift):
+            return replace(self, origin=origin)
+        store = self.store[ts.d[1, 2, 3].translate_by[shift]]
+        return replace(self, store=store, bounds=self.bounds.translate(shift), origin=origin)
+
+    def start_at(self, start: Zyx) -> Volume:
+        """The volume moved so that its first voxel is ``start``."""
+        shift = subtract(start, self.bounds.start)
+        return self.place_at(replace(self.origin, voxel=add(self.origin.voxel, shift)))
 
     @property
     def read_shape(self) -> Zyx:

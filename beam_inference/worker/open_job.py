@@ -82,6 +82,11 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     config = job.config
     state = launch.state()
     input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))
+    if input_volume.bounds != job.input_bounds:
+        raise WorkerFault(
+            f"the input {input_volume.url} is {input_volume.bounds} (z, y, x), and was "
+            f"{job.input_bounds} when the job began: it is another volume, or lies elsewhere"
+        )
     output = _open_output(job, keep_blank=True)
     blank_output = _open_output(job, keep_blank=False)
     mask = open_output_mask(job)

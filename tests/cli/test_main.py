@@ -64,17 +64,17 @@ def test_an_roi_in_bounds_and_a_second_one_beside_it(job, tmp_path):
 
 
 @pytest.mark.parametrize("format", ["zarr3", "zarr2"])
-def test_zarr_outputs(job, tmp_path, format):
+def test_zarr_outputs_are_padded_to_voxel_0_only_where_the_job_says_so(
+    job, tmp_path, format, capsys
+):
     roi = {"start": [16, 0, 16], "stop": [32, 32, 52]}
-    assert (
-        main(
-            [
-                "run",
-                job(roi=roi, output={"format": format, "dtype": "uint8", "value_range": [0, 255]}),
-            ]
-        )
-        == 0
+    output = {"format": format, "dtype": "uint8", "value_range": [0, 255]}
+    assert main(["run", job(roi=roi, output=output)]) == 2
+    assert "or write output.bounds: {start: [0, 0, 0], stop: [32, 32, 52]}" in (
+        capsys.readouterr().err
     )
+    output["bounds"] = {"start": [0, 0, 0], "stop": [32, 32, 52]}
+    assert main(["run", job(roi=roi, output=output)]) == 0
     result = read_volume(tmp_path / "out")
     assert result.shape == (1, 32, 32, 52)
     array = read_volume(tmp_path / "in")

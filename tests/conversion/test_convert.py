@@ -160,6 +160,7 @@ def test_a_big_endian_tiff_on_another_grid(tmp_path):
             "--offset=9,17,33",
             "--format=zarr3",
             "--block_shape=8,16,32",
+            "--pad",
         )
         == 0
     )
@@ -311,7 +312,7 @@ def test_what_is_wrong_is_said_before_anything_is_written(slices, tmp_path, caps
         ([folder, out, *SIZE, "--format=tif"], "expected one of n5, ome_zarr"),
         (
             [folder, out, *SIZE, "--format=zarr3", "--offset=-1,0,0"],
-            "Move them with --offset 0,0,0",
+            "To move them instead: --offset=0,0,0",
         ),
         (
             [folder, out, *SIZE, "--format=zarr2", "--shard_shape=32,128,128"],

@@ -81,7 +81,7 @@ MISTAKES = {
         {"output": {"format": "zarr3"}},
         None,
         [],
-        "such an array has no offset",
+        "do not start at 0, as zarr3 volumes do",
     ),
     "output is the input": ({"output": {"path": "in"}}, None, [], "is the input"),
     "output over http": (

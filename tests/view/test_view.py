@@ -216,6 +216,30 @@ def test_a_group_is_shown_whole_and_lies_where_its_array_lies(tmp_path, format, 
     np.testing.assert_allclose(np.array(again["matrix"]), matrix, rtol=1e-12)
 
 
+@pytest.mark.parametrize("format", ["ome_zarr", "ome_zarr_0.4"])
+def test_a_translated_group_is_shown_where_its_precomputed_copy_is(tmp_path, format, capsys):
+    """Neuroglancer puts a voxel's centre at the translation; precomputed states the corner."""
+    size = (40.0, 8.0, 4.0)
+    start = (10, -20, 30)
+    array = np.zeros((20, 30, 40), np.uint8)
+    write_volume(tmp_path / "em", array, start, format=format, voxel_size_nm=size)
+    write_volume(tmp_path / "precomputed", array, start, voxel_size_nm=size)
+    state = state_of(tmp_path / "em", tmp_path / "precomputed", capsys=capsys)
+    other = state_of(tmp_path / "precomputed", tmp_path / "em", capsys=capsys)
+    assert state["position"] == other["position"] == [50.5, -4.5, 20.5]
+    source = state["layers"][0]["source"]
+    file = tmp_path / "em" / ("zarr.json" if format == "ome_zarr" else ".zattrs")
+    group = json.loads(file.read_text())
+    (image,) = group.get("attributes", {}).get("ome", group)["multiscales"]
+    scale, translation = (
+        each[each["type"]] for each in image["datasets"][0]["coordinateTransformations"]
+    )
+    # Neuroglancer's place of the first corner: half a voxel before the centre
+    corner = np.array(translation) / scale - 0.5
+    matrix = np.array(source["transform"]["matrix"])
+    np.testing.assert_allclose(matrix[:, :4] @ corner + matrix[:, 4], [0, *start], atol=1e-9)
+
+
 def test_volumes_elsewhere_are_not_served_but_linked_to(tmp_path, capsys):
     write_volume(tmp_path / "em", np.zeros((20, 30, 40), np.uint8))
     with served({"0": tmp_path / "em"}, dict) as url:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import uuid
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.config.formats import OutputSpec
-from beam_inference.errors import AlignmentError, VolumeError
+from beam_inference.errors import AlignmentError, ConfigError, VolumeError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
+from beam_inference.geometry.origin import NO_REST
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output, default_bounds, open_output
 from beam_inference.volumes.sharding import shard_shapes
@@ -65,10 +68,41 @@ def test_an_existing_output_of_another_format_is_refused(tmp_path):
         open_output(spec_of(tmp_path, format="zarr3"))
 
 
-def test_zarr_outputs_start_at_zero():
-    roi = BoundingBox((16, 0, 8), (32, 10, 20))
-    assert default_bounds("zarr3", roi) == BoundingBox((0, 0, 0), (32, 10, 20))
-    assert default_bounds("precomputed", roi) == roi
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_output_is_never_padded_unasked(format):
+    box = BoundingBox((16, 0, 8), (32, 10, 20))
+    at_zero = BoundingBox((0, 0, 0), (16, 10, 12))
+    assert default_bounds(format, at_zero, "pad it") == at_zero
+    if format in ("precomputed", "ome_zarr", "ome_zarr_0.4"):
+        assert default_bounds(format, box, "pad it") == box
+        return
+    with pytest.raises(
+        ConfigError,
+        match=r"Write one of ome_zarr, ome_zarr_0.4, precomputed, which do; or pad it, so that "
+        r"\[0, 0, 0 to 32, 10, 20\) is written, of which these voxels are 30 %",
+    ):
+        default_bounds(format, box, "pad it")
+    with pytest.raises(ConfigError, match=r"precomputed, which do\.$"):
+        default_bounds(format, box.translate((-20, 0, 0)), "pad it")
+
+
+@pytest.mark.parametrize("format", ["precomputed", "ome_zarr", "ome_zarr_0.4"])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_an_output_lies_where_it_was_written_and_is_found_there(format, data):
+    start = data.draw(st.tuples(*[st.integers(-(2**31), 2**31)] * 3), "start")
+    shape = data.draw(st.tuples(*[st.integers(1, 20)] * 3), "shape")
+    size = data.draw(st.tuples(*[st.floats(1e-3, 1e6)] * 3), "voxel size")
+    box = BoundingBox(start, zyx.add(start, shape))
+    url = f"memory://{uuid.uuid4().hex}/out"
+    spec = spec_of("", url=url, format=format, bounds=box, voxel_size_nm=size)
+    array = random("uint8", (3, *shape))
+    create_output(spec).write(box, array)
+    for volume in (open_volume(url), open_output(spec)):
+        assert (volume.bounds, volume.origin.rest) == (box, NO_REST)
+        assert volume.voxel_size_nm == pytest.approx(size, rel=1e-5)  # as TensorStore prints units
+        np.testing.assert_array_equal(volume.read(box), array)
+    assert open_volume(url).voxel_size_nm == size
 
 
 def test_precomputed_says_what_neuroglancer_needs(tmp_path):

@@ -10,7 +10,7 @@ def _metadata(spec: OutputSpec) -> Json:
     """Attributes of a new array, whose axes are listed x first."""
     return {
         "metadata": {
-            "dimensions": [*spec.bounds.stop[::-1], spec.channels],
+            "dimensions": [*spec.bounds.shape[::-1], spec.channels],
             "blockSize": [*spec.block_shape[::-1], spec.channels],
             "dataType": spec.dtype,
             "compression": {"type": "zstd", "level": 1},

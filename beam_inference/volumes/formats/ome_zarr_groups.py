@@ -16,7 +16,8 @@ _FINEST = "0"
 
 def _attributes(spec: OutputSpec, version: str) -> Json:
     name = spec.url.rstrip("/").rpartition("/")[2]
-    scales = [(_FINEST, spec.voxel_size_nm, (0.0, 0.0, 0.0))]
+    translation = ome_zarr.translation_nm(spec.bounds.start, spec.voxel_size_nm, spec.rest)
+    scales = [(_FINEST, spec.voxel_size_nm, translation)]
     return ome_zarr.attributes(version, name, scales, labels=spec.labels)
 
 
@@ -38,6 +39,7 @@ OME_ZARR = Format(
     array_path=_FINEST,
     group_files=_zarr3_group,
     is_multiscale=True,
+    has_offset=True,
     has_shards=True,
     viewer="zarr3",
 )
@@ -52,5 +54,6 @@ OME_ZARR_0_4 = Format(
     array_files=lambda spec: {f"{_FINEST}/.zattrs": zarr2_attributes(spec)},
     group_files=_zarr2_group,
     is_multiscale=True,
+    has_offset=True,
     viewer="zarr2",
 )

@@ -28,7 +28,7 @@ def zarr3_metadata(spec: OutputSpec, compressor: Json = _ZSTD) -> Json:
     }
     return {
         "metadata": {
-            "shape": [spec.channels, *spec.bounds.stop],
+            "shape": [spec.channels, *spec.bounds.shape],
             "chunk_grid": grid,
             "data_type": spec.dtype,
             "dimension_names": list("czyx"),
@@ -42,7 +42,7 @@ def zarr2_metadata(spec: OutputSpec) -> Json:
     """Metadata of a new array of Zarr version 2."""
     return {
         "metadata": {
-            "shape": [spec.channels, *spec.bounds.stop],
+            "shape": [spec.channels, *spec.bounds.shape],
             "chunks": [spec.channels, *spec.block_shape],
             "dtype": np.dtype(spec.dtype).str,
             "dimension_separator": "/",

@@ -1,0 +1,119 @@
+"""Where the arrays of an OME-Zarr group lie, as its transformations say."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from beam_inference.errors import VolumeError
+from beam_inference.geometry.origin import NO_REST, Origin
+from beam_inference.volumes.ome_zarr import scales_of_group, translation_nm
+
+SIZE = (40.0, 8.0, 4.0)
+
+
+def group(datasets, whole=(), version="0.5"):
+    """Attributes of a group; a dataset is a scale and a translation, ZYX, or None for none."""
+    image = {
+        "axes": [{"name": name, "type": "space", "unit": "nanometer"} for name in "zyx"],
+        "datasets": [
+            {"path": str(number), "coordinateTransformations": transformations(*each)}
+            for number, each in enumerate(datasets)
+        ],
+    }
+    if whole:
+        image["coordinateTransformations"] = transformations(*whole)
+    if version == "0.4":
+        return {"multiscales": [{"version": "0.4", **image}]}
+    return {"ome": {"version": "0.5", "multiscales": [image]}}
+
+
+def transformations(scale, translation=None):
+    stated = [{"type": "scale", "scale": list(scale)}]
+    if translation is not None:
+        stated.append({"type": "translation", "translation": list(translation)})
+    return stated
+
+
+def origins(*arguments, **keys):
+    return [each.origin for each in scales_of_group(group(*arguments, **keys), "em")]
+
+
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_a_translation_of_whole_voxels_is_where_the_volume_starts(version):
+    assert origins([(SIZE, (400, -160, 120))], version=version) == [Origin((10, -20, 30))]
+    assert origins([(SIZE,)], version=version) == [Origin()]
+
+
+def test_the_transformations_of_an_array_come_before_those_of_the_image():
+    unit = (1.0, 1.0, 1.0)
+    assert origins([(unit, (10, 0, 0))], whole=(SIZE,)) == [Origin((10, 0, 0))]
+    assert origins([(unit,)], whole=(SIZE, (400, 160, -8))) == [Origin((10, 20, -2))]
+    assert origins([(unit, (1, 1, 1))], whole=(SIZE, (400, 160, -8))) == [Origin((11, 21, -1))]
+    (scale,) = scales_of_group(group([(unit,)], whole=(SIZE, (400, 160, -8))), "em")
+    assert scale.voxel_size_nm == list(SIZE)
+
+
+def test_what_is_left_of_a_voxel_is_told():
+    assert origins([(SIZE, (410, 0, -1))]) == [Origin((10, 0, 0), (0.25, 0.0, -0.25))]
+    # what was rounded is whole
+    assert origins([(SIZE, (400.01, 0, 0))]) == [Origin((10, 0, 0))]
+
+
+@given(
+    st.tuples(*[st.integers(-(2**31), 2**31)] * 3),
+    st.tuples(*[st.floats(1e-3, 1e6)] * 3),
+    st.tuples(*[st.floats(-0.45, 0.45)] * 3),
+    st.integers(1, 6),
+)
+def test_coarser_scales_lie_where_centres_of_voxels_say(start, size, rest, exponent):
+    """A scale that is f times as coarse begins at the same place with (f - 1) / 2 more."""
+    factor = 2**exponent
+    coarse = tuple(n * factor for n in start)
+    finest = translation_nm(coarse, size, rest)
+    shift = [t + (factor - 1) / 2 * s for t, s in zip(finest, size, strict=True)]
+    larger = [factor * s for s in size]
+    first, second = origins([(size, finest), (larger, shift)])
+    assert first.voxel == coarse
+    assert first.rest == pytest.approx(rest, abs=2e-3)
+    assert second.voxel == start
+    assert second.rest == pytest.approx([r / factor for r in first.rest], abs=2e-3)
+
+
+def test_coarser_scales_of_programs_that_write_no_translation_lie_at_zero():
+    scales = [([s * f for s in SIZE],) for f in (1, 2, 4, 64)]
+    assert origins(scales) == [Origin()] * 4
+    # nor of programs that write the corner's
+    scales = [([s * f for s in SIZE], (2560, 0, 0)) for f in (1, 2, 4)]
+    assert [each.voxel for each in origins(scales)] == [(64, 0, 0), (32, 0, 0), (16, 0, 0)]
+    assert [each.rest[1:] for each in origins(scales)] == [NO_REST[1:]] * 3
+
+
+@pytest.mark.parametrize(
+    ("scale", "translation"),
+    [
+        (SIZE, (float("nan"), 0, 0)),
+        (SIZE, (float("inf"), 0, 0)),
+        (SIZE, (1e30, 0, 0)),
+        ((0, 8, 4), (40, 0, 0)),
+        ((-40, 8, 4), (40, 0, 0)),
+        (SIZE, (40, 0)),
+        (SIZE, ("forty", 0, 0)),
+        (SIZE, {"z": 40}),
+    ],
+)
+def test_a_translation_that_says_nothing_is_refused(scale, translation):
+    with pytest.raises(VolumeError, match="its multiscales cannot be understood"):
+        origins([(scale, translation)])
+
+
+def test_axes_in_another_order_and_of_other_kinds():
+    attributes = group([((1, 8, 40, 4), (7, 160, 400, 120))])
+    (image,) = attributes["ome"]["multiscales"]
+    image["axes"] = [{"name": name} for name in "tyzx"]
+    assert scales_of_group(attributes, "em")[0].origin == Origin((10, 20, 30))
+    other = copy.deepcopy(attributes)
+    image = other["ome"]["multiscales"][0]
+    image["datasets"][0]["coordinateTransformations"].append({"type": "identity"})
+    assert scales_of_group(other, "em") == scales_of_group(attributes, "em")
