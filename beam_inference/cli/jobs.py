@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from beam_inference.cli.argument_types import seed, share
 from beam_inference.cli.command import Subparsers, add_command, set_action
 from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
-from beam_inference.errors import COMPLETE, FAILED
+from beam_inference.errors import COMPLETE, FAILED, ConfigError
 
 WATCH_SECONDS = 5.0
 """Pause of ``status --watch``, at least."""
@@ -148,6 +148,8 @@ def verify(options: VerifyOptions) -> int:
         verification_values,
     )
 
+    if options.recompute is None and (options.seed is not None or options.allow_pickle):
+        raise ConfigError("--seed and --allow_pickle belong to --recompute: give it a share, too")
     launched = load_launched_job(options, "nothing to verify")
     with Console(stderr=True).status("verifying") as line:
         report = launched.verify(

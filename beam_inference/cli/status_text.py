@@ -190,10 +190,7 @@ def _command_for_the_rest(command_line: Sequence[str], config: JobConfig) -> lis
 def print_verification(report: VerifyReport, *, deep: bool) -> None:
     """Print the result of a verification."""
     print(f"{report.receipts} of {report.chunks} chunks have a receipt")
-    for line in report.wrong[:_LISTED_CHUNKS]:
-        print(f"wrong: {line}")
-    if len(report.wrong) > _LISTED_CHUNKS:
-        print(f"… and {len(report.wrong) - _LISTED_CHUNKS} more that are wrong")
+    _print_some("wrong", report.wrong)
     if report.recomputation is not None:
         _print_recomputation(report.recomputation)
     _print_quarantined(report.quarantined)
@@ -215,10 +212,15 @@ def _print_recomputation(recomputation: Recomputation) -> None:
         f"--seed {recomputation.seed}), {len(recomputation.different)} of them with other bits "
         "than the output"
     )
-    for line in recomputation.different:
-        print(f"different: {line}")
-    for line in recomputation.undecided:
-        print(f"undecided, as it was made with smaller batches: {line}")
+    _print_some("different", recomputation.different)
+    _print_some("undecided, as it was made with smaller batches", recomputation.undecided)
+
+
+def _print_some(word: str, lines: Sequence[str]) -> None:
+    for line in lines[:_LISTED_CHUNKS]:
+        print(f"{word}: {line}")
+    if len(lines) > _LISTED_CHUNKS:
+        print(f"… and {len(lines) - _LISTED_CHUNKS} more that are {word}; --json lists all")
 
 
 def print_status(status: JobStatus) -> None:

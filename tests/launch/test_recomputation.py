@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from helpers import POSITION, job_values, write_job, write_volume
+from helpers import POSITION, job_values, toy, write_job, write_volume
 
 from beam_inference import load_job, verify
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
-from beam_inference.errors import StateError, UserError
+from beam_inference.errors import StateError
 from beam_inference.job.parts import output_spec
 from beam_inference.job.records import Part
 from beam_inference.launch.prepare import prepare
@@ -184,8 +184,22 @@ def test_differences_are_counted_and_placed():
     )
 
 
-def test_a_share_that_is_none_is_refused(capsys):
+def test_what_makes_no_sense_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["verify", "job.yaml", "--recompute", "0"])
     assert "a share above 0 and at most 1" in capsys.readouterr().err
-    assert issubclass(StateError, UserError)
+    assert main(["verify", str(tmp_path / "job.yaml"), "--seed", "3"]) == 2
+    assert "--seed and --allow_pickle belong to --recompute" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["torch", "openvino"])
+@pytest.mark.parametrize("seams", ["recompute", "exchange", "crop"])
+def test_a_job_of_a_pipeline_has_the_bits_of_its_chunks(seams, engine, volume_in, tmp_path):
+    model = toy("residual_unet", output_channels=3, normalize="unit")
+    values = job_values(
+        volume_in, tmp_path / "out", model=model, inference={"seams": seams, "engine": engine}
+    )
+    job = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", job, "--direct_num_workers=2"]) == 0
+    assert main(["verify", job, "--recompute", "1"]) == 0
