@@ -111,7 +111,7 @@ def test_five_kills_leave_the_bytes_of_an_undisturbed_run(kind, workplace):
     for _ in range(5):
         done = len(list(records.glob("**/*.json")))
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-        while process.poll() is None and len(list(records.glob("**/*.json"))) < done + 20:
+        while process.poll() is None and len(list(records.glob("**/*.json"))) < done + 6:
             time.sleep(0.005)
         kills += process.poll() is None
         process.send_signal(signal.SIGKILL)
