@@ -83,7 +83,7 @@ def _scales_of_image(image: Json) -> list[GroupScale]:
     origins = _origins(names, placed)
     return [
         GroupScale(
-            dataset["path"],
+            _path_inside(dataset["path"]),
             names,
             [
                 size * NM_PER_UNIT[axis["unit"]] if axis.get("unit") in NM_PER_UNIT else None
@@ -93,6 +93,17 @@ def _scales_of_image(image: Json) -> list[GroupScale]:
         )
         for dataset, each, origin in zip(image["datasets"], placed, origins, strict=True)
     ]
+
+
+def _path_inside(path: object) -> str:
+    """The path of an array in its group. Raises ValueError if it may lead anywhere else.
+
+    It becomes a part of a URL, in which a percent sign would stand for another character.
+    """
+    parts = path.split("/") if isinstance(path, str) else []
+    if not parts or {"", ".", ".."}.intersection(parts) or set("%?#\\").intersection(str(path)):
+        raise ValueError(f"the path of an array must lie inside the group; found {path}")
+    return "/".join(parts)
 
 
 def transformation_of(dataset: Json, image: Json, count: int) -> Transformation:
