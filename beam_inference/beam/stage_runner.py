@@ -14,6 +14,7 @@ from beam_inference.beam.flags import beam_options, check_options, place_of, wor
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stages import ChunkStage, DoStages, StageJob
 from beam_inference.config.fields import Json
+from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     COMPLETE,
@@ -87,6 +88,20 @@ def stage_job(
     """A job whose records are in the state folder of the volume at ``target``, a URL."""
     state_url = f"{target.rstrip('/')}/{STATE_FOLDER}"
     return StageJob(kind, description, state_url, storage, tuple(stages), uuid.uuid4().hex[:12])
+
+
+def begun_names(job: StageJob, output: OutputSpec) -> list[str]:
+    """What a job of this kind has made of an output, if it was killed before that was a volume.
+
+    Returns:
+        Names of files, and of folders with a "/" behind; none where no such job has begun.
+    """
+    if StageRecords(job).earlier_job() is None:
+        return []
+    format = get_format(output.format)
+    folder = [f"{format.array_path.partition('/')[0]}/"] if format.array_path else []
+    files = [*format.array_files(output), *format.group_files(output)]
+    return folder + [name for name in files if "/" not in name]
 
 
 def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:

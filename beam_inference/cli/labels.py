@@ -216,7 +216,7 @@ def _add_label_arguments(parser: argparse.ArgumentParser, plural: str, chunk_sid
     parser.add_argument(
         "--overwrite",
         action="store_true",
-        help="discard what was done for OUT, and do everything again",
+        help="replace the volume that is at OUT, and do everything again",
     )
     add_logging(parser)
 
@@ -269,6 +269,7 @@ def _common_arguments(options: LabelOptions) -> Json:
         "layout": layout,
         "storage": storage_of_environment(LOCAL),
         "flags": options.beam_flags,
+        "overwrite": options.overwrite,
     }
 
 

@@ -132,7 +132,9 @@ def _add_convert(subparsers: Subparsers) -> None:
         help="put zeros before IN, where OUT can only begin at voxel 0",
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="replace what is at OUT; do every chunk again"
+        "--overwrite",
+        action="store_true",
+        help="replace the volume that is at OUT, and do every chunk again",
     )
     add_logging(parser)
     set_action(parser, ConvertOptions, convert, takes_beam_flags=True)

@@ -10,7 +10,13 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from beam_inference.beam.flags import beam_options, place_of
-from beam_inference.beam.stage_runner import StageRecords, check_place, run_stages, stage_job
+from beam_inference.beam.stage_runner import (
+    StageRecords,
+    begun_names,
+    check_place,
+    run_stages,
+    stage_job,
+)
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import (
     OutputSpec,
@@ -33,7 +39,9 @@ from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
-from beam_inference.volumes.kvstores import place_of_url, url_of
+from beam_inference.job.replacement import Replacement, plan_replacement
+from beam_inference.pyramid.pyramid import begun_folders
+from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
 from beam_inference.volumes.outputs import (
     check_output,
     create_output,
@@ -49,13 +57,13 @@ class BlockConversion:
     Attributes:
         target: path or URL of the target as the user gave it.
         task: the stage that copies chunks.
-        overwrite: whether to replace an existing target.
+        replacement: what is removed at the target first; None to go on with what is there.
         flags: Beam's flags.
     """
 
     target: str
     task: CopyBlocks
-    overwrite: bool
+    replacement: Replacement | None
     flags: tuple[str, ...]
 
     @property
@@ -86,18 +94,20 @@ class BlockConversion:
         """Copy the chunks that are missing.
 
         Raises:
-            StateError: the target holds something else, which may not be overwritten.
+            StateError: the target holds something else, which may not be replaced.
         """
         spec = self.spec
+        if self.replacement is not None:
+            self.replacement.remove()
         exists = open_output(spec) is not None
         job = stage_job("convert", self.description, spec.url, spec.storage, [self.task])
         records = StageRecords(job)
-        if exists and not self.overwrite and not records.has_begun():
+        if exists and not records.has_begun():
             raise StateError(
                 f"{self.target} holds a volume that this conversion did not begin: choose another "
-                "place, or pass --overwrite to write over it"
+                "place, or pass --overwrite to replace it"
             )
-        records.begin(overwrite=self.overwrite)
+        records.begin()
         if not exists:
             create_output(spec)
         outcome = run_stages(job, self.flags, self.task.box.size / self.task.count)
@@ -137,8 +147,7 @@ def plan_block_conversion(
     url = url_of(target)
     source_url = source.url if isinstance(source, StoredVolume) else url_of(source_path)
     check_place(options.flags, [source_url, url])
-    if isinstance(source, StoredVolume) and source.place == place_of_url(url, options.storage):
-        raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
+    _check_apart(source, source_path, target, options)
     spec = OutputSpec(
         url=url,
         format=format,
@@ -156,7 +165,28 @@ def plan_block_conversion(
     _check_spec(spec, source_path, options)
     task = CopyBlocks(source, spec, box, options.window_bytes)
     _check_scratch_space(task, options.flags)
-    return BlockConversion(target, task, options.overwrite, options.flags)
+    replacement = None
+    if options.overwrite:
+        begun = stage_job("convert", {}, url, options.storage, [])
+        further = [*begun_names(begun, spec), *begun_folders(url, options.storage)]
+        replacement = plan_replacement(url, options.storage, further)
+    return BlockConversion(target, task, replacement, options.flags)
+
+
+def _check_apart(source: Source, source_path: str, target: str, options: ConversionOptions) -> None:
+    """Refuse a target that is the source, or would take it with it. Raises ConfigError."""
+    place = place_of_url(url_of(target), options.storage)
+    if isinstance(source, StoredVolume):
+        source_place = source.place
+    else:
+        source_place = place_of_url(url_of(source_path))
+    if source_place == place:
+        raise ConfigError(f"{target} is the source and would be overwritten: choose another place")
+    if options.overwrite and is_within(source_place, place):
+        raise ConfigError(
+            f"{target} holds the source {source_path}, and --overwrite would remove it: choose "
+            "another place"
+        )
 
 
 def _target_bounds(format: str, box: BoundingBox, *, pad: bool) -> BoundingBox:

@@ -9,6 +9,7 @@ from beam_inference.beam.progress import Phase, Progress
 from beam_inference.conversion.copying import choose_chunk_shapes, copy
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.find_source import split_dataset
+from beam_inference.conversion.hdf5 import DEFAULT_DATASET, dataset_names
 from beam_inference.conversion.options import (
     NO_VOXEL_SIZE,
     ConversionOptions,
@@ -16,11 +17,13 @@ from beam_inference.conversion.options import (
 )
 from beam_inference.conversion.protocol import Source, Voxels
 from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
-from beam_inference.errors import ConfigError, StateError
+from beam_inference.errors import ConfigError, StateError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.volumes.kvstores import local_folder
+
+_NAMES_IN_MESSAGE = 5
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,8 @@ def plan_file_conversion(
     spec = FileSpec(box, info.channels, info.dtype, voxel_size_nm)
     check_file_can_hold(path, format, spec, options.drop)
     _check_replaceable(Path(path), source_path, format, overwrite=options.overwrite)
+    if format == "hdf5" and Path(path).exists():
+        _check_no_other_datasets(path, dataset or DEFAULT_DATASET)
     return FileConversion(source, path, format, spec, dataset, options.window_bytes)
 
 
@@ -144,7 +149,28 @@ def _check_replaceable(target: Path, source_path: str, format: str, *, overwrite
     if not overwrite:
         raise StateError(f"{target} exists: choose another name, or pass --overwrite to replace it")
     if target.is_dir():
-        others = [entry.name for entry in target.iterdir() if entry.suffix != ".png"]
+        others = [
+            entry.name
+            for entry in sorted(target.iterdir())
+            if entry.suffix != ".png" or not entry.is_file()
+        ]
         if format != "png" or others:
             content = f" that holds {others[0]}" if others else ""
             raise StateError(f"{target} is a folder{content}: it is not replaced")
+
+
+def _check_no_other_datasets(path: str, name: str) -> None:
+    """Refuse to replace an HDF5 file that holds more than the dataset to be replaced.
+
+    Raises:
+        StateError: it does.
+    """
+    try:
+        others = sorted(set(dataset_names(path)) - {name.strip("/")})
+    except VolumeError:
+        return  # what cannot be read as HDF5 is replaced like any file
+    if others:
+        raise StateError(
+            f"{path} holds {', '.join(others[:_NAMES_IN_MESSAGE])} beside {name}, and --overwrite "
+            "would replace the whole file. Choose another file, or remove it yourself."
+        )

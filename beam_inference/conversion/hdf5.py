@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 _CHUNK_EDGE = 64
-_DEFAULT_NAME = "main"
+DEFAULT_DATASET = "main"
+"""Name of the dataset of a new file where none is given."""
 _NAMES_IN_MESSAGE = 10
 _NM_PER_UM = 1e3
 
@@ -163,6 +164,23 @@ def _check_decodable(name: str, dataset: Any) -> None:
         ) from None
 
 
+def dataset_names(path: str) -> list[str]:
+    """Names of all datasets of a file.
+
+    Raises:
+        VolumeError: it cannot be read as HDF5.
+    """
+    names: list[str] = []
+
+    def visit(name: str, item: Any) -> None:
+        if hasattr(item, "shape"):
+            names.append(name)
+
+    with header_errors(f"{path} cannot be read as HDF5"), open_file(path) as file:
+        file.visititems(visit)
+    return names
+
+
 def _volume_names(file: Any) -> list[str]:
     """Names of all datasets with three or four axes."""
     names: list[str] = []
@@ -233,7 +251,7 @@ class Hdf5Target:
         self._file = import_library("h5py", "HDF5").File(self._disk, "w")
         edges = [min(_CHUNK_EDGE, n) for n in spec.bounds.shape]
         self._dataset = self._file.create_dataset(
-            name or _DEFAULT_NAME,
+            name or DEFAULT_DATASET,
             shape=spec.shape,
             dtype=np.dtype(spec.dtype).newbyteorder("<"),
             chunks=tuple([1] * (len(spec.shape) - 3) + edges),

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from beam_inference.beam.stage_runner import StageRecords, stage_job
-from beam_inference.beam.stages import StageJob
 from beam_inference.config.job import JobConfig
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError
@@ -25,16 +24,20 @@ from beam_inference.job.messages import Launch
 from beam_inference.launch.cost import Totals
 from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.pyramid.multiscale import multiscale_volume
-from beam_inference.pyramid.pyramid import NoScaleNeeded, Pyramid, plan_pyramid, remove_scales
+from beam_inference.pyramid.pyramid import (
+    ALL_SCALES,
+    NoScaleNeeded,
+    Pyramid,
+    factor_of,
+    plan_pyramid,
+    remove_scales,
+)
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import create_output
 
 logger = logging.getLogger(__name__)
-
-_ALL_SCALES = 64
-"""More scales than any pyramid has: a pyramid ends where its volume is one voxel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
     is_other = earlier is not None and earlier.fingerprint != job.fingerprint
     is_of_holes = earlier is not None and launch.state().count_receipts(0, count) < count
     if overwrite or is_other or is_of_holes:
-        factors = {pyramid.factor} | ({_factor(earlier)} if earlier is not None else set())
+        factors = {pyramid.factor} | ({factor_of(earlier)} if earlier is not None else set())
         _remove_scales(pyramid, factors)
     StageRecords(job).begin()
     return pyramid
@@ -187,7 +190,7 @@ def _forget_scales(config: JobConfig) -> None:
 def _remove_scales(pyramid: Pyramid, factors: set[Zyx | None]) -> None:
     """Remove all scales of a volume, also those that an earlier launch or the command has added."""
     several = [
-        plan_pyramid(pyramid.volume, pyramid.method, factor, _ALL_SCALES, base=pyramid.base)
+        plan_pyramid(pyramid.volume, pyramid.method, factor, ALL_SCALES, base=pyramid.base)
         for factor in factors
     ]
     if any(each.volume.listed_scales(each.scales) for each in several):
@@ -230,19 +233,6 @@ def add_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
         read_requests=whole.read_requests + read,
         write_requests=whole.write_requests + sum(pyramid.blocks) + pyramid.count,
     )
-
-
-def _factor(job: StageJob) -> Zyx | None:
-    """Factor between the scales of a pyramid that was begun, as its record gives it, ZYX."""
-    factor = job.description.get("factor")
-    if (
-        not isinstance(factor, list)
-        or len(factor) != 3
-        or not all(isinstance(n, int) and n > 0 for n in factor)
-    ):
-        return None
-    z, y, x = factor
-    return (z, y, x) if factor != [1, 1, 1] else None
 
 
 def _command(config: JobConfig, pyramid: Pyramid) -> str:

@@ -15,7 +15,9 @@ import numpy as np
 from beam_inference.beam.stage_runner import StageOutcome, StageRecords, run_stages, stage_job
 from beam_inference.beam.stages import DoChunk, StageJob
 from beam_inference.config.fields import Json
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import VolumeSource
+from beam_inference.errors import ConfigError, UserError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
@@ -33,12 +35,17 @@ from beam_inference.volumes.kvstores import (
     open_kvstore,
     storage_of_environment,
 )
+from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 CHUNK_BYTES = 2**26
 """Bytes that a chunk reads, at most, where its blocks allow: 64 MiB."""
 PART_BYTES = 2**24
 """Bytes of them held at a time, where blocks allow: 16 MiB; averaging takes some times that."""
+
+
+ALL_SCALES = 64
+"""More scales than any pyramid has: a pyramid ends where its volume is one voxel."""
 
 
 class NoScaleNeeded(ConfigError):
@@ -359,3 +366,40 @@ def _default_method(volume: MultiscaleVolume, base: Volume) -> Method:
             "one. Pass --method=mode for labels, --method=mean for an image."
         )
     return "mean"
+
+
+def factor_of(job: StageJob) -> Zyx | None:
+    """Factor between the scales of a pyramid that was begun, as its record gives it, ZYX."""
+    factor = job.description.get("factor")
+    if (
+        not isinstance(factor, list)
+        or len(factor) != 3
+        or not all(isinstance(n, int) and n > 0 for n in factor)
+    ):
+        return None
+    z, y, x = factor
+    return (z, y, x) if factor != [1, 1, 1] else None
+
+
+def begun_folders(url: str, storage: Storage) -> list[str]:
+    """Folders of the scales that a pyramid has begun to make in a volume, listed or not.
+
+    Args:
+        url: URL of the volume.
+        storage: settings to reach it.
+
+    Returns:
+        Names relative to the volume, with "/" behind; none if no pyramid was begun, or if the
+        volume cannot be understood.
+    """
+    earlier = StageRecords(stage_job("pyramid", {}, url, storage, ())).earlier_job()
+    if earlier is None:
+        return []
+    try:
+        volume = multiscale_volume(url, storage)
+        base = open_source(VolumeSource(url, storage=storage), check_blocks=False)
+        pyramid = plan_pyramid(volume, "mean", factor_of(earlier), ALL_SCALES, base=base)
+    except UserError:
+        return []
+    entries = map(volume.codec.new_entry, pyramid.scales)
+    return [f"{volume.codec.folder(entry)}/" for entry in entries]

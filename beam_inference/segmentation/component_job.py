@@ -35,6 +35,7 @@ def plan_components(
     layout: Layout,
     storage: Storage,
     flags: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> ComponentPlan:
     """Plan a volume of components; nothing is created.
 
@@ -50,6 +51,7 @@ def plan_components(
         layout: layout of the output; chunks are about 256 on a side by default.
         storage: how object stores are reached.
         flags: Beam's flags.
+        overwrite: whether an existing output will be replaced.
 
     Raises:
         UserError: the components cannot be made so.
@@ -73,7 +75,7 @@ def plan_components(
     if threshold is not None:
         check_threshold("--threshold", threshold, volume.dtype, source)
         check_separates("--threshold", threshold, volume.dtype, source)
-    output, grid = plan_output(volume, target, layout, _SIDE, storage)
+    output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return ComponentPlan(
         source=source,
         scale=scale,

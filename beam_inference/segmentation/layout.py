@@ -14,7 +14,7 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.segmentation.labelling import cc3d_library
-from beam_inference.volumes.kvstores import place_of_url
+from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import check_output, default_bounds, open_output
 from beam_inference.volumes.volume import Volume
@@ -76,13 +76,25 @@ def open_input(source: str, target: str, scale: int, storage: Storage) -> Volume
         raise VolumeError(
             f"{source} does not state its voxel size, which the output and the table need"
         )
-    if volume.place == place_of_url(target, storage):
+    place = place_of_url(target, storage)
+    if volume.place == place:
         raise ConfigError(f"input and output are the same place: {target}")
+    if is_within(volume.place, place):
+        raise ConfigError(
+            f"the output {target} holds the input {source}: choose another place, so as not to "
+            "overwrite it"
+        )
     return volume
 
 
 def plan_output(
-    volume: Volume, target: str, layout: Layout, side: int, storage: Storage
+    volume: Volume,
+    target: str,
+    layout: Layout,
+    side: int,
+    storage: Storage,
+    *,
+    overwrite: bool = False,
 ) -> tuple[OutputSpec, ChunkGrid]:
     """Plan the output, and chunks that tile the input and write whole blocks.
 
@@ -92,6 +104,7 @@ def plan_output(
         layout: layout of the output.
         side: edge of a chunk in voxels, about, where its shape is not given.
         storage: how object stores are reached.
+        overwrite: whether an existing target will be replaced.
 
     Raises:
         UserError: the layout does not fit the input, or the target is another volume.
@@ -120,7 +133,8 @@ def plan_output(
     grid = ChunkGrid(bounds, layout.chunk_shape or _default_chunk(output.write_shape, side))
     _check_alignment(grid, output)
     check_output(output)
-    open_output(output)  # raises if an existing volume differs
+    if not overwrite:
+        open_output(output)  # raises if an existing volume differs
     return output, grid
 
 

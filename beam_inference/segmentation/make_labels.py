@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from beam_inference.beam.stage_runner import (
     StageOutcome,
     StageRecords,
+    begun_names,
     run_stages,
     stage_job,
 )
@@ -16,13 +17,14 @@ from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import (
     NoScaleNeeded,
     Pyramid,
     PyramidResult,
+    begun_folders,
     plan_pyramid,
-    remove_scales,
     run_pyramid,
 )
 from beam_inference.segmentation.component_job import plan_components
@@ -34,8 +36,8 @@ from beam_inference.segmentation.plans import ComponentPlan, LabelPlan, Segmenta
 from beam_inference.segmentation.segment_job import plan_segmentation
 from beam_inference.segmentation.segment_stages import segment_stages
 from beam_inference.segmentation.table import count_of
-from beam_inference.volumes.kvstores import LOCAL, delete_folder, open_kvstore
-from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.outputs import create_output, open_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def components(
         ),
         storage=storage,
         flags=flags,
+        overwrite=overwrite,
     )
     return _make_all(plan, flags, overwrite=overwrite, pyramid=pyramid)
 
@@ -200,6 +203,7 @@ def segment(
         ),
         storage=storage,
         flags=flags,
+        overwrite=overwrite,
     )
     return _make_all(plan, flags, overwrite=overwrite, pyramid=pyramid)
 
@@ -243,12 +247,12 @@ def make_labels(plan: LabelPlan, flags: Sequence[str], *, overwrite: bool = Fals
     scratch_url = f"{job.state_url}/{plan.kind}_scratch/{job.fingerprint[:16]}"
     plan = replace(plan, scratch_url=scratch_url)
     job = replace(job, stages=_stages(plan))
-    if not overwrite:
-        _check_no_other_kind(job)
-    StageRecords(job).begin(overwrite=overwrite)
-    create_output(plan.output)
     if overwrite:
-        _remove_products(job, plan)
+        _plan_replacement(job, plan).remove()
+    else:
+        _check_no_other_labels(job, plan)
+    StageRecords(job).begin()
+    create_output(plan.output)
     tasks = sum(stage.count for stage in job.stages)
     outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
     objects = count_of(plan) if outcome.is_complete else None
@@ -266,8 +270,17 @@ def _stages(plan: LabelPlan) -> tuple[Stage, ...]:
 _KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
-def _check_no_other_kind(job: StageJob) -> None:
-    """Refuse a target in which labels of another kind were begun. Raises StateError."""
+def _plan_replacement(job: StageJob, plan: LabelPlan) -> Replacement:
+    """What is removed at the target: its volume, tables, coarser scales and records."""
+    url = plan.output.url
+    further = [f"{kind.table_folder}/" for kind in _KINDS]
+    further += begun_names(job, plan.output)
+    further += begun_folders(url, plan.storage)
+    return plan_replacement(url, plan.storage, further)
+
+
+def _check_no_other_labels(job: StageJob, plan: LabelPlan) -> None:
+    """Refuse a target with labels of another kind, or of another origin. Raises StateError."""
     for kind in (plan.kind for plan in _KINDS if plan.kind != job.kind):
         if StageRecords(replace(job, kind=kind)).earlier_job() is not None:
             raise StateError(
@@ -275,20 +288,12 @@ def _check_no_other_kind(job: StageJob) -> None:
                 "there would be mixed with this. Use another target, or pass --overwrite to make "
                 "everything anew."
             )
-
-
-def _remove_products(job: StageJob, plan: LabelPlan) -> None:
-    """Remove everything made of the output's voxels: tables, coarser scales, scratch files."""
-    state = open_kvstore(job.state_url, plan.storage)
-    output = open_kvstore(plan.output.url, plan.storage)
-    for kind in _KINDS:
-        if kind.kind != job.kind:
-            delete_folder(state, job.state_url, f"{kind.kind}/")
-        delete_folder(state, job.state_url, f"{kind.kind}_scratch/")
-        delete_folder(output, plan.output.url, f"{kind.table_folder}/")
-    pyramid = _plan_scales(plan)
-    if pyramid is not None:
-        remove_scales(pyramid.job())
+    exists = open_output(plan.output) is not None
+    if exists and StageRecords(job).earlier_job() is None:
+        raise StateError(
+            f"{plan.output.url} holds a volume that no {plan.kind} has begun: what is there would "
+            "be mixed with this. Use another target, or pass --overwrite to replace it."
+        )
 
 
 def make_coarser_scales(plan: LabelPlan, flags: Sequence[str]) -> PyramidResult | None:

@@ -36,6 +36,7 @@ def plan_segmentation(
     layout: Layout,
     storage: Storage,
     flags: Sequence[str] = (),
+    overwrite: bool = False,
 ) -> SegmentationPlan:
     """Plan a segmentation; nothing is created.
 
@@ -53,6 +54,7 @@ def plan_segmentation(
         layout: layout of the output; chunks are about 128 on a side by default.
         storage: how object stores are reached.
         flags: Beam's flags.
+        overwrite: whether an existing output will be replaced.
 
     Raises:
         UserError: the segmentation cannot be made so.
@@ -78,7 +80,7 @@ def plan_segmentation(
             )
     if low > high:
         raise ConfigError(f"--low {low:g} is more than --high {high:g}")
-    output, grid = plan_output(volume, target, layout, _SIDE, storage)
+    output, grid = plan_output(volume, target, layout, _SIDE, storage, overwrite=overwrite)
     return SegmentationPlan(
         source=source,
         scale=scale,
