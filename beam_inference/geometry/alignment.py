@@ -62,7 +62,7 @@ def _check_start(
         f"the ROI starts at {list(roi.start)}, which is not on the output's block grid on "
         f"{name} (blocks of {block} from {origin}): a block would be written in part. "
         f"Nearest starts on {name}: {_alternatives(nearest) or 'none inside the input'}. "
-        "Set roi.start, or output.bounds.start for a new precomputed output."
+        "Set roi.start, or output.bounds.start for a new output that starts at any voxel."
     )
 
 

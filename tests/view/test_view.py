@@ -238,6 +238,11 @@ def test_a_translated_group_is_shown_where_its_precomputed_copy_is(tmp_path, for
     corner = np.array(translation) / scale - 0.5
     matrix = np.array(source["transform"]["matrix"])
     np.testing.assert_allclose(matrix[:, :4] @ corner + matrix[:, 4], [0, *start], atol=1e-9)
+    # An array that is shown alone, where Neuroglancer refuses the group, does not know its place.
+    file.write_text(json.dumps(group).replace('"nanometer"', '"nm"'))
+    source = state_of(tmp_path / "em", capsys=capsys)["layers"][0]["source"]
+    assert source["url"].endswith("/em/0")
+    np.testing.assert_array_equal(np.array(source["transform"]["matrix"])[:, 4], [0, *start])
 
 
 def test_volumes_elsewhere_are_not_served_but_linked_to(tmp_path, capsys):
