@@ -94,17 +94,17 @@ def run_guarded(arguments: argparse.Namespace) -> int:
         return BAD_INPUT if isinstance(error, UserError) else FAILED
     except BrokenPipeError:
         return FAILED
-    except SystemExit as error:
+    except Exception as error:
+        _report(_explain_unforeseen(error, debug=debug), structured)
+        return FAILED
+    except BaseException as error:
         # No command leaves in this way, so code that the job names has: whatever number it gave,
         # the work is not done.
         _report(
-            f"error: code that the job loads ended the program (SystemExit: {error.code}), a "
+            f"error: code that the job loads ended the program ({describe_error(error)}), a "
             "network's factory, a network or an operator. Take sys.exit() and the like out of it.",
             structured,
         )
-        return FAILED
-    except Exception as error:
-        _report(_explain_unforeseen(error, debug=debug), structured)
         return FAILED
 
 

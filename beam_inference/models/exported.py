@@ -71,7 +71,9 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
     except pickle.UnpicklingError:
         raise _unsafe(path, "it holds more than tensors") from None
     except Exception as error:
-        reason = first_line(failures[0] if failures else error)
+        # it raises one RuntimeError for all failures, of which it only logs the cause
+        has_cause = failures and isinstance(error, RuntimeError)
+        reason = first_line(failures[0] if has_cause else error)
         raise ModelContractError(f"cannot load the {_KIND} {path}: {reason}") from None
 
 

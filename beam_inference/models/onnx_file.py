@@ -50,8 +50,9 @@ _GRAPH = _Message({1: _NODE, 5: _TENSOR, 15: _SPARSE_TENSOR})  # node and initia
 _ATTRIBUTE.parts.update({6: _GRAPH, 11: _GRAPH})  # what branches and loops run
 _FUNCTION = _Message({7: _NODE, 11: _ATTRIBUTE})
 _TRAINING = _Message({1: _GRAPH, 2: _GRAPH})
+_GRAPH_NUMBER = 7
 _MODEL = _Message(
-    {7: _GRAPH, 20: _TRAINING, 25: _FUNCTION},
+    {_GRAPH_NUMBER: _GRAPH, 20: _TRAINING, 25: _FUNCTION},
     # so that no text is taken for a model: OpenVINO would take it for what it is
     kinds={1: _VARINT, 2: _LENGTH, 3: _LENGTH, 4: _LENGTH, 5: _VARINT, 6: _LENGTH, 8: _LENGTH},
 )
@@ -75,6 +76,8 @@ def check_self_contained(path: Path) -> None:
     ):
         try:
             _check(content, 0, len(content), _MODEL, depth=0)
+            if all(number != _GRAPH_NUMBER for number, *_ in _fields(content, 0, len(content))):
+                raise _Malformed("it has no graph")
         except _Malformed as error:
             raise ModelContractError(
                 f"{path} is no ONNX file, or damaged: {error}. Save or copy it again."

@@ -25,12 +25,23 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
     state = _state_dict(path, allow_pickle)
     if all(key.startswith("module.") for key in state):  # as DataParallel saves them
         state = {key.removeprefix("module."): value for key, value in state.items()}
+    _refuse_complex(state, module, path)
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
         raise ModelContractError(
             f"the weights {path} do not fit the network: {' '.join(str(error).split())[:600]}"
         ) from None
+
+
+def _refuse_complex(state: Mapping[str, torch.Tensor], module: torch.nn.Module, path: Path) -> None:
+    """Refuse complex numbers for real parameters: PyTorch would drop their imaginary parts."""
+    for name, parameter in module.state_dict().items():
+        if name in state and state[name].is_complex() and not parameter.is_complex():
+            raise ModelContractError(
+                f"the weights {path} do not fit the network: {name} has complex numbers, the "
+                "network's are real"
+            )
 
 
 def _state_dict(path: Path, allow_pickle: bool) -> Json:
@@ -88,6 +99,4 @@ def _load(path: Path, allow_pickle: bool) -> Any:
             ) from None
         return unpickle(path)
     except Exception as error:
-        raise ModelContractError(
-            f"cannot read the weights {path}: {' '.join(str(error).split())[:300]}"
-        ) from None
+        raise ModelContractError(f"cannot read the weights {path}: {first_line(error)}") from None

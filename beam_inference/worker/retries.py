@@ -58,14 +58,14 @@ def attempt(
     )
     try:
         value = retrying(action)
-    except (WorkerFault, DeviceOutOfMemory, StateError):
+    except (WorkerFault, DeviceOutOfMemory, StateError, KeyboardInterrupt):
         raise
     except MemoryError as error:
         raise WorkerFault(
             f"this process is out of memory: {error}. Make inference.chunk_shape smaller, or run "
             "fewer processes."
         ) from error
-    except Exception as error:
+    except BaseException as error:  # sys.exit() in a network or an operator ends its chunk only
         cause = str(error) if isinstance(error, BeamInferenceError) else describe_error(error)
         raise ChunkFault(cause, stage, _attempts(retrying)) from error
     return Success(value, _attempts(retrying))

@@ -581,6 +581,18 @@ def test_networks_that_raise_more_than_errors(error, tmp_path, refuse):
     assert error.split("(")[0] in refuse(of_file(f"{tmp_path}/net.py:network"), engine="auto")
 
 
+def test_a_network_that_raises_more_than_errors_as_it_is_prepared(tmp_path, write, capsys):
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "class Odd(torch.nn.Module):\n"
+        "    def eval(self):\n"
+        "        raise BaseException('odd')\n"
+        "network = Odd\n"
+    )
+    assert main(["run", write(of_file(f"{tmp_path}/net.py:network"))]) == 1
+    assert "ended the program (BaseException: odd)" in capsys.readouterr().err
+
+
 def test_274_a_factory_that_is_interrupted(tmp_path, write):
     (tmp_path / "net.py").write_text("def network():\n    raise KeyboardInterrupt\n")
     assert main(["run", write(of_file(f"{tmp_path}/net.py:network"))]) == 130

@@ -91,6 +91,19 @@ def test_weights_that_do_not_fit_are_refused(tmp_path):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
+def test_complex_weights_do_not_lose_their_imaginary_parts(tmp_path, trained):
+    state = {name: tensor.to(torch.complex64) for name, tensor in trained.state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="weight has complex numbers"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+def test_a_dict_whose_keys_are_no_names_is_no_state_dict(tmp_path):
+    torch.save({1: torch.ones(1)}, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="no state dict"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
 class Bomb:
     """Creates a file when it is unpickled."""
 
@@ -221,6 +234,33 @@ def test_an_exported_network(exported):
     np.testing.assert_array_equal(
         predict(exported(toy_networks.conv().eval())), expected(toy_networks.conv())
     )
+
+
+def test_an_exported_network_of_pytorch_before_2_8(tmp_path, exported):
+    """All members lie side by side, and tensors are in files of torch.save."""
+    import io
+    import zipfile
+
+    model = exported(toy_networks.conv().eval())
+    state = {key: torch.nn.Parameter(t) for key, t in toy_networks.conv().state_dict().items()}
+    parts = {
+        "state_dict": state,
+        "constants": {},
+        "example_inputs": ((torch.from_numpy(BATCH),), {}),
+    }
+    with (
+        zipfile.ZipFile(model["path"]) as archive,
+        zipfile.ZipFile(tmp_path / "old.pt2", "w") as old,
+    ):
+        program = archive.read("net/models/model.json")
+        old.writestr("serialized_exported_program.json", program)
+        old.writestr("version", "8.20")
+        for name, value in parts.items():
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            old.writestr(f"serialized_{name}.pt", buffer.getvalue())
+    found = predict(model | {"path": str(tmp_path / "old.pt2")})
+    np.testing.assert_array_equal(found, expected(toy_networks.conv()))
 
 
 def test_an_exported_network_has_its_batch_fixed_unless_dynamic(exported):

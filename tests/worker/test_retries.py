@@ -44,3 +44,20 @@ def test_what_does_not_pass_is_the_chunks_fault():
 def test_a_process_without_memory_is_at_fault_itself():
     with pytest.raises(WorkerFault, match="out of memory: no memory for an array of 7 bytes"):
         attempt_read([MemoryError("no memory for an array of 7 bytes")])
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), GeneratorExit(), BaseException("odd")])
+def test_code_that_raises_more_than_errors_costs_its_chunk_only(error):
+    def fail():
+        raise error
+
+    with pytest.raises(ChunkFault, match=type(error).__name__):
+        attempt(fail, 2, "infer", lambda _: False, lambda *_: None)
+
+
+def test_an_interruption_is_no_fault_of_a_chunk():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(interrupt, 2, "infer", lambda _: False, lambda *_: None)

@@ -1,0 +1,123 @@
+"""ONNX files are parsed as far as it takes to know that nothing of them is in other files."""
+
+import pytest
+
+from beam_inference.errors import ModelContractError
+from beam_inference.models.onnx_file import check_self_contained
+
+onnx = pytest.importorskip("onnx")
+EXTERNAL = "keeps its weights in another file"
+
+
+def external_tensor():
+    tensor = onnx.TensorProto(name="w", data_type=1, dims=[1])
+    tensor.external_data.add(key="location", value="w.bin")
+    return tensor
+
+
+def sparse_tensor():
+    return onnx.SparseTensorProto(values=external_tensor(), dims=[1])
+
+
+def graph_with(**parts):
+    return onnx.GraphProto(name="g", **parts)
+
+
+def node_with(**parts):
+    return onnx.NodeProto(attribute=[onnx.AttributeProto(name="a", **parts)])
+
+
+def nested(depth):
+    graph = graph_with(initializer=[external_tensor()])
+    for _ in range(depth):
+        graph = graph_with(node=[node_with(g=graph)])
+    return graph
+
+
+MODELS = {
+    "initializer": {"graph": graph_with(initializer=[external_tensor()])},
+    "sparse initializer": {"graph": graph_with(sparse_initializer=[sparse_tensor()])},
+    "indices": {
+        "graph": graph_with(
+            sparse_initializer=[onnx.SparseTensorProto(indices=external_tensor(), dims=[1])]
+        )
+    },
+    "constant": {"graph": graph_with(node=[node_with(t=external_tensor())])},
+    "constants": {"graph": graph_with(node=[node_with(tensors=[external_tensor()])])},
+    "sparse constant": {"graph": graph_with(node=[node_with(sparse_tensor=sparse_tensor())])},
+    "sparse constants": {"graph": graph_with(node=[node_with(sparse_tensors=[sparse_tensor()])])},
+    "branch": {"graph": nested(3)},
+    "branches": {"graph": graph_with(node=[node_with(graphs=[nested(0)])])},
+    "function": {
+        "graph": graph_with(),
+        "functions": [onnx.FunctionProto(name="f", node=[node_with(t=external_tensor())])],
+    },
+    "default of a function": {
+        "graph": graph_with(),
+        "functions": [
+            onnx.FunctionProto(attribute_proto=[onnx.AttributeProto(name="a", t=external_tensor())])
+        ],
+    },
+    "training": {
+        "graph": graph_with(),
+        "training_info": [onnx.TrainingInfoProto(algorithm=nested(0))],
+    },
+}
+
+
+def check(path, content):
+    path.write_bytes(content)
+    check_self_contained(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_external_data_are_found_wherever_they_are(name, tmp_path):
+    with pytest.raises(ModelContractError, match=EXTERNAL):
+        check(tmp_path / "net.onnx", onnx.ModelProto(**MODELS[name]).SerializeToString())
+
+
+def test_a_place_of_data_alone_is_enough(tmp_path):
+    tensor = onnx.TensorProto(data_location=1)
+    with pytest.raises(ModelContractError, match=EXTERNAL):
+        check(
+            tmp_path / "a.onnx",
+            onnx.ModelProto(graph=graph_with(initializer=[tensor])).SerializeToString(),
+        )
+    tensor = onnx.TensorProto(data_location=0)
+    check(
+        tmp_path / "a.onnx",
+        onnx.ModelProto(graph=graph_with(initializer=[tensor])).SerializeToString(),
+    )
+
+
+def test_names_of_the_words_are_not_mistaken_for_external_data(tmp_path):
+    tensor = onnx.TensorProto(name="location", raw_data=b"\x0a\x08location\x12\x01w")
+    check(
+        tmp_path / "a.onnx",
+        onnx.ModelProto(graph=graph_with(initializer=[tensor])).SerializeToString(),
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"text",
+        b"<net/>",
+        b"\n<net/>",
+        b" <net/>",
+        b"\t<net/>" + b" " * 10,
+        b"\xef\xbb\xbf<net/>",
+        b"\x08",  # a number without its value
+        b"\x08" + b"\xff" * 10,  # that never ends
+        b"\x3a\x7f",  # a graph that is longer than the file
+        b"\x38\x01",  # a graph that is a number
+        b"\x3b\x3c",  # a group
+        b"\x02\x00",  # field 0
+        b"\x08\x08",  # nothing but a version
+        b"\x3a\x02\x0a\x05",  # a node that is longer than its graph
+    ],
+)
+def test_what_is_no_onnx_file(content, tmp_path):
+    with pytest.raises(ModelContractError, match="no ONNX file"):
+        check(tmp_path / "a.onnx", content)
