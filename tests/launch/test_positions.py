@@ -102,3 +102,18 @@ def test_a_mask_that_is_translated_counts_where_it_lies(tmp_path, array, capsys)
     kept = (z < 16)[:, None, None] & (y >= 0)[:, None] & ((x >= 32) & (x < 48))
     np.testing.assert_array_equal(values, np.where(kept, array, 0))
     assert main(["run", job]) == 0
+
+
+def test_an_output_that_an_earlier_version_padded_is_continued(tmp_path):
+    array = np.random.default_rng(0).integers(1, 256, SHAPE, dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    padded = np.zeros((16, 32, 32), np.uint8)
+    write_volume(tmp_path / "out", padded, format="ome_zarr", block_shape=(16, 16, 16))
+    output = {"format": "ome_zarr", "pyramid": {"levels": 1}}
+    roi = {"start": [0, 16, 16], "stop": [16, 32, 32]}
+    assert main(["run", job_of(tmp_path, output=output, roi=roi)]) == 0
+    bounds, values = written(tmp_path)
+    assert bounds == BoundingBox((0, 0, 0), SHAPE)
+    padded[:, 16:, 16:] = array[:, 16:, 16:]
+    np.testing.assert_array_equal(values, padded)
+    assert open_volume(str(tmp_path / "out"), scale=1).bounds.shape == (8, 16, 16)
