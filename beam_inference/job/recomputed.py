@@ -16,8 +16,8 @@ class Recomputation:
         chunks: numbers of the chunks that were drawn, of those that are done.
         different: chunks whose bits are not the output's, or that cannot be computed again, one
             line each.
-        undecided: chunks that differ, but were made with smaller batches on a device that was out
-            of memory, so that other last bits are to be expected; one line each.
+        undecided: chunks that differ by as little as rounding does, and were made with smaller
+            batches on a device that was out of memory; one line each.
     """
 
     share: float

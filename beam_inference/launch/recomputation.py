@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from beam_inference.arrays import AnyArray
 from beam_inference.errors import BeamInferenceError, ChunkFault, StateError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.partition import in_runs
 from beam_inference.geometry.sampling import sample_chunks
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.messages import Launch
 from beam_inference.job.parts import output_spec
 from beam_inference.job.recomputed import Recomputation
@@ -36,8 +38,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SEED_BITS = 32
+_ROUNDING = 1e-5
+"""Difference that another size of batches may make, as a share of the values; see guarantees.md."""
 _LAUNCH = "verify"
 """Name of the launch in log lines; nothing is recorded under it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """How a chunk differs from the output.
+
+    Attributes:
+        text: words on it.
+        is_rounding: whether it is as small as batches of another size can make it.
+    """
+
+    text: str
+    is_rounding: bool = False
 
 
 def recompute_chunks(
@@ -74,9 +91,10 @@ def recompute_chunks(
             for number, receipt in enumerate(receipts, 1):
                 fault = recomputer.fault_of(receipt.chunk)
                 if fault is not None:
-                    line = f"chunk {receipt.chunk} {job.plan.chunks.core_box(receipt.chunk)}: "
-                    is_comparable = recomputer.has_full_batches(receipt)
-                    (different if is_comparable else undecided).append(line + fault)
+                    box = job.plan.chunks.core_box(receipt.chunk)
+                    is_explained = fault.is_rounding and not recomputer.has_full_batches(receipt)
+                    lines = undecided if is_explained else different
+                    lines.append(f"chunk {receipt.chunk} {box}: {fault.text}")
                 if progress:
                     progress(number)
     chunks = [receipt.chunk for receipt in receipts]
@@ -85,12 +103,13 @@ def recompute_chunks(
 
 def _draw(job: ResolvedJob, state: State, share: float, seed: int) -> list[Receipt]:
     """Receipts of a random share of the chunks that are done; of one at least, if any is."""
-    count = job.plan.chunks.count
-    done = set(state.receipt_indices(0, count))
     while True:
-        drawn = [index for index in sample_chunks(job.plan.chunks, share, seed) if index in done]
         # those that cannot be understood are told of by the comparison of receipts
-        receipts = state.read_sound_receipts(drawn)
+        receipts = [
+            receipt
+            for some in in_runs(sample_chunks(job.plan.chunks, share, seed), CHUNKS_PER_FOLDER)
+            for receipt in state.read_sound_receipts(some)
+        ]
         if receipts or share >= 1:
             return receipts
         share = min(1.0, 2 * share)
@@ -159,18 +178,21 @@ class _Recomputer:
         sizes = {self._inference.batch_size, *(each.batch_size for each in receipts)}
         return sizes == {self._opened.job.config.inference.patches_per_call}
 
-    def fault_of(self, index: int) -> str | None:
-        """Words on how a chunk differs from the output; None if it does not."""
+    def fault_of(self, index: int) -> Fault | None:
+        """How a chunk differs from the output; None if it does not."""
         box = self._plan.chunks.core_box(index)
         try:
             expected = self._as_stored(box, self._compute(index, box))
         except ChunkFault as fault:
-            return f"it cannot be computed again: {fault}"
+            return Fault(f"it cannot be computed again: {fault}")
         try:
             found = self._opened.output.read(box)
         except BeamInferenceError as error:
-            return str(error)
-        return describe_difference(expected, found, box)
+            return Fault(str(error))
+        difference = find_difference(expected, found, box)
+        if difference is not None and self._opened.job.config.gives_labels:
+            return replace(difference, is_rounding=False)
+        return difference
 
     def _compute(self, index: int, box: BoundingBox) -> AnyArray:
         if self._steps.is_masked(index):
@@ -192,20 +214,23 @@ class _Recomputer:
             delete_folder(open_kvstore(spec.url, spec.storage), spec.url, "")
 
 
-def describe_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> str | None:
-    """Words on how two arrays (C, Z, Y, X) of a box differ in bits; None if they do not."""
+def find_difference(expected: AnyArray, found: AnyArray, box: BoundingBox) -> Fault | None:
+    """How two arrays (C, Z, Y, X) of a box differ in bits; None if they do not."""
     differs = _bits(expected) != _bits(found)
     count = int(np.count_nonzero(differs))
     if not count:
         return None
     ours = expected[differs].astype(np.float64)
     theirs = found[differs].astype(np.float64)
+    largest = float(np.abs(ours - theirs).max())
     place = np.argwhere(differs)[0]
     voxel = [int(offset) + start for offset, start in zip(place[1:], box.start, strict=True)]
-    return (
+    text = (
         f"{count} of {differs.size} values are not those computed again, the first in channel "
-        f"{place[0]} at {voxel}; they differ by up to {np.abs(ours - theirs).max():g}"
+        f"{place[0]} at {voxel}; they differ by up to {largest:g}"
     )
+    scale = 1.0 if expected.dtype.kind in "iu" else _ROUNDING * max(1.0, float(np.abs(ours).max()))
+    return Fault(text, is_rounding=largest <= scale)
 
 
 def _bits(array: AnyArray) -> NDArray[np.generic]:

@@ -13,7 +13,7 @@ from beam_inference.errors import StateError
 from beam_inference.job.parts import output_spec
 from beam_inference.job.records import Part
 from beam_inference.launch.prepare import prepare
-from beam_inference.launch.recomputation import describe_difference, recompute_chunks
+from beam_inference.launch.recomputation import find_difference, recompute_chunks
 from beam_inference.volumes.outputs import open_output
 from beam_inference.worker.worker import Worker
 
@@ -38,13 +38,13 @@ def computed(tmp_path, volume_in, **sections):
     return worker
 
 
-def change_a_voxel(worker, chunk):
+def change_a_voxel(worker, chunk, by=1.0):
     """Change a voxel of the output, and the chunk's receipt as if it had been written so."""
     output = open_output(output_spec(worker.job))
     (receipt,) = worker.state.read_receipts([chunk])
     box = receipt.parts[0].box
     array = output.read(box).copy()
-    array[0, 1, 2, 3] += 1
+    array[0, 1, 2, 3] += by
     output.write(box, array)
     parts = [Part.of(box, array), *receipt.parts[1:]]
     worker.state.write_receipt(receipt.model_copy(update={"parts": parts}))
@@ -69,8 +69,8 @@ def change_a_voxel(worker, chunk):
             "postprocess": [{"operator": "select", "channels": [1]}],
         },
         {
-            "output": {"format": "zarr3", "dtype": "int8", "value_range": [0, 4]},
-            "roi": {"start": [16, 0, 16], "stop": [43, 65, 52]},
+            "output": {"format": "ome_zarr", "dtype": "int8", "value_range": [0, 4]},
+            "roi": {"start": [5, 3, 4], "stop": [43, 65, 52]},
         },
     ],
     ids=lambda sections: "-".join(sections) or "default",
@@ -124,14 +124,16 @@ def test_nothing_done_leaves_nothing_to_compute(volume_in, tmp_path):
     assert recompute_chunks(launch.read_job(), launch.state(), 1).chunks == []
 
 
-def test_smaller_batches_than_the_jobs_leave_a_difference_undecided(volume_in, tmp_path):
+@pytest.mark.parametrize(("by", "is_undecided"), [(1e-6, True), (1e-3, False)])
+def test_smaller_batches_explain_a_small_difference_only(by, is_undecided, volume_in, tmp_path):
     worker = computed(tmp_path, volume_in)
-    change_a_voxel(worker, 1)
+    change_a_voxel(worker, 1, by)
     (receipt,) = worker.state.read_receipts([1])
     worker.state.write_receipt(receipt.model_copy(update={"batch_size": 1}))
     found = recompute_chunks(worker.job, worker.state, 1)
-    assert found.different == []
-    assert [line.split()[1] for line in found.undecided] == ["1"]
+    lines = found.undecided if is_undecided else found.different
+    assert [line.split()[1] for line in lines] == ["1"]
+    assert len(found.undecided) + len(found.different) == 1
 
 
 @pytest.mark.parametrize(
@@ -175,13 +177,19 @@ def test_differences_are_counted_and_placed():
     box = BoundingBox((10, 20, 30), (12, 22, 32))
     ours = np.zeros((2, 2, 2, 2), np.float32)
     theirs = ours.copy()
-    assert describe_difference(ours, theirs, box) is None
+    assert find_difference(ours, theirs, box) is None
     theirs[1, 0, 1, 1] = -0.0
     theirs[1, 1, 1, 1] = 0.25
-    assert describe_difference(ours, theirs, box) == (
+    fault = find_difference(ours, theirs, box)
+    assert fault.text == (
         "2 of 16 values are not those computed again, the first in channel 1 at [10, 21, 31]; "
         "they differ by up to 0.25"
     )
+    assert not fault.is_rounding
+    assert find_difference(ours, ours + np.float32(1e-6), box).is_rounding
+    steps = np.full(ours.shape, 7, np.uint8)
+    assert find_difference(steps, steps + np.uint8(1), box).is_rounding
+    assert not find_difference(steps, steps + np.uint8(2), box).is_rounding
 
 
 def test_what_makes_no_sense_is_refused(tmp_path, capsys):
