@@ -17,6 +17,7 @@ from pathlib import Path
 
 _CONTAINER = Path("/sys/fs/cgroup")
 _lock = threading.RLock()
+_bound_lock = threading.RLock()
 
 
 @contextmanager
@@ -58,6 +59,60 @@ def usable_memory(container: Path = _CONTAINER) -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _limit(container, "memory.max")
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def available_memory(
+    container: Path = _CONTAINER, machine: Path = Path("/proc/meminfo")
+) -> int | None:
+    """Bytes of memory that can be taken now without anything being killed; None where unknown.
+
+    Files that the system keeps in memory count as available, because it drops them on demand.
+
+    Args:
+        container: where the system tells the container's limits (cgroup v2).
+        machine: where the system tells the machine's memory.
+    """
+    if not machine.is_file():
+        return None
+    kilobytes = _numbers_of(machine)
+    available = 1024 * (kilobytes.get("MemAvailable:", 0) + kilobytes.get("SwapFree:", 0))
+    limit = _limit(container, "memory.max")
+    used = container / "memory.current"
+    if not (limit.isdigit() and used.is_file()):
+        return available
+    files = _numbers_of(container / "memory.stat")
+    kept = files.get("active_file", 0) + files.get("inactive_file", 0)
+    return min(available, max(0, int(limit) - int(used.read_text()) + kept))
+
+
+def _numbers_of(file: Path) -> dict[str, int]:
+    """Numbers in a file of the system's with a name and a number on each line."""
+    pairs = (line.split() for line in file.read_text().splitlines())
+    return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdigit()}
+
+
+@contextmanager
+def bound_memory() -> Iterator[None]:
+    """Fail an allocation beyond the memory that is available now, instead of being killed for it.
+
+    The bound is the process's, for a while, and concerns what it takes beyond what it has; one
+    thread at a time sets it. It is there on Linux only.
+    """
+    available = available_memory()
+    if available is None or sys.platform != "linux":
+        yield
+        return
+    import resource
+
+    held = 1024 * _numbers_of(Path("/proc/self/status")).get("VmData:", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    bounds = [held + available, *(each for each in (soft, hard) if each >= 0)]
+    with _bound_lock:
+        resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def _limit(container: Path, name: str) -> str:

@@ -5,9 +5,15 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
-from beam_inference.environment import usable_cores, usable_memory
+from beam_inference.environment import (
+    available_memory,
+    bound_memory,
+    usable_cores,
+    usable_memory,
+)
 
 _MEMORY = """
 import json
@@ -67,3 +73,30 @@ def test_a_containers_memory(tmp_path):
     for written, expected in (("max", all_of_it), (str(2**20), 2**20), (str(2**60), all_of_it)):
         (tmp_path / "memory.max").write_text(written + "\n")
         assert usable_memory(container=tmp_path) == expected
+
+
+def test_memory_that_is_free_now(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    assert available_memory(tmp_path, meminfo) is None
+    meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 60 kB\nSwapFree: 4 kB\nHugePages: 0\n")
+    assert available_memory(tmp_path, meminfo) == 64 * 1024
+    (tmp_path / "memory.max").write_text("40000\n")
+    (tmp_path / "memory.current").write_text("30000\n")
+    (tmp_path / "memory.stat").write_text("anon 1\nactive_file 2000\ninactive_file 3000\n")
+    assert available_memory(tmp_path, meminfo) == 15000
+    (tmp_path / "memory.current").write_text("90000\n")
+    assert available_memory(tmp_path, meminfo) == 0
+    (tmp_path / "memory.max").write_text("max\n")
+    assert available_memory(tmp_path, meminfo) == 64 * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the bound is there on Linux only")
+def test_an_allocation_beyond_free_memory_fails_and_only_for_a_while():
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with bound_memory():
+        with pytest.raises(MemoryError):
+            np.empty((available_memory() or 0) + 2**28, np.uint8)
+        assert np.ones(2**20, np.uint8).all()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before

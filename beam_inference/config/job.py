@@ -39,6 +39,9 @@ from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Input, Mask, Output, Roi
 from beam_inference.geometry.plan import SeamMode
 
+MOST_THREADS = 1024
+"""Most ``inference.threads``: no machine has more cores, and each thread takes memory."""
+
 
 class Channel(Model):
     """What an output channel says."""
@@ -181,7 +184,7 @@ class Inference(Model):
             "mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
         ),
     )
-    threads: Count | None = Field(
+    threads: Annotated[Count, Field(le=MOST_THREADS)] | None = Field(
         None,
         description=(
             "CPU threads of the network per worker process; they change its last bits. Default: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.predictor import Predictor
-from beam_inference.environment import avoid_heap
+from beam_inference.environment import avoid_heap, bound_memory
 from beam_inference.errors import (
     BeamInferenceError,
     DeviceOutOfMemory,
@@ -79,7 +79,9 @@ def check_contract(
     """
 
     def of_batch(size: int) -> ContractReport:
-        with predictor.device.session(), avoid_heap():
+        on_host = predictor.device.on_host
+        bound = bound_memory() if on_host else nullcontext()
+        with bound, predictor.device.session(), avoid_heap():
             batch = predictor.device.empty((size, *patch.shape))
             batch[:] = predictor.device.upload(patch)
             batch = normalize(batch)
@@ -90,7 +92,7 @@ def check_contract(
             )
             low = float(predictions.min())
             high = float(predictions.max())
-            if predictor.device.on_host:
+            if on_host:
                 del predictions  # before the next ones, as in a job
                 if not keeps_memory(predictor.description.get("engine", "torch")):
                     # what PyTorch makes at its first call is not made again

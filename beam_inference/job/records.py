@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator, AwareDatetime
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen, SafeText
@@ -16,6 +17,17 @@ from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
 
 Entry = TypeVar("Entry", bound="Frozen")
+
+
+def _in_utc(moment: datetime) -> datetime:
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("a moment before the year 1 or after 9999") from None
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
+"""A time in UTC, whatever its clock said: other clocks are right, or wrong by centuries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +111,7 @@ class Receipt(Frozen):
     uniform_patches: int
     seconds: dict[Stage, float]
     attempts: dict[Stage, int]
-    finished_at: datetime
+    finished_at: Moment
     worker: SafeText
     launch: str
     fingerprint: str
@@ -156,7 +168,7 @@ class LaunchNote(Frozen):
     """
 
     launch: str
-    started: datetime
+    started: Moment
     node: SafeText
     stopped: bool
     summary: LaunchSummary | None

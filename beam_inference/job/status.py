@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from beam_inference.geometry.sampling import count_and_sample
+from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
@@ -89,11 +90,11 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     in_first_stage = False
     quarantined = sum(1 for _ in state.read_quarantined(0, count))
     receipts = state.read_sound_receipts(sample)  # verify names the damaged ones
-    finished = sorted(receipt.finished_at for receipt in receipts)
+    finished = _moments(receipts, now)
     if job.plan.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
-        summed_at = sorted(receipt.finished_at for receipt in sums)
+        summed_at = _moments(sums, now)
         owners = job.plan.totals.owners
         # The patches of chunks that were done without their neighbours may never be computed, nor
         # those of the chunks that need them.
@@ -114,12 +115,18 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         in_first_stage=in_first_stage,
         rate=recent_rate(finished, counted, now),
         workers=len(
-            {receipt.worker for receipt in receipts if now - receipt.finished_at < _LATELY}
+            {receipt.worker for receipt in receipts if abs(now - receipt.finished_at) < _LATELY}
         ),
         left=of_stage - counted - quarantined,
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / of_stage,
     )
+
+
+def _moments(receipts: Sequence[Receipt], now: datetime) -> list[datetime]:
+    """When chunks were finished, in order; without those of a clock that is far ahead of ours."""
+    moments = (receipt.finished_at for receipt in receipts)
+    return sorted(moment for moment in moments if moment - now < _LATELY)
 
 
 def recent_rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:

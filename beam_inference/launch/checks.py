@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, JobConfig
 from beam_inference.config.normalize import Sections
+from beam_inference.config.operators import Operator
 from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
@@ -22,6 +24,9 @@ from beam_inference.volumes.mask import Mask, MaskedVolume, open_mask
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
+
+_HALO_ANYWHERE = 1024
+"""Voxels around a voxel that an operator may look at in the smallest volume."""
 
 
 def check_no_auto(inference: Inference) -> None:
@@ -86,6 +91,22 @@ def open_masks(config: JobConfig, volume: Volume) -> dict[str, Mask]:
             "mask", config.mask, voxel_size_nm(config, volume), config.storage
         )
     return masks
+
+
+def check_halos(operators: Sequence[Operator], volume: Volume) -> None:
+    """Refuse operators that look much further than the volume reaches.
+
+    A chunk would hold, and go through, more voxels than there are.
+    """
+    largest = max(_HALO_ANYWHERE, *volume.bounds.shape)
+    for number, operator in enumerate(operators):
+        if max(operator.halo_zyx) > largest:
+            raise ConfigError(
+                f"postprocess.{number}: {operator.display_name} looks {list(operator.halo_zyx)} "
+                f"voxels (z, y, x) around each voxel; at most {largest:,} make sense in an input "
+                f"of {list(volume.bounds.shape)}. Make its "
+                f"{'sigma' if operator.operator == 'smooth' else 'halo'} smaller."
+            )
 
 
 def check_sections(normalize: DefiniteNormalize, volume: Volume) -> None:

@@ -29,6 +29,10 @@ from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
 
+_THREADS_PER_CORE = 16
+_THREADS_ANYWHERE = 64
+"""Threads that any machine takes: a job may be tried on another than the one it is written for."""
+
 
 def decide_settings(
     config: JobConfig, place: Place, normalize: DefiniteNormalize, earlier: ResolvedJob | None
@@ -87,9 +91,21 @@ def _has_function(config: JobConfig) -> bool:
 
 
 def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None) -> int:
-    """Choose how many CPU threads the network has in a worker process; 1 on remote runners."""
-    if config.inference.threads is not None:
-        return config.inference.threads
+    """Choose how many CPU threads the network has in a worker process; 1 on remote runners.
+
+    Raises:
+        ConfigError: the job file asks for many more than this machine has cores.
+    """
+    threads = config.inference.threads
+    if threads is not None:
+        most = max(_THREADS_ANYWHERE, _THREADS_PER_CORE * usable_cores())
+        if place.is_this_machine and threads > most:
+            raise ConfigError(
+                f"inference.threads: {threads} are too many for the {usable_cores()} cores of this "
+                f"machine: at most {most}, because each takes memory, and those beyond the number "
+                "of cores only wait. Write the number of cores, or remove it."
+            )
+        return threads
     if earlier is not None:
         return earlier.config.inference.threads
     if not place.is_this_machine:

@@ -253,6 +253,12 @@ class MemoryProjection:
         return (3 * self.sizes.output_channels + 1) * self._patch_bytes
 
     @property
+    def patch_bytes(self) -> int:
+        """Bytes of one patch on its way through the network: as read, its input, its output."""
+        channels = 2 * self.sizes.input_channels + self.sizes.output_channels
+        return channels * self._patch_bytes
+
+    @property
     def _patch_bytes(self) -> int:
         z, y, x = self.shapes.patch_input
         return z * y * x * FLOAT_BYTES
@@ -400,6 +406,29 @@ class MemoryProjection:
 def _voxels(shape: Shape) -> Numbers:
     z, y, x = shape
     return z * y * x
+
+
+def check_trial_memory(memory: MemoryProjection, available: int | None) -> None:
+    """Refuse a patch for which there is no memory now, before it is read.
+
+    This is what trying the network on the host takes at the least; what the network itself
+    allocates shows at the trial.
+
+    Args:
+        memory: projected memory of one worker process.
+        available: bytes that can be taken now; None where unknown.
+
+    Raises:
+        ConfigError: there is too little.
+    """
+    if available is None or memory.patch_bytes <= available:
+        return
+    raise ConfigError(
+        f"the network is tried on one patch of {list(memory.shapes.patch_input)} voxels (z, y, x; "
+        f"crop margin included), which takes {memory.patch_bytes / 2**30:.1f} GiB without what the "
+        f"network itself needs; {available / 2**30:.1f} GiB are free on this machine. Make "
+        "inference.patch_shape smaller."
+    )
 
 
 def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:

@@ -36,6 +36,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch import decide
 from beam_inference.launch.checks import (
     check_fill_value,
+    check_halos,
     check_no_auto,
     check_position,
     check_sections,
@@ -235,6 +236,7 @@ def plan_job(
     _check_output_is_apart(config, volume, masks)
     normalize = decide.decide_normalization(config, volume, earlier)
     check_sections(normalize, volume)
+    check_halos(config.postprocess, volume)
     make_normalization(normalize, volume.dtype)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)

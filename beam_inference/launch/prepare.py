@@ -18,6 +18,7 @@ from beam_inference.config.engines import CHOOSE
 from beam_inference.config.job import JobConfig
 from beam_inference.config.plugins import list_versions
 from beam_inference.engines.choice import describe_engine, suffix_of
+from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
@@ -33,7 +34,7 @@ from beam_inference.launch.engine_trial import (
     try_network_here,
     warn_of_range,
 )
-from beam_inference.launch.memory import check_memory
+from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import (
     check_no_other_state,
@@ -159,7 +160,10 @@ def resolve(
     """
     config = planned.config
     device = planned.settings.device
-    check_memory(planned.memory(place, alone=alone), place, device)
+    needed = planned.memory(place, alone=alone)
+    check_memory(needed, place, device)
+    if place.is_this_machine and device == "cpu":
+        check_trial_memory(needed, available_memory())
     model = local_model(config.model, config.storage)
     sha256 = model_sha256(model)
     requested_batch_size = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ class Timeline:
     """Rate at which voxels were finished over the time of work; pauses are cut out.
 
     Attributes:
-        edges: of equal intervals, in seconds of work since the first chunk was start_time.
+        edges: of equal intervals, in seconds of work since the first chunk was begun.
         rates: for each series, voxels a second in each interval.
         pauses: what was cut out.
     """
@@ -61,13 +60,16 @@ class Timeline:
     pauses: list[Pause]
 
 
-def start_time(receipt: Receipt) -> datetime:
-    """The time at which the work behind a receipt began: the merge, if the chunk was merged."""
-    seconds = receipt.seconds
+def start_seconds(receipt: Receipt) -> float:
+    """When the work behind a receipt began, in seconds since 1970: the merge, if it was merged."""
+    seconds = _seconds_by_stage(receipt)
     spent = seconds["merge"] if "merge" in seconds else sum(seconds.values())
-    return datetime.fromtimestamp(
-        receipt.finished_at.timestamp() - spent, receipt.finished_at.tzinfo
-    )
+    return receipt.finished_at.timestamp() - spent
+
+
+def _seconds_by_stage(receipt: Receipt) -> dict[Stage, float]:
+    """Seconds of a chunk by stage; none where a clock was set back meanwhile."""
+    return {stage: max(0.0, spent) for stage, spent in receipt.seconds.items()}
 
 
 def retries(receipt: Receipt) -> int:
@@ -97,7 +99,8 @@ def stage_times(receipts: Sequence[Receipt]) -> list[StageTime]:
     """Times of each stage that some chunk went through, in order."""
     times = []
     for stage in STAGES:
-        seconds = [receipt.seconds[stage] for receipt in receipts if stage in receipt.seconds]
+        by_stage = map(_seconds_by_stage, receipts)
+        seconds = [spent[stage] for spent in by_stage if stage in spent]
         if seconds:
             low, median, high = np.percentile(seconds, (5, 50, 95))
             times.append(
@@ -117,7 +120,7 @@ def worker_hours(receipts: Sequence[Receipt], finished: int) -> float:
     for receipt in receipts:
         worker = (receipt.launch, receipt.worker)
         times[worker].append(receipt.finished_at.timestamp())
-        first[worker] = min(start_time(receipt).timestamp(), first.get(worker, np.inf))
+        first[worker] = min(start_seconds(receipt), first.get(worker, np.inf))
     share = len(receipts) / max(1, finished)
     seconds = 0.0
     for worker, ends in times.items():
@@ -138,7 +141,7 @@ def timeline(
     receipts = [receipt for some, _ in series.values() for receipt in some]
     if not receipts:
         return None
-    begins = np.array([start_time(receipt).timestamp() for receipt in receipts])
+    begins = np.array([start_seconds(receipt) for receipt in receipts])
     ends = np.array([receipt.finished_at.timestamp() for receipt in receipts])
     scale = max(finished / max(1, len(some)) for some, finished in series.values())
     longest = max(_PAUSE_SECONDS, _PAUSE_IN_CHUNKS * scale * float(np.median(ends - begins)))

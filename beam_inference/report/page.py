@@ -300,7 +300,7 @@ def _verdict(report: Report) -> tuple[str, str, str]:
             "finished, with quarantine",
             f"{len(facts.quarantined):,} chunks could not be done",
         )
-    if moments and report.when - max(moments) < _LATELY:
+    if any(abs(report.when - moment) < _LATELY for moment in moments):
         return (
             "busy",
             "not complete",

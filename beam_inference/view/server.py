@@ -126,6 +126,7 @@ class _State(tornado.web.RequestHandler):
         # it lists the quarantine, perhaps in an object store
         state = await asyncio.to_thread(self._state, base)
         self.set_header("Content-Type", "application/json")
+        self.set_header("X-Content-Type-Options", "nosniff")
         self.set_header("Cache-Control", "no-store")
         self.finish(json.dumps(state))
 
@@ -166,6 +167,8 @@ class _Volume(tornado.web.StaticFileHandler):
             "Access-Control-Expose-Headers", "content-range, content-length, content-encoding"
         )
         self.set_header("Access-Control-Allow-Methods", "GET, HEAD, OPTIONS")
+        # a volume may hold anything, and is no page
+        self.set_header("X-Content-Type-Options", "nosniff")
         # a job may write a block anew: ask, by ETag, whether it has
         self.set_header("Cache-Control", "no-cache")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -112,13 +113,32 @@ def open_source(
             cache_bytes,
         )
     except (ValueError, OSError, TypeError) as error:
-        raise VolumeError(f"cannot open the volume {name}: {one_line(error)}") from None
+        raise VolumeError(f"cannot open the volume {name}: {_explain(error)}") from None
     volume = as_volume(name, store, scale.group_scale, source.select, booleans=booleans)
     if source.channel is not None:
         volume = _take_channels(volume, source.channel)
     if check_blocks:
         _refuse_compressed_blocks(volume)
     return volume
+
+
+_ENCODING = re.compile(r'member "encoding": Expected one of (.+), but received: "([^"]*)"')
+_CODEC = re.compile(r'member "(?:codecs|compressor|filters)".*"([^"]*)" is not registered')
+
+
+def _explain(error: Exception) -> str:
+    """Why a volume cannot be opened: what it is encoded with, if that is unknown here."""
+    text = one_line(error)
+    encoding = _ENCODING.search(text)
+    codec = _CODEC.search(text)
+    if encoding is None and codec is None:
+        return text
+    name = (encoding[2] if encoding else codec[1] if codec else "") or "an encoding without a name"
+    readable = f"; readable are {encoding[1]}" if encoding else ""
+    return (
+        f"its blocks are encoded with {name}, which cannot be read{readable}. Copy the volume "
+        f"into another encoding first, with the software that wrote it or another that reads it"
+    )
 
 
 def _find_scale(source: VolumeSource) -> Scale:

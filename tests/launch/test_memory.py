@@ -3,6 +3,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
+from beam_inference.errors import ConfigError
 from beam_inference.launch.memory import (
     HOLES,
     KEPT_BESIDE_HOLES,
@@ -15,6 +16,7 @@ from beam_inference.launch.memory import (
     MemoryProjection,
     ProcessSettings,
     ValueSizes,
+    check_trial_memory,
 )
 from beam_inference.limits import CACHED_CUTOUTS, WRITTEN_BYTES, layers_at_once
 
@@ -201,3 +203,12 @@ def test_the_projection_is_near_what_a_worker_is_measured_to_use():
 
     measured = memory_against_projection()
     assert 0.5 < measured["ratio"] <= 1, measured
+
+
+def test_a_patch_for_which_there_is_no_memory_now_is_refused():
+    memory = projected_memory(**BASE)
+    assert memory.patch_bytes == (1 + 1 + 3) * PATCH
+    check_trial_memory(memory, memory.patch_bytes)
+    check_trial_memory(memory, None)
+    with pytest.raises(ConfigError, match=r"\[10, 50, 50\] .* inference.patch_shape smaller"):
+        check_trial_memory(memory, memory.patch_bytes - 1)

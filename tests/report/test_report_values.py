@@ -1,7 +1,6 @@
 """What a report says in numbers, against brute force; no jobs are run here."""
 
 import itertools
-from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +17,7 @@ from beam_inference.report.measures import (
     channel_statistics,
     retries,
     stage_times,
-    start_time,
+    start_seconds,
     timeline,
     worker_hours,
 )
@@ -102,7 +101,7 @@ def test_stages_and_retries():
     assert values[45] < read.high < values[48]
     assert (read.most, merge.total, merge.most) == (values[-1], 3.0, 3.0)
     assert sum(map(retries, some)) == sum(n % 3 for n in range(50))
-    assert start_time(some[7]) == some[7].finished_at - timedelta(seconds=3), (
+    assert start_seconds(some[7]) == some[7].finished_at.timestamp() - 3, (
         "its own patches were computed long before"
     )
 
