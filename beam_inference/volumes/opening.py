@@ -335,7 +335,7 @@ def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
         names = ts.KvStore.KeyRange(key, f"{key}/")  # "/" comes after "."
         try:
             listed = volume.kvstore.list(names).result(timeout=PATIENCE_SECONDS)
-        except (ValueError, OSError):
+        except (ValueError, OSError, NotImplementedError):
             return None  # a store that may be read need not be listed
         for each in listed:
             name = each.decode().rpartition("/")[2]
