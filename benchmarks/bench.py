@@ -33,6 +33,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import Part, Receipt
 from beam_inference.job.state import State
 from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import prepare
 from beam_inference.operators.normalize import unit
 from beam_inference.residual_unet import ResidualUNet
 from beam_inference.volumes.outputs import create_output
@@ -368,7 +369,10 @@ def growth(chunk: tuple[int, int, int], patch: tuple[int, int, int], layers: int
 def receipts_per_second(count: int = 2000) -> dict[str, float]:
     """Durable receipts written one after the other to a local folder, and listed."""
     with tempfile.TemporaryDirectory() as name:
-        state = State(f"file://{name}", fingerprint="0" * 64)
+        folder = Path(name)
+        write_input(folder, SHAPE)
+        resolved = prepare(job(folder, "torch")).read_job()
+        state = State(f"file://{name}/state").of(resolved)
         part = Part.of(BoundingBox((0, 0, 0), (1, 1, 1)), np.zeros((1, 1, 1, 1), np.uint8))
         start = time.perf_counter()
         for chunk in range(count):
@@ -384,7 +388,7 @@ def receipts_per_second(count: int = 2000) -> dict[str, float]:
                         "finished_at": datetime.now(UTC),
                         "worker": "bench:0",
                         "launch": "bench",
-                        "fingerprint": "0" * 64,
+                        "fingerprint": resolved.fingerprint,
                     }
                 )
             )

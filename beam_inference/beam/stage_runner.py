@@ -199,19 +199,11 @@ class StageRecords:
 
     def failures(self) -> list[str]:
         """Return why chunks could not be done, the first few of each stage."""
-        lines = []
-        for stage in self._job.stages:
-            failed = self._job.failed_entries(stage)
-            some = failed.few_indices(0, stage.count)[: 10 * _NAMED_FAILURES]
-            done = {
-                json.loads(text)["chunk"] for _, text in self._job.done_entries(stage).read(some)
-            }
-            some = [index for index in some if index not in done][:_NAMED_FAILURES]
-            records = [json.loads(text) for _, text in failed.read(some)]
-            lines += [
-                f"{stage.name}, chunk {record['chunk']}: {record['cause']}" for record in records
-            ]
-        return lines
+        return [
+            line
+            for stage in self._job.stages
+            for line in self._job.failures(stage, _NAMED_FAILURES)
+        ]
 
     def _create(self, *, overwrite: bool) -> Json:
         """Write the job's description unless there is one; returns the one that is there then."""
@@ -278,7 +270,7 @@ def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> 
     records = StageRecords(job)
     count_done = records.chunk_counter()
     start = time.monotonic()
-    done = count_done()
+    done = job.count_done()
     interrupted = False
     error = None
     if done < total:

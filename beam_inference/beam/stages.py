@@ -31,7 +31,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.partition import in_runs, index_ranges
-from beam_inference.job.chunk_records import ChunkEntries, list_absent
+from beam_inference.job.chunk_records import ChunkEntries, StoredRecord, folders, list_absent
 from beam_inference.job.runs import default_run_length
 from beam_inference.job.state import State, StopRequest
 from beam_inference.volumes.backoff import retry_with_backoff
@@ -118,17 +118,71 @@ class StageJob:
         store = open_kvstore(self.state_url, self.storage)
         return ChunkEntries(store, self.state_url, f"{self.folder}/{stage.name}/{outcome}")
 
+    def done_chunks(self, stage: ChunkStage, chunks: Iterable[int]) -> set[int]:
+        """Return those of some chunks whose done record can be believed; others are removed."""
+        entries = self.done_entries(stage)
+        done = set()
+        for stored in entries.read(chunks):
+            if _parse_record(stored) is None:
+                logger.warning(
+                    "%s is damaged, and does not count: its chunk is done again", stored.url
+                )
+                entries.remove(stored.chunk)
+            else:
+                done.add(stored.chunk)
+        return done
+
+    def count_done(self) -> int:
+        """Count the chunks of all stages that are done, by reading their records."""
+        return sum(
+            len(self.done_chunks(stage, self._listed_chunks(stage, *folder)))
+            for stage in self.stages
+            for folder in folders(stage.count)
+        )
+
+    def _listed_chunks(self, stage: ChunkStage, start: int, stop: int) -> list[int]:
+        return list(self.done_entries(stage).indices(start, stop))
+
+    def failures(self, stage: ChunkStage, most: int) -> list[str]:
+        """Return why chunks of a stage could not be done, the first few."""
+        failed = self.failed_entries(stage)
+        some = failed.few_indices(0, stage.count)[: 10 * most]
+        done = self.done_chunks(stage, some)
+        records = map(_parse_record, failed.read([index for index in some if index not in done]))
+        return [
+            f"{stage.name}, chunk {record['chunk']}: {record.get('cause', 'unknown')}"
+            for record in records
+            if record is not None
+        ][:most]
+
     def missing_runs(
         self, stage: ChunkStage, index_range: tuple[int, int], length: int
     ) -> Iterator[tuple[int, ...]]:
         """Yield runs of the chunks of a range that are not done, in bounded memory."""
-        yield from in_runs(list_absent(*index_range, self.done_entries(stage).indices), length)
+
+        def list_done(start: int, stop: int) -> set[int]:
+            return self.done_chunks(stage, self._listed_chunks(stage, start, stop))
+
+        yield from in_runs(list_absent(*index_range, list_done), length)
+
+
+def _parse_record(stored: StoredRecord) -> Json | None:
+    """Parse a record of a chunk; None if it cannot be believed."""
+    if stored.fault is not None:
+        return None
+    try:
+        record = json.loads(stored.text)
+    except (ValueError, RecursionError):
+        return None
+    is_of_chunk = isinstance(record, dict) and record.get("chunk") == stored.chunk
+    return record if is_of_chunk else None
 
 
 class StageWorker:
     """Stores and functions that one process needs to do chunks of a stage."""
 
     def __init__(self, job: StageJob, stage: ChunkStage) -> None:
+        self._job = job
         self._stage = stage
         self._done = job.done_entries(stage)
         self._failed = job.failed_entries(stage)
@@ -146,7 +200,7 @@ class StageWorker:
         """
         unfinished = 0
         # an earlier attempt at a bundle may have done some
-        done = {json.loads(text)["chunk"] for _, text in self._done.read(indices)}
+        done = self._job.done_chunks(self._stage, indices)
         remaining = [index for index in indices if index not in done]
         for position, index in enumerate(remaining):
             if self._should_stop():

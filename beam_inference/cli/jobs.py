@@ -107,16 +107,29 @@ def status(options: StatusOptions, watch_seconds: float = WATCH_SECONDS) -> int:
     """Print how far a job is; with ``watch`` again and again until nothing is missing."""
     while True:
         start = time.monotonic()
-        is_finished = _print_status(options)
+        progress = _print_status(options)
         sys.stdout.flush()
-        if is_finished or not options.watch:
-            return COMPLETE
+        if progress.is_finished or not options.watch:
+            return FAILED if progress.is_damaged else COMPLETE
         # the pause grows with the cost of looking
         time.sleep(max(watch_seconds, 10 * (time.monotonic() - start)))
 
 
-def _print_status(options: StatusOptions) -> bool:
-    """Print how far a job is; whether nothing more is to come of it."""
+@dataclass(frozen=True)
+class _Progress:
+    """What the exit code and ``--watch`` depend on.
+
+    Attributes:
+        is_finished: whether nothing more is to come of the job.
+        is_damaged: whether receipts were read that cannot be believed.
+    """
+
+    is_finished: bool
+    is_damaged: bool
+
+
+def _print_status(options: StatusOptions) -> _Progress:
+    """Print how far a job is."""
     from beam_inference.cli.status_text import (
         as_json,
         print_pyramid_status,
@@ -134,7 +147,9 @@ def _print_status(options: StatusOptions) -> bool:
         if pyramid is not None:
             print_pyramid_status(pyramid, waits=progress.done < progress.planned)
     pyramid_to_come = pyramid is not None and not pyramid.complete and not progress.quarantined
-    return not (progress.missing or pyramid_to_come)
+    return _Progress(
+        is_finished=not (progress.missing or pyramid_to_come), is_damaged=bool(progress.damaged)
+    )
 
 
 def verify(options: VerifyOptions) -> int:

@@ -74,6 +74,7 @@ def status_values(status: JobStatus, pyramid: PyramidStatus | None) -> Json:
         "done": status.done,
         "missing": status.missing,
         "quarantined": status.quarantined,
+        "damaged": status.damaged,
         "patches_computed": status.summed,
         "chunks_with_patches": status.owners,
         "in_first_stage": status.in_first_stage,
@@ -232,6 +233,10 @@ def print_status(status: JobStatus) -> None:
     if status.quarantined:
         counts += f", {status.quarantined:,} quarantined"
     print(counts)
+    for line in status.damaged[:_LISTED_CHUNKS]:
+        print(f"wrong: {line}")
+    if len(status.damaged) > _LISTED_CHUNKS:
+        print(f"… and {len(status.damaged) - _LISTED_CHUNKS} more that are wrong")
     if status.summed is not None and status.missing:
         print(
             f"first stage: the patches of {status.summed:,} of {status.owners:,} chunks are "
@@ -242,6 +247,8 @@ def print_status(status: JobStatus) -> None:
 
 def _remaining_work(status: JobStatus) -> str:
     """The last line of the progress: what is left of the job, and for how long."""
+    if status.damaged:
+        return "run does the chunks of damaged receipts again; verify reads all receipts"
     if not status.missing:
         if status.quarantined:
             return "nothing is left but what is quarantined; run --chunks does it again"

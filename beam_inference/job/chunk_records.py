@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import tensorstore as ts
 
+from beam_inference.errors import StateError
+from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, or_else_again, retry_request
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
+
+
+def folders(count: int) -> Iterator[tuple[int, int]]:
+    """Yield the range of chunks of each folder: first chunk, and the one after the last."""
+    for start in range(0, count, CHUNKS_PER_FOLDER):
+        yield start, min(count, start + CHUNKS_PER_FOLDER)
 
 
 def list_absent(
@@ -33,8 +42,25 @@ def list_absent(
         yield from (index for index in range(first, last) if index not in listed)
 
 
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """A record as it is stored.
+
+    Attributes:
+        chunk: the chunk under whose name it lies.
+        url: URL of its file.
+        text: its JSON.
+        fault: what shows that the text is not the one that was written; None if nothing does.
+    """
+
+    chunk: int
+    url: str
+    text: bytes
+    fault: str | None
+
+
 class ChunkEntries:
-    """The records in one folder.
+    """The records in one folder, each with a seal (see :mod:`beam_inference.job.seals`).
 
     A request that fails in a way that may pass is repeated, with backoff; then WorkerFault is
     raised.
@@ -50,26 +76,32 @@ class ChunkEntries:
         self._url = url
         self._folder = folder
 
+    def remove(self, chunk: int) -> None:
+        """Remove a chunk's record, if there is one."""
+        self._write(self._key(chunk), None)
+
     def write(self, chunk: int, text: str) -> None:
-        """Write a chunk's record, durably; replaces an earlier one."""
-        key = self._key(chunk)
+        """Write a chunk's record, a JSON object, durably; replaces an earlier one."""
+        self._write(self._key(chunk), seal_record(text))
+
+    def _write(self, key: str, text: str | None) -> None:
         retry_request(
             "write",
             f"{self._url}/{key}",
             lambda: self._store.write(key, text).result(timeout=PATIENCE_SECONDS),
         )
 
-    def read(self, chunks: Iterable[int]) -> Iterator[tuple[str, bytes]]:
-        """Read the records of some chunks, where there is one; yields key and content, in order."""
-        keys = [self._key(chunk) for chunk in chunks]
-        for key, reading in [(key, self._store.read(key)) for key in keys]:
+    def read(self, chunks: Iterable[int]) -> Iterator[StoredRecord]:
+        """Read the records of some chunks, where there is one, in order."""
+        keys = [(chunk, self._key(chunk)) for chunk in chunks]
+        for chunk, key, reading in [(chunk, key, self._store.read(key)) for chunk, key in keys]:
             result = retry_request(
                 "read",
                 f"{self._url}/{key}",
                 or_else_again(reading, partial(self._store.read, key)),
             )
             if result.state == "value":
-                yield key, bytes(result.value)
+                yield _open(chunk, f"{self._url}/{key}", bytes(result.value))
 
     def indices(self, start: int, stop: int) -> Iterator[int]:
         """List the chunks of ``start … stop`` that have a record, in order."""
@@ -106,3 +138,10 @@ class ChunkEntries:
             return sorted(int(match[1]) for match in map(_CHUNK_KEY.search, names) if match)
 
         return indices
+
+
+def _open(chunk: int, url: str, text: bytes) -> StoredRecord:
+    try:
+        return StoredRecord(chunk, url, open_record(text), None)
+    except StateError as error:
+        return StoredRecord(chunk, url, text, str(error))

@@ -32,12 +32,14 @@ Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 @dataclass(frozen=True, slots=True)
 class DamagedRecord:
-    """A record that cannot be understood.
+    """A record that cannot be believed.
 
     Attributes:
-        message: its URL, what is wrong with it, and what to do.
+        chunk: the chunk under whose name it lies.
+        message: its URL, what is wrong with it, and what becomes of its chunk.
     """
 
+    chunk: int
     message: str
 
 

@@ -21,6 +21,8 @@ def missing_runs(
 ) -> Iterator[tuple[int, ...]]:
     """Yield runs of the chunks of an index range that are still to be done.
 
+    The receipts of the range are read: one that cannot be believed does not count.
+
     Args:
         index_range: first chunk, and the one after the last.
         state: the job's state folder; None to do all chunks, whatever their receipts say.
@@ -77,7 +79,7 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
             raise ConfigError(
                 f"the chunks file {url} belongs to another job (fingerprint "
                 f"{str(entry.get('fingerprint'))[:12]}, this one is {fingerprint[:12]}): its "
-                "chunks are other boxes"
+                "chunk numbers mean other boxes"
             )
         if not 0 <= index < count:
             raise ConfigError(
@@ -100,13 +102,12 @@ def _missing(
         return
 
     def list_done(start: int, stop: int) -> Iterable[int]:
-        receipts = set(state.receipt_indices(start, stop))
+        listed = state.receipt_indices(start, stop)
+        receipts = {receipt.chunk for receipt in state.read_receipts(listed)}
         if receivers is None:
             return receipts
-        waiting = {
-            index: {*receivers(index)}
-            for index in receipts.difference(state.sums_indices(start, stop))
-        }
+        summed = {receipt.chunk for receipt in state.read_sums(state.sums_indices(start, stop))}
+        waiting = {index: {*receivers(index)} for index in receipts.difference(summed)}
         elsewhere = {
             other for others in waiting.values() for other in others if not start <= other < stop
         }

@@ -16,9 +16,10 @@ file                                          content
 ``launches/ID.json``                          how a launch ended
 ============================================  ======================================================
 
-Records of chunks lie in folders of 4096, under the fingerprint of their job. So a listing is proof:
-a worker of another job that still runs, or a state folder put together by hand, cannot make a chunk
-count as done.
+Records of chunks lie in folders of 4096, under the fingerprint of their job, so that a worker of
+another job that still runs cannot make a chunk count as done. A listing says what there is to read;
+a record that cannot be believed (torn, changed, of another chunk or job, of other boxes) does not
+count.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from typing import Any
 import tensorstore as ts
 from pydantic import ValidationError
 
+from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries
+from beam_inference.job.receipt_faults import first_receipt_fault, receipt_fault
 from beam_inference.job.records import (
     DamagedRecord,
     Entry,
@@ -86,7 +89,7 @@ class State:
     Args:
         url: URL of the folder.
         storage: settings of the object stores.
-        fingerprint: fingerprint of the job whose records are read and written, if one is.
+        job: the job whose records are read and written, if one is.
         store: the folder's key-value store, which is opened by default.
     """
 
@@ -94,17 +97,17 @@ class State:
         self,
         url: str,
         storage: Storage = LOCAL,
-        fingerprint: str | None = None,
+        job: ResolvedJob | None = None,
         store: ts.KvStore | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._storage = storage
         self._store = open_kvstore(self.url, storage) if store is None else store
-        self._fingerprint = fingerprint
+        self._job = job
 
     def of(self, job: ResolvedJob) -> State:
         """This folder with the receipts and the quarantine of one job."""
-        return State(self.url, self._storage, job.fingerprint)
+        return State(self.url, self._storage, job)
 
     def load_job(self) -> ResolvedJob | None:
         """The resolved job, or None before the first launch.
@@ -138,26 +141,18 @@ class State:
 
     def write_receipt(self, receipt: Receipt) -> None:
         """Write a receipt, durably; replaces one of the same chunk."""
-        self._entries("receipts").write(receipt.chunk, receipt.model_dump_json())
+        self._write_entry("receipts", receipt.chunk, receipt)
 
-    def read_receipt(self, chunk: int) -> Receipt | None:
-        """The receipt of a chunk, or None."""
-        return next(self._read_entries(Receipt, "receipts", [chunk]), None)
+    def remove_receipt(self, chunk: int) -> None:
+        """Remove the receipt of a chunk."""
+        self._entries("receipts").remove(chunk)
 
     def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
         """Read the receipts of those of some chunks that have one, concurrently, in order."""
-        return self._scan(Receipt, "receipts", chunks)
+        return self._scan(Receipt, "receipts", chunks, receipt_fault)
 
-    def read_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
-        """Read the receipts of those of some chunks that have one, concurrently.
-
-        Raises:
-            StateError: one of them cannot be understood.
-        """
-        return list(self._read_entries(Receipt, "receipts", chunks))
-
-    def read_sound_receipts(self, chunks: Sequence[int]) -> list[Receipt]:
-        """Read the receipts of those of some chunks that have one which can be understood."""
+    def read_receipts(self, chunks: Iterable[int]) -> list[Receipt]:
+        """Read those receipts of some chunks that can be believed, concurrently, in order."""
         return [each for each in self.scan_receipts(chunks) if isinstance(each, Receipt)]
 
     def receipt_indices(self, start: int, stop: int) -> Iterator[int]:
@@ -168,13 +163,28 @@ class State:
         """Count the chunks of ``start … stop`` that have a receipt, by listing."""
         return self._entries("receipts").count(start, stop)
 
+    def count_believed_receipts(self, start: int, stop: int) -> int:
+        """Count the chunks of ``start … stop`` whose receipt can be believed, by reading all."""
+        return sum(
+            len(
+                self.read_receipts(
+                    self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
+                )
+            )
+            for first in range(start, stop, CHUNKS_PER_FOLDER)
+        )
+
     def write_sums(self, receipt: Receipt) -> None:
         """Record, durably, that a chunk's patches are computed and their sums are kept."""
-        self._entries("sums").write(receipt.chunk, receipt.model_dump_json())
+        self._write_entry("sums", receipt.chunk, receipt)
 
-    def read_sums(self, chunks: Sequence[int]) -> list[Receipt]:
-        """Read the first-stage receipts of some chunks; missing and damaged ones are left out."""
-        return [each for each in self._scan(Receipt, "sums", chunks) if isinstance(each, Receipt)]
+    def scan_sums(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
+        """Read the first-stage receipts of those of some chunks that have one, in order."""
+        return self._scan(Receipt, "sums", chunks, first_receipt_fault)
+
+    def read_sums(self, chunks: Iterable[int]) -> list[Receipt]:
+        """Read those first-stage receipts of some chunks that can be believed, in order."""
+        return [each for each in self.scan_sums(chunks) if isinstance(each, Receipt)]
 
     def sums_indices(self, start: int, stop: int) -> Iterator[int]:
         """List the chunks of ``start … stop`` whose patches are computed, in order."""
@@ -190,21 +200,27 @@ class State:
 
     def write_quarantine(self, record: QuarantineRecord) -> None:
         """Record a chunk that could not be done."""
-        self._entries("quarantine").write(record.chunk, record.model_dump_json())
+        self._write_entry("quarantine", record.chunk, record)
 
-    def read_quarantine(self, chunks: Sequence[int]) -> list[QuarantineRecord]:
+    def scan_quarantine(self, chunks: Iterable[int]) -> Iterator[QuarantineRecord | DamagedRecord]:
         """Read the quarantine records of some chunks, also those that a receipt supersedes."""
-        return list(self._read_entries(QuarantineRecord, "quarantine", chunks))
+        return self._scan(QuarantineRecord, "quarantine", chunks, _quarantine_fault)
+
+    def read_quarantine(self, chunks: Iterable[int]) -> list[QuarantineRecord]:
+        """Read those quarantine records of some chunks that can be believed."""
+        scanned = self.scan_quarantine(chunks)
+        return [each for each in scanned if isinstance(each, QuarantineRecord)]
 
     def read_quarantined(self, start: int, stop: int) -> Iterator[QuarantineRecord]:
-        """Read the quarantine records of chunks ``start … stop`` that no receipt supersedes."""
+        """Read the quarantine records of chunks ``start … stop`` that no receipt supersedes.
+
+        A chunk whose record cannot be believed is as one that was never tried.
+        """
         indices = self.quarantine_indices(start, stop)
         for first in range(0, len(indices), CHUNKS_PER_FOLDER):
             some = indices[first : first + CHUNKS_PER_FOLDER]
             done = {receipt.chunk for receipt in self.read_receipts(some)}
-            yield from self._read_entries(
-                QuarantineRecord, "quarantine", [i for i in some if i not in done]
-            )
+            yield from self.read_quarantine([i for i in some if i not in done])
 
     def write_quarantine_file(self, records: list[QuarantineRecord]) -> None:
         """Write ``quarantine.jsonl``, one record a line, or remove it if there are none."""
@@ -241,8 +257,12 @@ class State:
         self._write(f"launches/{launch}.json", summary.model_dump_json())
 
     def read_summary(self, launch: str) -> LaunchSummary | None:
-        """Read how a launch ended; None if it did not."""
-        return self._entry(LaunchSummary, f"launches/{launch}.json")
+        """Read how a launch ended; None if it did not, or was killed while it wrote this."""
+        text = self._read(f"launches/{launch}.json")
+        try:
+            return None if text is None else LaunchSummary.model_validate_json(text)
+        except ValidationError:
+            return None
 
     def read_launches(self) -> list[LaunchNote]:
         """Read the notes of all launches, the earliest first."""
@@ -279,9 +299,13 @@ class State:
             self._write(key, None)
 
     def _entries(self, folder: str) -> ChunkEntries:
-        if self._fingerprint is None:
+        fingerprint = self._own_job().fingerprint
+        return ChunkEntries(self._store, self.url, f"{folder}/{fingerprint[:16]}")
+
+    def _own_job(self) -> ResolvedJob:
+        if self._job is None:
             raise ValueError("receipts are of one job: use state.of(job)")
-        return ChunkEntries(self._store, self.url, f"{folder}/{self._fingerprint[:16]}")
+        return self._job
 
     def _read(self, key: str) -> bytes | None:
         result = self._request(
@@ -299,34 +323,46 @@ class State:
     def _request(self, what: str, key: str, action: Callable[[], Any]) -> Any:
         return retry_request(what, f"{self.url}/{key}", action)
 
-    def _entry(self, kind: type[Entry], key: str) -> Entry | None:
-        text = self._read(key)
-        return None if text is None else self._parse(kind, key, text)
-
-    def _parse(self, kind: type[Entry], key: str, text: bytes) -> Entry:
-        try:
-            return kind.model_validate_json(text)
-        except ValidationError as error:
-            raise StateError(
-                f"{self.url}/{key} cannot be understood ({error.errors()[0]['msg']}): it is "
-                "damaged or from another version. Delete this one file; its chunk is then done "
-                "again."
-            ) from None
-
-    def _read_entries(
-        self, kind: type[Entry], folder: str, chunks: Iterable[int]
-    ) -> Iterator[Entry]:
-        for key, text in self._entries(folder).read(chunks):
-            yield self._parse(kind, key, text)
+    def _write_entry(self, folder: str, chunk: int, entry: Frozen) -> None:
+        self._entries(folder).write(chunk, entry.model_dump_json())
 
     def _scan(
-        self, kind: type[Entry], folder: str, chunks: Iterable[int]
+        self,
+        kind: type[Entry],
+        folder: str,
+        chunks: Iterable[int],
+        fault_of: Callable[[Entry, int, ResolvedJob], str | None],
     ) -> Iterator[Entry | DamagedRecord]:
-        for key, text in self._entries(folder).read(chunks):
-            try:
-                yield self._parse(kind, key, text)
-            except StateError as error:
-                yield DamagedRecord(str(error))
+        job = self._own_job()
+        for stored in self._entries(folder).read(chunks):
+            entry = None
+            cause = stored.fault
+            if cause is None:
+                try:
+                    entry = kind.model_validate_json(stored.text)
+                except ValidationError as error:
+                    cause = error.errors()[0]["msg"]
+            if entry is None:
+                yield DamagedRecord(
+                    stored.chunk,
+                    f"{stored.url} cannot be believed ({cause}): it is damaged or from another "
+                    "version. The next run does its chunk again.",
+                )
+                continue
+            fault = fault_of(entry, stored.chunk, job)
+            if fault is None:
+                yield entry
+            else:
+                box = job.plan.chunks.core_box(stored.chunk)
+                yield DamagedRecord(
+                    stored.chunk, f"chunk {stored.chunk} {box}: {fault} ({stored.url})"
+                )
+
+
+def _quarantine_fault(record: QuarantineRecord, chunk: int, job: ResolvedJob) -> str | None:
+    if (record.chunk, record.fingerprint) == (chunk, job.fingerprint):
+        return None
+    return f"its quarantine record is that of chunk {record.chunk}, or of another job"
 
 
 STATE_FOLDER = "_beam_inference"

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from beam_inference.geometry.sampling import count_and_sample
-from beam_inference.job.records import Receipt
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.records import DamagedRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
 _SAMPLE = 400
-"""Receipts that are read to estimate the rate; the others are only counted."""
+"""Receipts that are read to estimate the rate."""
 
 _RECENT = 40
 """Latest receipts among those from which the rate is taken: its error is then about a sixth."""
@@ -26,7 +27,9 @@ class JobStatus:
 
     Attributes:
         planned: number of the job's chunks.
-        done: number of chunks with a receipt.
+        done: number of chunks with a receipt. Once each has one, all are read, and only those that
+            can be believed count.
+        damaged: messages about receipts that cannot be believed, among those that were read.
         quarantined: number of chunks that could not be done.
         summed: with ``seams: exchange``, number of chunks whose patches are computed; else None.
         owners: with ``seams: exchange``, number of chunks that own patches; else None.
@@ -43,6 +46,7 @@ class JobStatus:
 
     planned: int
     done: int
+    damaged: list[str]
     quarantined: int
     summed: int | None
     owners: int | None
@@ -72,6 +76,8 @@ class JobStatus:
 def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """Count a job's receipts and quarantine records, and read a few hundred of the receipts.
 
+    Once every chunk has a receipt, all are read: nothing is called done that cannot be believed.
+
     Args:
         job: the job.
         state: its state folder.
@@ -82,14 +88,16 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     """
     state = state.of(job)
     count = job.plan.chunks.count
-    done, sample = count_and_sample(state.receipt_indices(0, count), _SAMPLE)
+    listed, sample = count_and_sample(state.receipt_indices(0, count), _SAMPLE)
+    damaged = _list_damaged(state, range(count) if listed == count else sample)
+    done = listed - len(damaged)
     counted = done
     of_stage = count
     summed = None
     owners = None
     in_first_stage = False
     quarantined = sum(1 for _ in state.read_quarantined(0, count))
-    receipts = state.read_sound_receipts(sample)  # verify names the damaged ones
+    receipts = state.read_receipts(sample)
     finished = _moments(receipts, now)
     if job.plan.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
@@ -109,6 +117,7 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     return JobStatus(
         planned=count,
         done=done,
+        damaged=damaged,
         quarantined=quarantined,
         summed=summed,
         owners=owners,
@@ -127,6 +136,16 @@ def _moments(receipts: Sequence[Receipt], now: datetime) -> list[datetime]:
     """When chunks were finished, in order; without those of a clock that is far ahead of ours."""
     moments = (receipt.finished_at for receipt in receipts)
     return sorted(moment for moment in moments if moment - now < _LATELY)
+
+
+def _list_damaged(state: State, chunks: Sequence[int]) -> list[str]:
+    """Read receipts, a folder at a time, and describe those that cannot be believed."""
+    return [
+        record.message
+        for first in range(0, len(chunks), CHUNKS_PER_FOLDER)
+        for record in state.scan_receipts(chunks[first : first + CHUNKS_PER_FOLDER])
+        if isinstance(record, DamagedRecord)
+    ]
 
 
 def recent_rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
 
 from beam_inference.errors import BeamInferenceError
 from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.recomputed import Recomputation
-from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt, crc32
+from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, crc32
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.volumes.volume import Volume
@@ -78,7 +77,7 @@ def verify(
             if progress and len(present) % 64 == 0:
                 progress(start + len(present))
             report.receipts += 1
-            wrong = receipt_fault(receipt, job, output)
+            wrong = None if output is None else parts_fault(receipt.parts, output)
             if wrong:
                 report.wrong.append(
                     f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}"
@@ -97,25 +96,16 @@ def verify(
     return report
 
 
-def receipt_fault(receipt: Receipt, job: ResolvedJob, output: Volume | None) -> str | None:
-    """Describe what is wrong with a receipt, or with the blocks that it names.
+def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
+    """Describe what is wrong with blocks that were written.
+
+    Args:
+        parts: the boxes, as a receipt names them.
+        output: the volume that they were written to.
 
     Returns:
         The end of a sentence, or None if nothing is wrong.
     """
-    box = job.plan.chunks.core_box(receipt.chunk)
-    if receipt.fingerprint != job.fingerprint:
-        return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
-    parts = [part.box for part in receipt.parts]
-    inside = all(box.contains(part) for part in parts)
-    disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
-    if not inside or not disjoint or sum(part.size for part in parts) != box.size:
-        return f"its receipt names {', '.join(map(str, parts)) or 'nothing'}"
-    return None if output is None else parts_fault(receipt.parts, output)
-
-
-def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:
-    """Describe what is wrong with blocks that were written; see :func:`receipt_fault`."""
     for part in parts:
         box = part.box
         try:

@@ -23,6 +23,7 @@ from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
+from beam_inference.job.ownership import check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
@@ -37,7 +38,6 @@ from beam_inference.launch.engine_trial import (
 from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import (
-    check_no_other_state,
     check_receipts,
     check_same,
     check_same_engine,
@@ -101,9 +101,10 @@ def prepare(
     job = resolve(planned, place, earlier, allow_pickle=allow_pickle, alone=alone)
     if earlier is not None:
         check_same(earlier, job, state.url)
+    owner = owner_of(config.output.path, state.url, job.fingerprint)
     if not overwrite:
         with _state_errors():
-            check_no_other_state(state, job)
+            check_owner(config.output.path, owner, config.storage)
             check_receipts(state.of(job), job, planned)
     if chunks_file is not None:
         chunks_file = url_of(chunks_file)
@@ -125,6 +126,7 @@ def prepare(
             state.clear()
         # Before the output: where the state cannot be written, nothing is created.
         state.note_start(launch.id)
+        claim_output(config.output.path, owner, config.storage, replace=overwrite)
         if chunks is not None:
             state.write_chunks(launch.id, chunks)
         if not planned.output_exists:

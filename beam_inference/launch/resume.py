@@ -16,8 +16,8 @@ from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
-from beam_inference.job.state import STATE_FOLDER, State
-from beam_inference.job.verification import parts_fault, receipt_fault
+from beam_inference.job.state import State
+from beam_inference.job.verification import parts_fault
 from beam_inference.launch import decide
 from beam_inference.launch.planned_job import PlannedJob, levels_request
 from beam_inference.volumes.outputs import open_output
@@ -49,7 +49,7 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
             raise StateError(
                 f"{url} belongs to another job: model.normalize is {normalize.model_dump()} here. "
                 f"It began with model.normalize: {_describe_normalize(earlier)}. Use another "
-                "output.path, or pass --overwrite to do every chunk anew."
+                "output.path, or pass --overwrite to compute every chunk again."
             )
         normalize = earlier.config.model.normalize
     before = earlier.config.inference
@@ -128,7 +128,7 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
             f"differs:\n{differences}\n{_explain_levels(earlier, job)}"
             f"{_explain_origins(earlier, job)}"
             "Use another output.path, or pass "
-            "--overwrite to do every chunk anew."
+            "--overwrite to compute every chunk again."
         )
     theirs = earlier.config.output.path
     ours = job.config.output.path
@@ -136,7 +136,7 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
         raise StateError(
             f"{url} is the state of a job that writes {theirs}, this one writes {ours}: its "
             "receipts say nothing of this output. Use another job.state_path, or pass "
-            "--overwrite to do every chunk anew."
+            "--overwrite to compute every chunk again."
         )
     changed = [
         f"{k} {earlier.versions[k]} → {v}"
@@ -197,16 +197,17 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
     output = open_output(planned.output) if planned.output_exists else None
     if output is None:
         raise StateError(
-            f"{state.url} holds receipts, but there is no output at {planned.output.url}: resuming "
-            "would call complete what is not there. Restore the output, or pass --overwrite to "
-            "do every chunk anew."
+            f"{state.url} holds receipts, but there is no output at {planned.output.url}: going on "
+            "would report missing data as complete. Restore the output, or pass --overwrite to "
+            "compute every chunk again."
         )
     if not job.config.job.resume:
         raise StateError(
             f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass "
-            "--overwrite to do every chunk anew, or set job.resume: true to do what is missing."
+            "--overwrite to compute every chunk again, or set job.resume: true to do what is "
+            "missing."
         )
-    fault = receipt_fault(first, job, output) if first else None
+    fault = parts_fault(first.parts, output) if first else None
     if fault is None and with_sums is not None:
         first = with_sums
         fault = parts_fault(with_sums.parts, output)
@@ -214,16 +215,16 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
         raise StateError(
             f"{state.url} says that chunk {first.chunk} is done, but in {planned.output.url} "
             f"{fault}. The output was changed, or these receipts belong to another output. See "
-            "what is left with verify --deep, or pass --overwrite to do every chunk anew."
+            "what is left with verify --deep, or pass --overwrite to compute every chunk again."
         )
 
 
 def _first_receipt(state: State, count: int) -> Receipt | None:
-    """The first receipt in any of the folders that are listed."""
+    """The first believed receipt among those first in the folders that are listed."""
     for start, stop in _folders(count):
-        first = next(state.receipt_indices(start, stop), None)
-        if first is not None:
-            return state.read_receipt(first)
+        some = islice(state.receipt_indices(start, stop), 64)
+        for receipt in state.read_receipts(some):
+            return receipt
     return None
 
 
@@ -245,17 +246,3 @@ def _folders(count: int) -> Iterator[tuple[int, int]]:
         range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]
     ):
         yield start, min(count, start + CHUNKS_PER_FOLDER)
-
-
-def check_no_other_state(state: State, job: ResolvedJob) -> None:
-    """Refuse to write with a state elsewhere into an output that holds the state of another job."""
-    beside = f"{job.config.output.path.rstrip('/')}/{STATE_FOLDER}"
-    if state.url == beside:
-        return
-    other = State(beside, job.config.storage).load_job()
-    if other is not None and other.fingerprint != job.fingerprint:
-        raise StateError(
-            f"the output {job.config.output.path} was written by another job, whose receipts are "
-            f"in {beside}; this one would overwrite blocks that they list. Use another "
-            "output.path, or remove that folder."
-        )

@@ -120,14 +120,14 @@ class ChunksToDo:
         """Number of chunks to do."""
         return self.count_of_job if self.chunks is None else len(self.chunks)
 
-    def count_done_of_job(self) -> int:
-        """Count the chunks of the whole job that have a receipt."""
+    def list_done_of_job(self) -> int:
+        """Count the chunks of the whole job that have a receipt, as far as a listing tells."""
         return self.state.count_receipts(0, self.count_of_job)
 
-    def count_done(self) -> int:
-        """Count the chunks to do that have a receipt."""
+    def list_done(self) -> int:
+        """Count the chunks to do that have a receipt, as far as a listing tells."""
         if self.chunks is None:
-            return self.count_done_of_job()
+            return self.list_done_of_job()
         return len(self.state.read_receipts(self.chunks))
 
     def among_chunks(self, records: list[QuarantineRecord]) -> list[QuarantineRecord]:
@@ -225,8 +225,8 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
     plan = work.job.plan
     voxels = plan.chunks.roi.size
     owners = plan.totals.owners
-    done_before = work.count_done()
-    chunks = Phase("chunks", work.count, voxels / work.count_of_job, work.count_done)
+    done_before = work.list_done()
+    chunks = Phase("chunks", work.count, voxels / work.count_of_job, work.list_done)
     if plan.exchange is None or work.chunks is not None or done_before == work.count:
         return [chunks]
 
@@ -235,7 +235,7 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
 
         The patches of quarantined chunks, and of those that nobody needs, are never computed.
         """
-        if work.count_done_of_job() > done_before:
+        if work.list_done_of_job() > done_before:
             return owners
         return work.state.count_sums(0, work.count_of_job)
 
@@ -252,7 +252,7 @@ def _judge(
         work.state.write_quarantine_file(records)
     except BeamInferenceError as failure:
         error = error or failure  # the error that ended the launch comes first
-    done_of_job = work.count_done_of_job()
+    done_of_job = work.state.count_believed_receipts(0, work.count_of_job)
     is_job_done = done_of_job == work.count_of_job
     if work.job.plan.exchange is not None and is_job_done:
         # Chunks that were done without their neighbours may have left seam files.
@@ -261,7 +261,7 @@ def _judge(
     outcome = JobOutcome(
         exit_code=FAILED,
         chunks=work.count,
-        done=done_of_job if work.chunks is None else work.count_done(),
+        done=done_of_job if work.chunks is None else work.list_done(),
         missing_of_job=work.count_of_job - done_of_job,
         quarantined=work.among_chunks(records),
         summary=work.state.read_summary(work.launch.id),

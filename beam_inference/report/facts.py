@@ -35,7 +35,7 @@ class JobFacts:
         done_in_cells: number of chunks done in each cell of the job's :class:`ChunkMap`.
         quarantined: chunks that could not be done, in order.
         records: quarantine records of the first of them.
-        damaged: messages about receipts that cannot be read.
+        damaged: messages about receipts that cannot be believed.
         launches: the launches, earliest first.
     """
 

@@ -163,9 +163,7 @@ def _before_a_finished_one(
     with_contents = [receipt.chunk for receipt in candidates if has_variation(receipt)]
     chosen = spread(sorted(with_contents) or [receipt.chunk for receipt in candidates], _LOOKED_FOR)
     step = _step(grid, axis)
-    behind = {
-        receipt.chunk for receipt in state.read_sound_receipts([chunk + step for chunk in chosen])
-    }
+    behind = {receipt.chunk for receipt in state.read_receipts([chunk + step for chunk in chosen])}
     return [chunk for chunk in chosen if chunk + step in behind]
 
 

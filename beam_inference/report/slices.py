@@ -93,9 +93,7 @@ def _read_plane(
         steps[each] = ceil_div(box.shape[each], PIXELS)
     shape = (1, *(ceil_div(n, step) for n, step in zip(box.shape, steps, strict=True)))
     tiles = list(_tiles(grid, box))
-    finished = {
-        receipt.chunk for receipt in state.read_sound_receipts([chunk for chunk, _ in tiles])
-    }
+    finished = {receipt.chunk for receipt in state.read_receipts([chunk for chunk, _ in tiles])}
     pictures = (
         (source, np.full(shape, np.nan, np.float32), tiles),
         (

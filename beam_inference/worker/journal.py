@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from beam_inference.errors import ChunkFault, Stage, StateError
+from beam_inference.errors import ChunkFault, Stage
 from beam_inference.job.messages import Launch, Record
-from beam_inference.job.records import Part, QuarantineRecord, Receipt
+from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.worker.effort import Effort
@@ -42,20 +42,23 @@ class Journal:
     def read_receipts(self, indices: Sequence[int]) -> dict[int, Receipt]:
         """Read the receipts of chunks that count as done, by chunk.
 
-        Raises:
-            StateError: one belongs to another job.
+        A receipt that cannot be believed does not count. It is removed, so that its chunk does not
+        seem done if it cannot be done again; the log tells of it.
         """
         if not self._launch.honour_receipts:
             return {}
-        receipts = self._state.read_receipts(indices)
-        for receipt in receipts:
-            if receipt.fingerprint != self._job.fingerprint:
-                raise StateError(
-                    f"{self._state.url} holds a receipt of another job for chunk {receipt.chunk} "
-                    f"(fingerprint {receipt.fingerprint[:12]}, expected "
-                    f"{self._job.fingerprint[:12]}). Give this job its own state_path."
+        receipts = {}
+        for receipt in self._state.scan_receipts(indices):
+            if isinstance(receipt, DamagedRecord):
+                logger.warning(
+                    "a receipt does not count, its chunk is done again: %s",
+                    receipt.message,
+                    extra=self._log_fields(receipt.chunk),
                 )
-        return {receipt.chunk: receipt for receipt in receipts}
+                self._state.remove_receipt(receipt.chunk)
+            else:
+                receipts[receipt.chunk] = receipt
+        return receipts
 
     def record_of(self, receipt: Receipt) -> Record:
         """Record of a chunk that has a receipt already."""

@@ -18,6 +18,7 @@ from beam_inference.job.records import (
     Receipt,
 )
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.seals import open_record, seal_record
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GRID = ChunkGrid(BoundingBox((3, -5, 2), (43, 65, 52)), (16, 32, 32))
@@ -48,6 +49,13 @@ def receipt(
         launch=launch,
         fingerprint="f",
     )
+
+
+def replace_in_record(path: Path, old: str, new: str) -> None:
+    """Replace a text in a record of a chunk, which is sealed again as if written so."""
+    text = open_record(path.read_bytes()).decode()
+    assert old in text
+    path.write_text(seal_record(text.replace(old, new)))
 
 
 def resolved(chunk_shape: Zyx = (16, 16, 16), **sections: Any) -> ResolvedJob:

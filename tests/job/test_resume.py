@@ -73,7 +73,11 @@ def test_an_output_that_was_emptied_is_noticed_at_resume(job, tmp_path, capsys):
 def test_receipts_of_another_job_do_not_count_even_without_its_job_file(job, tmp_path, capsys):
     assert main(["run", job()]) == 0
     (tmp_path / "out/_beam_inference/job.json").unlink()
-    assert main(["run", job(model={"normalize": {"scale": 2.0}})]) == 0
+    other = job(model={"normalize": {"scale": 2.0}})
+    assert main(["run", other]) == 2
+    assert "belongs to another job" in capsys.readouterr().err
+    (tmp_path / "out/_beam_inference/owner.json").unlink()
+    assert main(["run", other]) == 0
     assert "(18 by this launch)" in capsys.readouterr().out.splitlines()[-2]
 
 
@@ -123,7 +127,36 @@ def test_a_state_elsewhere_is_no_way_round_the_state_beside_the_output(job, caps
         main(["run", job(model={"normalize": {"scale": 2.0}}, job={"state_path": "elsewhere"})])
         == 2
     )
-    assert "was written by another job" in capsys.readouterr().err
+    assert "belongs to another job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["recompute", "exchange"], indirect=True)
+def test_two_jobs_with_states_elsewhere_do_not_share_an_output(job, tmp_path, capsys):
+    first = job(job={"state_path": "one"})
+    assert main(["run", first]) == 0
+    other = {"model": {"normalize": {"scale": 2.0}}}
+    assert main(["run", job(**other, job={"state_path": "two"})]) == 2
+    error = capsys.readouterr().err
+    assert f"whose state is in file://{tmp_path}/one" in error
+    assert main(["run", job(**other)]) == 2
+    assert not (tmp_path / "two").exists()
+    # It is taken over; the first one does not go on then.
+    assert main(["run", job(**other, job={"state_path": "two"}), "--overwrite"]) == 0
+    assert main(["run", job(job={"state_path": "one"})]) == 2
+
+
+def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
+    assert main(["run", job(job={"state_path": "one"})]) == 0
+    assert main(["run", job(job={"state_path": "two"})]) == 0
+    assert "(18 by this launch)" in capsys.readouterr().out
+
+
+def test_a_damaged_owner_is_named(job, tmp_path, capsys):
+    path = job()
+    assert main(["run", path]) == 0
+    (tmp_path / "out/_beam_inference/owner.json").write_text('{"fingerprint": "')
+    assert main(["run", path]) == 2
+    assert "owner.json cannot be understood" in capsys.readouterr().err
 
 
 def test_with_resume_false_the_printed_command_resumes(job, tmp_path, capsys):

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from fakes.receipts import replace_in_record
 from helpers import job_values
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,9 +79,9 @@ def test_a_truncated_or_missing_block_is_found(done, tmp_path):
 def test_foreign_receipts_and_boxes_are_found(done, tmp_path):
     folder = receipts_folder(done, tmp_path)
     first = folder / "000000000000.json"
-    first.write_text(first.read_text().replace(done.job.fingerprint, "f" * 64))
+    replace_in_record(first, done.job.fingerprint, "f" * 64)
     second = folder / "000000000001.json"
-    second.write_text(second.read_text().replace('"stop":[', '"stop":[1'))
+    replace_in_record(second, '"stop":[', '"stop":[1')
     report = check(done)
     assert [line.split(":", 1)[1].split("(")[0].strip()[:27] for line in report.wrong] == [
         "its receipt belongs to anot",

@@ -173,7 +173,7 @@ def test_copies_among_the_receipts_are_no_receipts(job, tmp_path, capsys):
     assert "17 of 18 chunks have a receipt" in out
     assert "wrong:" in out
     state = State(f"file://{tmp_path}/out/_beam_inference")
-    assert len(state.of(state.load_job()).read_sound_receipts(range(18))) == 17
+    assert len(state.of(state.load_job()).read_receipts(range(18))) == 17
 
 
 @pytest.mark.parametrize(

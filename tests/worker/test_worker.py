@@ -102,7 +102,7 @@ def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
     assert set(outcomes(worker).values()) == {"done"}
     array = read_volume(tmp_path / "in")
     np.testing.assert_allclose(read_volume(tmp_path / "out"), array, rtol=1e-6)
-    receipt = worker.state.read_receipt(3)
+    [receipt] = worker.state.read_receipts([3])
     box = worker.job.plan.chunks.core_box(3)
     written = read_volume(tmp_path / "out")[(slice(None), *box.slices_in(worker.job.plan.volume))]
     ((statistics,),) = [part.channels for part in receipt.parts]
@@ -138,7 +138,8 @@ def test_every_third_chunk_fails_twice_in_the_stores_and_nobody_notices(
     monkeypatch.setattr(Volume, target, fails_on(chunks, 2, error, getattr(Volume, target)))
     assert set(outcomes(worker).values()) == {"done"}
     stage = "read" if target == "cutout" else "write"
-    attempts = [worker.state.read_receipt(index).attempts[stage] for index in everything(worker)]
+    receipts = worker.state.read_receipts(everything(worker))
+    attempts = [receipt.attempts[stage] for receipt in receipts]
     assert attempts.count(3) == len(attempts[::3])
     assert attempts.count(1) == len(attempts) - attempts.count(3)
     monkeypatch.undo()

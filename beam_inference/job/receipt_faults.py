@@ -1,0 +1,57 @@
+"""What a receipt must say so that it is believed: its own chunk, its own job, the boxes due."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+from beam_inference.job.records import Receipt
+from beam_inference.job.resolved_job import ResolvedJob
+
+
+def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
+    """Describe what is wrong with what a receipt says; its blocks are not read.
+
+    Args:
+        receipt: the receipt.
+        chunk: the chunk under whose name it lies.
+        job: the job.
+
+    Returns:
+        The end of a sentence about the chunk, or None if nothing is wrong.
+    """
+    fault = _identity_fault(receipt, chunk, job)
+    if fault is not None:
+        return fault
+    box = job.plan.chunks.core_box(chunk)
+    parts = [part.box for part in receipt.parts]
+    inside = all(box.contains(part) for part in parts)
+    disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
+    if not inside or not disjoint or sum(part.size for part in parts) != box.size:
+        return f"its receipt names {', '.join(map(str, parts)) or 'nothing'}"
+    return None
+
+
+def first_receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
+    """Describe what is wrong with a first-stage receipt; see :func:`receipt_fault`.
+
+    It names the voxels that no other chunk adds to, or nothing where they are not computed.
+    """
+    fault = _identity_fault(receipt, chunk, job)
+    if fault is not None:
+        return fault
+    exchange = job.plan.exchange
+    if exchange is None:
+        return "its first-stage receipt belongs to no job: this one has a single stage"
+    private = exchange.private_box(chunk)
+    parts = [part.box for part in receipt.parts]
+    if parts and parts != [private]:
+        return f"its first-stage receipt names {', '.join(map(str, parts))}"
+    return None
+
+
+def _identity_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
+    if receipt.chunk != chunk:
+        return f"its receipt is that of chunk {receipt.chunk}"
+    if receipt.fingerprint != job.fingerprint:
+        return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
+    return None
