@@ -91,6 +91,10 @@ class PermanentReadError(BeamInferenceError):
     """A read failed in a way that will not pass, such as a corrupt block."""
 
 
+class StalledReadError(PermanentReadError):
+    """A read took longer than it may; its thread may hang for ever."""
+
+
 class NonFiniteError(BeamInferenceError):
     """The network's result has NaN or infinite voxels."""
 

@@ -179,6 +179,24 @@ def sleeps() -> nn.Module:
     return Same()
 
 
+class Hangs(nn.Module):
+    """Hangs at its twentieth call, as a driver does, while there is a file ``hang``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        while self.calls >= 20 and Path("hang").exists():
+            time.sleep(60)
+        return batch
+
+
+def hangs() -> nn.Module:
+    return Hangs()
+
+
 def random() -> nn.Module:
     """A network whose weights somebody forgot to load."""
     torch.seed()

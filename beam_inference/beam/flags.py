@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -26,12 +27,17 @@ from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_o
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import Place
 
+if TYPE_CHECKING:
+    from distributed import Client, Scheduler
+
 logger = logging.getLogger(__name__)
 
 _LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
 _SCHEDULER_SECONDS = 10
 _FIRST_WORKER_SECONDS = 60
+LONGEST_WORKER_TTL_SECONDS = 300.0
+"""Dask's own default: a cluster that takes longer to notice a worker that hangs is told of."""
 _OWN_FLAGS = (
     "--job",
     "--input",
@@ -267,6 +273,28 @@ def _dask_scheduler(options: PipelineOptions) -> tuple[str | None, str | None]:
     return dask.address, dask.scheduler_file
 
 
+def _tell_worker_ttl(client: Client) -> None:
+    """Say so where a cluster does not notice soon that a worker hangs."""
+    try:
+        ttl = client.run_on_scheduler(worker_ttl)
+    except Exception as error:  # of any kind: the scheduler may lack this package
+        logger.debug("the scheduler's worker-ttl is unknown: %s", error)
+        return
+    if ttl is None or ttl > LONGEST_WORKER_TTL_SECONDS:
+        after = "never" if ttl is None else f"after {ttl:.0f} s only"
+        logger.warning(
+            "this Dask cluster notices %s that a worker process hangs. Start its scheduler with "
+            "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL='5 minutes'.",
+            after,
+        )
+
+
+def worker_ttl(dask_scheduler: Scheduler) -> float | None:
+    """Return the seconds after which a Dask scheduler gives up a silent worker; None for never."""
+    ttl: float | None = dask_scheduler.worker_ttl
+    return ttl
+
+
 def _dask_workers(options: PipelineOptions) -> int:
     from apache_beam.runners.dask.dask_runner import DaskOptions
     from distributed import Client
@@ -280,6 +308,7 @@ def _dask_workers(options: PipelineOptions) -> int:
         ) as client:
             client.wait_for_workers(1, timeout=_FIRST_WORKER_SECONDS)
             workers = client.scheduler_info(n_workers=-1)["workers"]
+            _tell_worker_ttl(client)
     except TimeoutError:
         raise ConfigError(
             f"the Dask cluster at {where} has no workers, after {_FIRST_WORKER_SECONDS} s. Start "

@@ -42,6 +42,10 @@ Count = Annotated[int, Strict(), Field(gt=0, le=FARTHEST)]
 Natural = Annotated[int, Strict(), Field(ge=0, le=FARTHEST)]
 
 
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+"""Seconds, at most some eleven days."""
+
+
 def _as_path(value: object) -> object:
     if isinstance(value, str) and not value.strip():
         raise ValueError("an empty path")

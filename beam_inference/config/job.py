@@ -21,6 +21,7 @@ from beam_inference.config.fields import (
     Model,
     Natural,
     Point,
+    Seconds,
     Shape,
     Url,
     VoxelSize,
@@ -231,6 +232,22 @@ class Inference(Model):
             )
 
 
+class Timeouts(Model):
+    """What a single step of a chunk may take, in seconds; what takes longer is given up."""
+
+    read: Seconds = Field(
+        1800.0, description="reading a chunk's input; then the chunk is put into quarantine"
+    )
+    network: Seconds | None = Field(
+        None,
+        description="one call of the network; then the process ends, and the runner tries again; "
+        "default 20 times the first call, and at least 600",
+    )
+    write: Seconds = Field(
+        1800.0, description="writing a chunk's blocks; then the worker is at fault"
+    )
+
+
 class Job(Model):
     """How the job is run; nothing here changes the output's bytes."""
 
@@ -243,6 +260,7 @@ class Job(Model):
     run_length: Count | None = Field(
         None, description="chunks per Beam element; default from their number"
     )
+    timeouts: Timeouts = Field(Timeouts(), description="what a single step may take")
 
 
 class JobConfig(Model):

@@ -1,49 +1,70 @@
-"""Whose an output is: a small file in it names the one job that may write there.
+"""Whose an output is: a small file in it names the jobs that write there, and where.
 
-Two jobs whose states lie in different folders would otherwise not know of each other, and write
-their blocks into one volume.
+Jobs whose states lie in different folders would otherwise not know of each other, and could write
+different blocks into one place. Jobs whose regions of interest are disjoint share an output.
 """
 
 from __future__ import annotations
+
+import time
+from collections.abc import Sequence
 
 from pydantic import ValidationError
 
 from beam_inference.config.fields import Frozen
 from beam_inference.config.storage import Storage
-from beam_inference.errors import StateError
+from beam_inference.errors import StateError, WorkerFault
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import STATE_FOLDER, State
-from beam_inference.volumes.conditional_writes import create_key
+from beam_inference.volumes.conditional_writes import create_key, replace_value
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, open_kvstore, retry_request
 
-_KEY = "owner.json"
+_KEY = "owners.json"
+_CLAIM_SECONDS = 60.0
+"""How long a claim is repeated while others claim, too."""
 
 
 class Owner(Frozen):
-    """The job that an output belongs to.
+    """A job that writes into an output.
 
     Attributes:
         fingerprint: fingerprint of the job.
+        roi: the voxels that it writes.
         state_url: its state folder; None if that lies in the output, where it may be moved.
     """
 
     fingerprint: str
+    roi: BoundingBox
     state_url: str | None
 
+    def excludes(self, other: Owner) -> bool:
+        """Whether this job and another one cannot both write into an output."""
+        is_other = self.fingerprint != other.fingerprint
+        return is_other and self.roi.intersection(other.roi).size > 0
 
-def owner_of(output_url: str, state_url: str, fingerprint: str) -> Owner:
-    """Return the owner of an output that a job writes.
+
+class _Owners(Frozen):
+    owners: list[Owner]
+
+
+def owner_of(job: ResolvedJob, state_url: str) -> Owner:
+    """Return a job as an owner of its output.
 
     Args:
-        output_url: URL of the output.
-        state_url: URL of the job's state folder.
-        fingerprint: fingerprint of the job.
+        job: the job.
+        state_url: URL of its state folder.
     """
-    is_inside = state_url == _folder(output_url)
-    return Owner(fingerprint=fingerprint, state_url=None if is_inside else state_url)
+    is_inside = state_url == _folder(job.config.output.path)
+    return Owner(
+        fingerprint=job.fingerprint,
+        roi=job.plan.chunks.roi,
+        state_url=None if is_inside else state_url,
+    )
 
 
 def check_owner(output_url: str, owner: Owner, storage: Storage) -> None:
-    """Refuse to write into an output of another job.
+    """Refuse to write where another job writes.
 
     Args:
         output_url: URL of the output.
@@ -51,63 +72,118 @@ def check_owner(output_url: str, owner: Owner, storage: Storage) -> None:
         storage: settings of the object stores.
 
     Raises:
-        StateError: the output belongs to another job.
+        StateError: another job writes some of the same voxels, or the owners cannot be read.
         WorkerFault: the output cannot be read.
     """
-    earlier = _read_owner(output_url, storage)
-    if earlier is None and owner.state_url is not None:  # versions before wrote no owner
-        job = State(_folder(output_url), storage).load_job()
-        earlier = None if job is None else Owner(fingerprint=job.fingerprint, state_url=None)
-    if earlier is not None and earlier.fingerprint != owner.fingerprint:
-        raise StateError(
-            f"the output {output_url} belongs to another job (fingerprint "
-            f"{earlier.fingerprint[:12]}, this one {owner.fingerprint[:12]}), whose state is in "
-            f"{earlier.state_url or _folder(output_url)}; this one would overwrite blocks that its "
-            "receipts list. Use another output.path, or pass --overwrite to take the output over "
-            "and compute every chunk again."
-        )
+    _refuse_conflict(_OwnersFile(output_url, storage).read(), owner, output_url)
 
 
 def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bool) -> None:
-    """Record in an output that it belongs to a job.
+    """Record in an output that a job writes there.
 
     Args:
         output_url: URL of the output.
         owner: the job that is to write there.
         storage: settings of the object stores.
-        replace: whether to take the output over, if it belongs to another job.
+        replace: whether to take over what belongs to other jobs.
 
     Raises:
-        StateError: another job was faster.
+        StateError: another job writes some of the same voxels.
         WorkerFault: the output cannot be written.
     """
-    folder = _folder(output_url)
-    store = open_kvstore(folder, storage)
-    text = owner.model_dump_json()
-    url = f"{folder}/{_KEY}"
-    if replace:
-        retry_request(
-            "write", url, lambda: store.write(_KEY, text).result(timeout=PATIENCE_SECONDS)
+    file = _OwnersFile(output_url, storage)
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while time.monotonic() < deadline:
+        earlier = [] if replace and file.is_damaged() else file.read()
+        if replace:
+            earlier = [each for each in earlier if not owner.excludes(each)]
+        _refuse_conflict(earlier, owner, output_url)
+        others = [each for each in earlier if each.fingerprint != owner.fingerprint]
+        if file.write([*others, owner]):
+            return
+    raise WorkerFault(f"others write {file.url} all the time: try again")
+
+
+class _OwnersFile:
+    """The file of the owners in an output.
+
+    Args:
+        output_url: URL of the output.
+        storage: settings of the object stores.
+
+    Attributes:
+        url: URL of the file.
+    """
+
+    def __init__(self, output_url: str, storage: Storage) -> None:
+        self._folder = _folder(output_url)
+        self._storage = storage
+        self._store = open_kvstore(self._folder, storage)
+        self._generation: bytes | None = None
+        self.url = f"{self._folder}/{_KEY}"
+
+    def read(self) -> list[Owner]:
+        """Read the owners; the next :meth:`write` replaces these alone.
+
+        Raises:
+            StateError: the file is damaged.
+        """
+        text = self._read()
+        if text is None:
+            return self._owners_of_former_versions()
+        try:
+            return _Owners.model_validate_json(text).owners
+        except ValidationError as error:
+            raise StateError(
+                f"{self.url} cannot be understood ({error.errors()[0]['msg']}): it is damaged, so "
+                "that nobody knows which jobs write this output. Remove that file if no other job "
+                "does."
+            ) from None
+
+    def is_damaged(self) -> bool:
+        """Whether the file is there, and cannot be understood."""
+        try:
+            self.read()
+        except StateError:
+            return True
+        return False
+
+    def write(self, owners: Sequence[Owner]) -> bool:
+        """Write the owners, unless somebody else has written since they were read."""
+        text = _Owners(owners=list(owners)).model_dump_json(indent=1)
+        generation = self._generation
+
+        def write() -> bool:
+            if generation is None:
+                return create_key(self._store, _KEY, self._folder, text)
+            return replace_value(self._store, _KEY, self._folder, text, generation)
+
+        return bool(retry_request("write", self.url, write))
+
+    def _read(self) -> bytes | None:
+        result = retry_request(
+            "read", self.url, lambda: self._store.read(_KEY).result(timeout=PATIENCE_SECONDS)
         )
-    elif not retry_request("write", url, lambda: create_key(store, _KEY, folder, text)):
-        check_owner(output_url, owner, storage)
+        is_there = result.state == "value"
+        self._generation = result.stamp.generation if is_there else None
+        return bytes(result.value) if is_there else None
+
+    def _owners_of_former_versions(self) -> list[Owner]:
+        """The job whose state lies in the output: versions before named no owners."""
+        job = State(self._folder, self._storage).load_job()
+        return [] if job is None else [owner_of(job, self._folder)]
 
 
-def _read_owner(output_url: str, storage: Storage) -> Owner | None:
-    folder = _folder(output_url)
-    store = open_kvstore(folder, storage)
-    url = f"{folder}/{_KEY}"
-    result = retry_request("read", url, lambda: store.read(_KEY).result(timeout=PATIENCE_SECONDS))
-    if result.state != "value":
-        return None
-    try:
-        return Owner.model_validate_json(bytes(result.value))
-    except ValidationError as error:
-        raise StateError(
-            f"{url} cannot be understood ({error.errors()[0]['msg']}): it is damaged, so that "
-            "nobody knows which job this output belongs to. Remove that file if no other job "
-            "writes there."
-        ) from None
+def _refuse_conflict(earlier: Sequence[Owner], owner: Owner, output_url: str) -> None:
+    for other in earlier:
+        if owner.excludes(other):
+            raise StateError(
+                f"{other.roi} of the output {output_url} belongs to another job (fingerprint "
+                f"{other.fingerprint[:12]}, this one {owner.fingerprint[:12]}), whose state is in "
+                f"{other.state_url or _folder(output_url)}; this one would overwrite blocks that "
+                "its receipts list. Use another output.path or roi, or pass --overwrite to take "
+                "the output over and compute every chunk again."
+            )
 
 
 def _folder(output_url: str) -> str:

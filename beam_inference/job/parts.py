@@ -66,7 +66,7 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
     """
     fill = config.input.fill
     normalize = config.model.normalize
-    array = volume.cutout(box, fill, config.input.fill_value)
+    array = volume.cutout(box, fill, config.input.fill_value, config.job.timeouts.read)
     if isinstance(normalize, Sections):
         return by_section(array, source_sections(box, volume.bounds, fill), normalize)
     return array

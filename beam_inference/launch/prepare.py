@@ -101,7 +101,7 @@ def prepare(
     job = resolve(planned, place, earlier, allow_pickle=allow_pickle, alone=alone)
     if earlier is not None:
         check_same(earlier, job, state.url)
-    owner = owner_of(config.output.path, state.url, job.fingerprint)
+    owner = owner_of(job, state.url)
     if not overwrite:
         with _state_errors():
             check_owner(config.output.path, owner, config.storage)

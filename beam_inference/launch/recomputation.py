@@ -108,7 +108,7 @@ def _draw(job: ResolvedJob, state: State, share: float, seed: int) -> list[Recei
         receipts = [
             receipt
             for some in in_runs(sample_chunks(job.plan.chunks, share, seed), CHUNKS_PER_FOLDER)
-            for receipt in state.read_sound_receipts(some)
+            for receipt in state.read_receipts(some)
         ]
         if receipts or share >= 1:
             return receipts

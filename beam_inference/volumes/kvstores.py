@@ -87,6 +87,8 @@ def _context(storage: Storage, cache_bytes: int) -> ts.Context:
     resources: Json = {f"{kind}_request_retries": _RETRIES for kind in ("gcs", "s3", "http")}
     # TensorStore's locks let a killed write tear the next one: see conditional_writes.
     resources["file_io_locking"] = {"mode": "none"}
+    # Threads of its own: an input whose reads hang does not block the writing of records.
+    resources["file_io_concurrency"] = {"limit": max(4, os.cpu_count() or 4)}
     for kind in ("gcs", "s3", "http"):
         limit = getattr(storage, kind).concurrency
         if limit is not None:

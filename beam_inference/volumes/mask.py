@@ -19,6 +19,7 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
@@ -134,11 +135,11 @@ class MaskedVolume(Volume):
 
     mask: Mask = field(kw_only=True)
 
-    def read(self, box: BoundingBox) -> AnyArray:
+    def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
         """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
         if not self.mask.keeps_any(box):
             return np.full((self.channels, *box.shape), self.mask.fill_value, self.dtype)
-        array = super().read(box)
+        array = super().read(box, timeout)
         self.mask.fill(array, box)
         return array
 

@@ -18,7 +18,12 @@ import tensorstore as ts
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.fields import Json
-from beam_inference.errors import PermanentReadError, TransientReadError, WorkerFault
+from beam_inference.errors import (
+    PermanentReadError,
+    StalledReadError,
+    TransientReadError,
+    WorkerFault,
+)
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill, fill_outside, source_box
 from beam_inference.geometry.origin import AT_ZERO, Origin
@@ -136,10 +141,15 @@ class Volume:
         spec: Json = self.store.spec().to_json()
         return {**spec, **spec["base"]} if "base" in spec else spec
 
-    def read(self, box: BoundingBox) -> AnyArray:
+    def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
         """Read the voxels of a box inside the bounds: (channels, *box.shape), in the stored dtype.
 
+        Args:
+            box: the voxels.
+            timeout: seconds after which the read is given up.
+
         Raises:
+            StalledReadError: it took longer than ``timeout``.
             TransientReadError: another attempt may succeed.
             PermanentReadError: a block is corrupt, is no file, or cannot be decoded.
             WorkerFault: this process may not read the volume at all.
@@ -156,7 +166,11 @@ class Volume:
                     "the file of a block is expected, and would be read as zeros. Copy that file "
                     "again."
                 )
-            ts.array(array, copy=False).write(voxels).result(timeout=TRANSFER_SECONDS)
+            ts.array(array, copy=False).write(voxels).result(timeout=timeout)
+        except TimeoutError:
+            raise StalledReadError(
+                f"cannot read {box} of {self.url}: it is not there after {timeout:g} s"
+            ) from None
         except (ValueError, OSError) as error:
             message = f"cannot read {box} of {self.url}: {one_line(error)}"
             if status(error) in _NOT_THE_CHUNKS_FAULT:
@@ -166,23 +180,31 @@ class Volume:
             ) from error
         return array
 
-    def cutout(self, box: BoundingBox, fill: Fill, fill_value: float) -> AnyArray:
+    def cutout(
+        self,
+        box: BoundingBox,
+        fill: Fill,
+        fill_value: float,
+        timeout: float = TRANSFER_SECONDS,
+    ) -> AnyArray:
         """Read the voxels of any box; raises as :meth:`read` does.
 
         Args:
             box: it may reach beyond the bounds.
             fill: what lies there: "reflect" or "constant".
             fill_value: the value for "constant".
+            timeout: seconds after which the read is given up.
         """
         source = source_box(box, self.bounds, fill)
-        return fill_outside(self.read(source), source, box, self.bounds, fill, fill_value)
+        return fill_outside(self.read(source, timeout), source, box, self.bounds, fill, fill_value)
 
-    def write(self, box: BoundingBox, array: AnyArray) -> None:
+    def write(self, box: BoundingBox, array: AnyArray, timeout: float = TRANSFER_SECONDS) -> None:
         """Write the voxels of a box of whole blocks; they are durable when this returns.
 
         Args:
             box: its blocks are written whole.
             array: values (channels, *box.shape).
+            timeout: seconds after which a write is given up.
 
         Raises:
             TransientWriteError: another attempt may succeed.
@@ -193,14 +215,18 @@ class Volume:
         try:
             # TensorStore leaves such a shard as it was
             for key in self._blank_shards(box, array):
-                self.kvstore.write(key, None).result(timeout=TRANSFER_SECONDS)
+                self.kvstore.write(key, None).result(timeout=timeout)
             depth = self.block_shape[0]
             step = depth * int(layers_at_once(array[:, :depth].nbytes))
             for z in range(z0, z1, step):  # the store makes a copy of what it is given
                 piece = array[:, z - z0 : z - z0 + step]
                 self.store[:, z : min(z + step, z1), y0:y1, x0:x1].write(piece).result(
-                    timeout=TRANSFER_SECONDS
+                    timeout=timeout
                 )
+        except TimeoutError:
+            raise WorkerFault(
+                f"cannot write {box} of {self.url}: it is not done after {timeout:g} s"
+            ) from None
         except (ValueError, OSError) as error:
             message = f"cannot write {box} of {self.url}: {one_line(error)}"
             if is_transient(error):

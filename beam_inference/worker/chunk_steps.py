@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from beam_inference.arrays import AnyArray
-from beam_inference.errors import ChunkFault, TransientReadError, WorkerFault
+from beam_inference.errors import ChunkFault, StalledReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.seam_sums import add_sums
@@ -21,6 +21,9 @@ from beam_inference.worker.device_turns import ChunkOutput, DeviceTurns, ReadInp
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
 from beam_inference.worker.open_job import OpenJob
+
+MOST_STALLED_READS = 3
+"""Reads that a process gives up, one after the other, before it is itself at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,7 @@ class ChunkSteps:
         self.device = DeviceTurns(opened, inference, self.journal)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._inference = inference
+        self._stalled_reads = 0
 
     def exchange_plan(self) -> SeamExchangePlan:
         """What chunks of the job give to each other.
@@ -72,18 +76,41 @@ class ChunkSteps:
 
         Raises:
             ChunkFault: the input cannot be read.
+            WorkerFault: several reads of this process have stalled, one after the other.
         """
         opened = self.opened
         start = time.perf_counter()
-        success = self.journal.attempt(
-            lambda: cutout(opened.job.config, opened.input, box),
-            index,
-            "read",
-            lambda error: isinstance(error, TransientReadError),
-        )
+        try:
+            success = self.journal.attempt(
+                lambda: cutout(opened.job.config, opened.input, box),
+                index,
+                "read",
+                lambda error: isinstance(error, TransientReadError),
+            )
+        except ChunkFault as fault:
+            if isinstance(fault.__cause__, StalledReadError):
+                self._note_stalled_read(fault)
+                cause = f"{fault} (job.timeouts.read)"
+                raise ChunkFault(cause, fault.stage, fault.attempts) from fault
+            raise
+        self._stalled_reads = 0
         seconds = time.perf_counter() - start
         chunk_input = self._inference.start_upload(success.value, box)
         return ReadInput(chunk_input, seconds, success.attempts)
+
+    def _note_stalled_read(self, fault: ChunkFault) -> None:
+        """Count the reads that were given up: each may keep one of TensorStore's threads for ever.
+
+        Raises:
+            WorkerFault: there are too many for this process to go on.
+        """
+        self._stalled_reads += 1
+        if self._stalled_reads > MOST_STALLED_READS:
+            raise WorkerFault(
+                f"{self._stalled_reads} reads of this process, one after the other, took longer "
+                f"than job.timeouts.read; the last one: {fault}. Is the store still there? Give "
+                "the same command again, or raise job.timeouts.read if the store is only slow."
+            ) from fault
 
     def infer_core(self, index: int, read: ReadInput) -> ChunkOutput:
         """Compute a chunk's core as it is to be written, from every patch that touches it.
@@ -137,10 +164,11 @@ class ChunkSteps:
 
     def _write(self, output: Volume, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
         is_lossy = self.opened.job.config.output.encoding in LOSSY
+        timeouts = self.opened.job.config.job.timeouts
 
         def write() -> AnyArray:
-            output.write(box, array)
-            return output.read(box) if is_lossy else array
+            output.write(box, array, timeouts.write)
+            return output.read(box, timeouts.read) if is_lossy else array
 
         try:
             success = self.journal.attempt(

@@ -95,12 +95,13 @@ class DeviceTurns:
         with self._lock:
             start = time.perf_counter()  # waiting for the device is not using it
             try:
-                success = self._journal.attempt(
-                    lambda: self._compute(read.input, works, combine),
-                    index,
-                    "infer",
-                    lambda error: not isinstance(error, BeamInferenceError),
-                )
+                with self._opened.watch.watch_chunk(index):
+                    success = self._journal.attempt(
+                        lambda: self._compute(read.input, works, combine),
+                        index,
+                        "infer",
+                        lambda error: not isinstance(error, BeamInferenceError),
+                    )
             except DeviceOutOfMemory as error:
                 raise WorkerFault(str(error)) from error
             except ChunkFault as fault:

@@ -23,6 +23,7 @@ from beam_inference.models.hashes import model_sha256
 from beam_inference.operators.normalize import Normalization
 from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
+from beam_inference.worker.network_watch import NetworkWatch
 from beam_inference.worker.output_mask import OutputMask, open_output_mask
 from beam_inference.worker.postprocessing import Postprocessing
 from beam_inference.worker.seam_files import SeamFiles
@@ -45,6 +46,7 @@ class OpenJob:
         predictor: the network on its device.
         normalize: maps stored values to the network's input.
         batch_size: patches per network call.
+        watch: ends the process if the network does not answer.
         seam_files: partial sums that chunks exchange.
     """
 
@@ -59,6 +61,7 @@ class OpenJob:
     predictor: Predictor
     normalize: Normalization
     batch_size: int
+    watch: NetworkWatch
     seam_files: SeamFiles
 
     @property
@@ -95,6 +98,8 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     if predictor is None:
         predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
     _check_engine(predictor, job)
+    batch_size = _first_calls(launch, job, input_volume, model, predictor)
+    watch = NetworkWatch(config.job.timeouts.network)
     return OpenJob(
         launch=launch,
         job=job,
@@ -104,9 +109,14 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         blank_output=blank_output,
         mask=mask,
         postprocessing=postprocessing,
-        predictor=predictor,
+        predictor=Predictor(
+            predictor.device,
+            watch.wrap(predictor),
+            predictor.description,
+        ),
         normalize=normalization(config, input_volume.dtype),
-        batch_size=_first_calls(launch, job, input_volume, model, predictor),
+        batch_size=batch_size,
+        watch=watch,
         seam_files=SeamFiles(state.url, config.storage, job.fingerprint),
     )
 

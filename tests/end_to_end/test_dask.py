@@ -7,12 +7,14 @@ import sys
 import time
 from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, LocalCluster
 from helpers import TOYS, read_volume, truncated
 from oracles.downsampling import level_above
 
+from beam_inference.beam.flags import beam_options, workers_of
 from beam_inference.cli.main import main
 from beam_inference.job.state import State
 from beam_inference.volumes.opening import open_volume
@@ -214,3 +216,18 @@ def test_a_scheduler_that_dies_is_told_of(slow_job, cluster, tmp_path):
     assert code == 1, out + err
     assert "the launch ended early" in out
     assert "Traceback" not in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ttl", "told"), [("5 minutes", None), ("1 hour", "after 3600 s only"), (None, "never")]
+)
+def test_a_cluster_that_notices_no_hung_worker_is_told_of(ttl, told, caplog):
+    with (
+        dask.config.set({"distributed.scheduler.worker-ttl": ttl}),
+        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+    ):
+        flags = ["--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"]
+        assert workers_of(beam_options(flags)) >= 1
+    warnings = [line for line in caplog.messages if "a worker process hangs" in line]
+    assert [told in line for line in warnings] == ([] if told is None else [True])

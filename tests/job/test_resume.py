@@ -76,7 +76,7 @@ def test_receipts_of_another_job_do_not_count_even_without_its_job_file(job, tmp
     other = job(model={"normalize": {"scale": 2.0}})
     assert main(["run", other]) == 2
     assert "belongs to another job" in capsys.readouterr().err
-    (tmp_path / "out/_beam_inference/owner.json").unlink()
+    (tmp_path / "out/_beam_inference/owners.json").unlink()
     assert main(["run", other]) == 0
     assert "(18 by this launch)" in capsys.readouterr().out.splitlines()[-2]
 
@@ -154,9 +154,9 @@ def test_the_same_job_may_write_an_output_with_another_state(job, capsys):
 def test_a_damaged_owner_is_named(job, tmp_path, capsys):
     path = job()
     assert main(["run", path]) == 0
-    (tmp_path / "out/_beam_inference/owner.json").write_text('{"fingerprint": "')
+    (tmp_path / "out/_beam_inference/owners.json").write_text('{"fingerprint": "')
     assert main(["run", path]) == 2
-    assert "owner.json cannot be understood" in capsys.readouterr().err
+    assert "owners.json cannot be understood" in capsys.readouterr().err
 
 
 def test_with_resume_false_the_printed_command_resumes(job, tmp_path, capsys):

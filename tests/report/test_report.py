@@ -165,7 +165,7 @@ def test_what_is_gone_or_damaged_is_said(job, tmp_path):
     text = checked(tmp_path / "r.html").text
     assert "The input cannot be opened: no volume at" in text
     assert "The output is gone." in text
-    assert "1 receipts cannot be understood" in text
+    assert "1 receipts cannot be believed" in text
     assert "The result" not in text
 
 

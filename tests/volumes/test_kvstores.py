@@ -167,7 +167,7 @@ def test_copies_among_the_receipts_are_no_receipts(job, tmp_path, capsys):
     shutil.copy(receipts[3], receipts[3].with_name("000000000003 (copy).json"))
     assert main(["status", path]) == 0
     receipts[5].write_text("")
-    assert main(["status", path]) == 0
+    assert main(["status", path]) == 1
     assert main(["verify", path]) == 1
     out = capsys.readouterr().out
     assert "17 of 18 chunks have a receipt" in out

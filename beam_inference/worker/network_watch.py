@@ -1,0 +1,115 @@
+"""Ends a process whose network does not answer any more.
+
+A thread that hangs in a library or a driver cannot be interrupted. So the process ends: a runner
+with other workers does its chunks again, and a launch on one machine says how to go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.protocol import Forward
+from beam_inference.errors import FAILED
+
+logger = logging.getLogger(__name__)
+
+FIRST_CALL_SECONDS = 3600.0
+"""What the first call of a process may take, which often compiles the network."""
+LEAST_SECONDS = 600.0
+"""What a later call may take at least, where the job does not say how long."""
+FACTOR = 20
+"""What a later call may take, in times of the first."""
+
+
+class NetworkWatch:
+    """Watches the network calls of a process, which one thread at a time makes.
+
+    Args:
+        seconds: what a call may take; None for :data:`FACTOR` times the first call, and at least
+            :data:`LEAST_SECONDS`.
+        give_up: what is done with the message once a call takes longer; it ends the process.
+        look_seconds: how often the watch looks.
+    """
+
+    def __init__(
+        self,
+        seconds: float | None = None,
+        give_up: Callable[[str], None] | None = None,
+        look_seconds: float = 1.0,
+    ) -> None:
+        self._is_learning = seconds is None
+        self._seconds = FIRST_CALL_SECONDS if seconds is None else seconds
+        self._give_up = give_up or end_process
+        self._look_seconds = look_seconds
+        self._deadline: float | None = None
+        self._chunk = -1
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch_chunk(self, chunk: int) -> Iterator[None]:
+        """Watch while a chunk is computed; each call of the network begins a new term."""
+        with self._lock:
+            self._chunk = chunk
+            self._deadline = time.monotonic() + self._seconds
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, daemon=True, name="watch")
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._deadline = None
+
+    def wrap(self, predictor: Predictor) -> Forward:
+        """Return the forward pass of a network, with each call in a term of its own."""
+
+        def predict_watched(batch: Any) -> Any:
+            start = time.monotonic()
+            self._begin_term(start)
+            predictions = predictor.predict(batch)
+            end = time.monotonic()
+            if self._is_learning:
+                self._is_learning = False
+                self._seconds = max(LEAST_SECONDS, FACTOR * (end - start))
+            self._begin_term(end)
+            return predictions
+
+        return predict_watched
+
+    def _begin_term(self, now: float) -> None:
+        with self._lock:
+            if self._deadline is not None:
+                self._deadline = now + self._seconds
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(self._look_seconds)
+            with self._lock:
+                is_late = self._deadline is not None and time.monotonic() > self._deadline
+                chunk = self._chunk
+            if is_late:
+                self._give_up(
+                    f"chunk {chunk}: the network has not answered for {self._seconds:.0f} s "
+                    "(job.timeouts.network), so this process ends. Chunks that are done keep their "
+                    "receipts. Where no other worker goes on with the rest, give the same command "
+                    "again; if the network is only slow, raise job.timeouts.network."
+                )
+                return
+
+
+def end_process(message: str) -> None:
+    """Say why, and end the process at once, with all threads that hang."""
+    logger.critical("%s", message)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(FAILED)

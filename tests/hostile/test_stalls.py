@@ -1,0 +1,101 @@
+"""Nothing waits for ever: reads, writes and networks that hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.errors import StalledReadError, WorkerFault
+from beam_inference.volumes.opening import open_volume
+
+
+class _HangsAtBlocks(SimpleHTTPRequestHandler):
+    """Serves the metadata of volumes, and never answers where blocks are asked for."""
+
+    def do_GET(self) -> None:
+        if re.search(r"/\d+-\d+_\d+-\d+_", self.path):
+            time.sleep(600)
+        super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep quiet."""
+
+
+@pytest.fixture
+def hanging_url(volume_in: Path) -> Iterator[str]:
+    """URL of a volume whose blocks never come."""
+    handler = partial(_HangsAtBlocks, directory=str(volume_in))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        server.block_on_close = False
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_read_that_hangs_is_given_up(hanging_url: str) -> None:
+    volume = open_volume(hanging_url)
+    with pytest.raises(StalledReadError, match="is not there after 0.2 s"):
+        volume.read(volume.bounds, timeout=0.2)
+
+
+def test_a_store_that_hangs_ends_the_launch(
+    hanging_url: str, job: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job(input={"path": hanging_url}, job={"timeouts": {"read": 0.3}})
+    assert main(["run", path]) == 1
+    out = capsys.readouterr().out
+    assert "Is the store still there?" in out
+    assert "Traceback" not in out
+
+
+def test_row_277_an_input_block_that_is_a_pipe(job: Callable[..., str], tmp_path: Path) -> None:
+    block = next((tmp_path / "in").rglob("2-34_*_3-35"))
+    content = block.read_bytes()
+    block.unlink()
+    os.mkfifo(block)
+    path = job()
+    assert main(["run", path]) == 3
+    block.unlink()
+    block.write_bytes(content)
+    assert main(["run", path]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+
+
+class _NeverWritten:
+    """A store whose writes are never done."""
+
+    def __init__(self, store: object) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    def __getitem__(self, region: object) -> _NeverWritten:
+        return self
+
+    def write(self, array: object) -> _NeverWritten:
+        return self
+
+    def result(self, timeout: float) -> None:
+        raise TimeoutError
+
+
+def test_a_write_that_hangs_is_given_up(tmp_path: Path) -> None:
+    write_volume(tmp_path / "out", np.ones((8, 8, 8), np.uint8))
+    volume = open_volume(f"file://{tmp_path}/out")
+    volume = replace(volume, store=_NeverWritten(volume.store))
+    with pytest.raises(WorkerFault, match="is not done after 5 s"):
+        volume.write(volume.bounds, np.ones((1, 8, 8, 8), np.uint8), timeout=5)
