@@ -105,7 +105,7 @@ class GpuOptions:
             )
         counts = _GPUS[self.gpu].machines
         if self.count not in counts:
-            hint = "Fewer are to be had only as Spot or flex-start machines: see docs/dataflow.md. "
+            hint = "Fewer are available only as Spot or flex-start machines: see docs/dataflow.md. "
             raise ConfigError(
                 f"--gpu_count={self.count} with --gpu={self.gpu}: expected "
                 f"{_either(map(str, counts))}, as many as a machine has. "
@@ -315,7 +315,7 @@ def _check_services(gpu: GpuOptions, flags: argparse.Namespace) -> None:
         raise ConfigError(
             f"--number_of_worker_harness_threads={flags.threads} with --gpu_sharing=mps: "
             "Dataflow's MPS excludes flags that restrict parallelism. Remove it, and choose a "
-            "machine of as many cores as there shall be processes."
+            "machine of as many cores as you want processes."
         )
     if gpu.sharing == "mps" and "enable_prime" in modes:
         raise ConfigError(

@@ -121,7 +121,7 @@ def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
     for url in urls:
         if url.startswith("file://") and not place.shares_files:
             raise ConfigError(
-                f"{url} lies on this machine, which remote workers do not see. Use gs:// or s3://."
+                f"{url} is on this machine, which remote workers cannot reach. Use gs:// or s3://."
             )
 
 
@@ -154,7 +154,7 @@ class StageRecords:
             raise StateError(
                 f"{job.state_url}/{job.kind} holds records of another job (what differs: "
                 f"{differing}): what it has made there would be mixed with this. Use another "
-                "target, or pass --overwrite to make everything anew."
+                "target, or pass --overwrite to make everything again."
             )
 
     def earlier_job(self) -> StageJob | None:

@@ -81,7 +81,7 @@ def _add_plugins(subparsers: Subparsers) -> None:
         "--json",
         description=(
             "List the operators, engines, models and formats that are installed here, by the "
-            "names that job files use for them, with the packages that bring them."
+            "names that job files use for them, with the packages that provide them."
         ),
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -156,7 +156,7 @@ def _check_definite_name(name: str) -> str:
     if name not in list_plugins("engines"):
         raise ValueError(
             f"{name} is not among {', '.join(CHOOSE)} and the installed engines: "
-            f"{', '.join(list_plugins('engines'))}. Install the package that brings it, here and "
+            f"{', '.join(list_plugins('engines'))}. Install the package that provides it, here and "
             "on the workers"
         )
     return name

@@ -59,7 +59,7 @@ def run_file(file: Path) -> ModuleType:
     unique = _module_name(file)
     spec = importlib.util.spec_from_file_location(unique, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python source")
+        raise ImportError(f"{file} is not Python source")
     module = importlib.util.module_from_spec(spec)
     sys.modules[unique] = module
     try:

@@ -131,7 +131,7 @@ def get_format(name: str) -> Format:
     loaded = load_plugin("formats", name)
     if not isinstance(loaded, Format) or loaded.name != name:
         raise ConfigError(
-            f"{name} is installed as {list_plugins('formats')[name].object}, which is no "
+            f"{name} is installed as {list_plugins('formats')[name].object}, which is not a "
             f"beam_inference.config.formats.Format of the name {name}"
         )
     return loaded

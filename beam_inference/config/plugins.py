@@ -57,7 +57,7 @@ def list_plugins(group: Group) -> dict[str, Plugin]:
         earlier = plugins.setdefault(plugin.name, plugin)
         if earlier.object != plugin.object:
             raise ConfigError(
-                f"two installed packages bring {group[:-1]} {plugin.name}: "
+                f"two installed packages provide {group[:-1]} {plugin.name}: "
                 f"{earlier.distribution} ({earlier.object}) and {plugin.distribution} "
                 f"({plugin.object}). Uninstall one of them."
             )

@@ -124,7 +124,7 @@ class Input(Model):
         if (self.path is None) == (self.spec is None):
             raise ValueError("give either path or spec")
         if self.spec is not None and "driver" not in self.spec:
-            raise ValueError("spec is no TensorStore spec: it has no 'driver'")
+            raise ValueError("spec is not a TensorStore spec: it has no 'driver'")
         if self.spec is not None and _spec_holds_credentials(self.spec):
             raise ValueError(
                 "spec holds credentials (headers, or a URL with user:password@, a signature or a "

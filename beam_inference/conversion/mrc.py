@@ -48,7 +48,7 @@ def mrc_source(path: str) -> RawSource:
     """
     import_library("mrcfile", "MRC")
     packing = {".gz": "gzip", ".bz2": "bzip2"}.get(Path(path).suffix.lower())
-    with header_errors(f"{path} is no MRC file"), np.errstate(all="ignore"):
+    with header_errors(f"{path} is not an MRC file"), np.errstate(all="ignore"):
         return _read(path, packing)
 
 

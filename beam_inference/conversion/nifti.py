@@ -45,7 +45,7 @@ def nifti_source(path: str) -> RawSource:
         ConfigError: nibabel is not installed.
     """
     nibabel = import_library("nibabel", "NIfTI")
-    complaint = f"{path} is no NIfTI file"
+    complaint = f"{path} is not a NIfTI file"
     # it would print each fault of a header before it raises the first
     with header_errors(complaint), nibabel.imageglobals.LoggingOutputSuppressor():
         return _read(path, "gzip" if Path(path).suffix.lower() == ".gz" else None)
@@ -93,7 +93,7 @@ def _header(path: str, packing: str | None) -> Any:
     for kind in (nibabel.Nifti1Header, nibabel.Nifti2Header):
         if kind.may_contain_header(start):
             return kind(start[: kind.sizeof_hdr])
-    raise VolumeError(f"{path} is no NIfTI file: it does not begin with a header of one")
+    raise VolumeError(f"{path} is not a NIfTI file: it does not begin with a header of one")
 
 
 def _data_offset(header: Any) -> int:

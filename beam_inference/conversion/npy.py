@@ -44,7 +44,7 @@ def npz_source(path: str, name: str | None) -> RawSource:
     Raises:
         VolumeError: there is no such array, or it is no volume of numbers.
     """
-    with header_errors(f"{path} is no .npz archive"), zipfile.ZipFile(path) as archive:
+    with header_errors(f"{path} is not an .npz archive"), zipfile.ZipFile(path) as archive:
         members = {entry.removesuffix(".npy"): entry for entry in archive.namelist()}
         is_clear = len(members) == 1 if name is None else name in members
         if not is_clear:
@@ -70,7 +70,7 @@ def _check_member(path: str, member: zipfile.ZipInfo, layout: RawLayout) -> None
 
 def _layout(file: IO[bytes], name: str) -> RawLayout:
     header = io.BytesIO(file.read(_HEADER_BYTES))
-    with header_errors(f"{name} is no array of numbers as NumPy saves it"):
+    with header_errors(f"{name} is not an array of numbers as NumPy saves it"):
         version = np.lib.format.read_magic(header)
         reads = {
             (1, 0): np.lib.format.read_array_header_1_0,

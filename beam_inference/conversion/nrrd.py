@@ -52,7 +52,7 @@ def nrrd_source(path: str) -> RawSource:
         ConfigError: pynrrd is not installed.
     """
     import_library("nrrd", "NRRD")
-    with header_errors(f"{path} is no NRRD file"):
+    with header_errors(f"{path} is not an NRRD file"):
         return _read(path)
 
 

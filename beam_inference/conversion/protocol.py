@@ -134,7 +134,7 @@ def header_errors(complaint: str) -> Iterator[None]:
     complete list of types to catch.
 
     Args:
-        complaint: what is wrong with which file, such as "em.nrrd is no NRRD file".
+        complaint: what is wrong with which file, such as "em.nrrd is not an NRRD file".
 
     Raises:
         VolumeError: something was raised; the package's own errors pass as they are.

@@ -124,7 +124,7 @@ class State:
             raise StateError(
                 f"{self.url}/job.json cannot be understood ({error.error_count()} faults, the "
                 f"first: {error.errors()[0]['msg']}): it is damaged or from another version. "
-                "Remove the state folder (with --overwrite) to start anew."
+                "Remove the state folder (with --overwrite) to start again."
             ) from None
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:

@@ -149,8 +149,8 @@ def _choose_work(job: PlannedJob, calls: _Calls) -> tuple[ChunkWork, AnyArray]:
     array = calls.read(piece)
     if (array == array[:, :1, :1, :1]).all():
         logger.warning(
-            "the middle of the ROI is one value throughout: timing noise; blank patches will take "
-            "no time"
+            "the middle of the ROI has a single value: timing random noise instead; blank "
+            "patches will take no time"
         )
     chunk = _middle_chunk(job.plan)
     calls_per_chunk = ceil_div(chunk.patch_count, calls.batch_size)

@@ -78,7 +78,7 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
     for key, path in paths.items():
         if path is not None and (path.startswith("file://") or "://" not in path):
             raise ConfigError(
-                f"{key} {path} lies on this machine, which remote workers do not see. Use gs:// or "
+                f"{key} {path} is on this machine, which remote workers cannot reach. Use gs:// or "
                 "s3://."
             )
 
@@ -141,7 +141,7 @@ def check_position(volume: Volume, earlier: ResolvedJob | None) -> None:
             f"the metadata of {volume.url} say, by a translation, that it begins at the voxel "
             f"{list(now.start)} (z, y, x). This job began when translations were not read, and "
             f"took it to begin at {list(before.start)}: going on would put new chunks beside their "
-            "place. Finish it with the version that began it, or begin anew: use another "
+            "place. Finish it with the version that began it, or start again: use another "
             "output.path, with roi and output.bounds in the input's coordinates."
         )
 

@@ -202,7 +202,7 @@ def warn_of_smaller_batch(config: JobConfig, earlier: ResolvedJob) -> None:
     if config.inference.batch_size == earlier.requested_batch_size:
         logger.warning(
             "inference.batch_size is %d in this job: at its first launch the device had no memory "
-            "for %d. To try that anew, with every chunk, pass --overwrite.",
+            "for %d. To try that size again and recompute every chunk, pass --overwrite.",
             earlier.config.inference.batch_size,
             earlier.requested_batch_size,
         )

@@ -80,7 +80,7 @@ def load_prices(path: str) -> Prices:
         raise ConfigError(f"cannot read the prices: {error}") from None
     except (ValidationError, UnicodeDecodeError, ConfigError) as error:
         raise ConfigError(
-            f"{path} is no file of prices: {describe_error(error, with_type=False)}"
+            f"{path} is not a valid price file: {describe_error(error, with_type=False)}"
         ) from None
 
 

@@ -180,7 +180,7 @@ def _forget_scales(config: JobConfig) -> None:
         return
     delete_folder(open_kvstore(job.state_url, job.storage), job.state_url, f"{job.kind}/")
     logger.warning(
-        "%s has coarser scales, made before all chunks of this job are done. Make them anew then, "
+        "%s has coarser scales, made before all chunks of this job are done. Then make them again, "
         "with: beam-inference pyramid %s --overwrite",
         config.output.path,
         config.output.path,
@@ -196,7 +196,7 @@ def _remove_scales(pyramid: Pyramid, factors: set[Zyx | None]) -> None:
     if any(each.volume.listed_scales(each.scales) for each in several):
         logger.warning(
             "%s has coarser scales, made before all chunks of this job are done: they are removed, "
-            "and made anew",
+            "and made again",
             pyramid.volume.url,
         )
     for each in several:

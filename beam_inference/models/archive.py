@@ -111,7 +111,7 @@ def _check_member(member: zipfile.ZipInfo) -> None:
     name = member.orig_filename
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or ".." in parts or "" in parts:
-        raise BrokenArchive(f"the name of its member {name!a:.100} is no plain path")
+        raise BrokenArchive(f"the name of its member {name!a:.100} is not a plain path")
     if member.flag_bits & _ENCRYPTED:
         raise BrokenArchive(f"its member {name} is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -52,8 +52,8 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
     """
     if not is_archive(path):
         raise ModelContractError(
-            f"cannot load the {_KIND} {path}: it is no archive, which torch.export.save(…) writes. "
-            "Save or copy it again."
+            f"cannot load the {_KIND} {path}: it is not an archive as torch.export.save(…) writes "
+            "it. Save or copy it again."
         )
     with open_archive(path, _KIND) as archive:
         if not allow_pickle:

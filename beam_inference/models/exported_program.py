@@ -163,7 +163,7 @@ def _check_text(text: str, key: str, where: str, in_node: bool) -> None:
     try:
         check(text, where)
     except NoArithmetic as error:
-        raise UnsafeProgram(f"{where} is to be evaluated and is no arithmetic: {error}") from None
+        raise UnsafeProgram(f"{where} is to be evaluated and is not arithmetic: {error}") from None
 
 
 def _check_name(text: object, where: str) -> None:
@@ -185,7 +185,7 @@ def _check_operator(target: str, where: str) -> None:
             return
     elif _SYMBOLIC_OPERATOR.fullmatch(target) or _CONTROL_FLOW.fullmatch(target):
         return
-    raise UnsafeProgram(f"{where} is {target!a:.100}, which is no operator of a network")
+    raise UnsafeProgram(f"{where} is {target!a:.100}, which is not an operator of a network")
 
 
 def _is_registered(operator: str) -> bool:

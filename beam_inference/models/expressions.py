@@ -75,7 +75,7 @@ def _parse(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise NoArithmetic("it is no expression") from None
+        raise NoArithmetic("it is not an expression") from None
 
 
 def _check(node: ast.expr, parts_of: Callable[[ast.expr], _Parts], depth: int = 0) -> None:

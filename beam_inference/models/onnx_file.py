@@ -66,10 +66,10 @@ def check_self_contained(path: Path) -> None:
     Those in another file would be neither hashed nor fetched with it.
 
     Raises:
-        ModelContractError: it does not, or is no ONNX file.
+        ModelContractError: it does not, or is not an ONNX file.
     """
     if path.stat().st_size == 0:
-        raise ModelContractError(f"{path} is no ONNX file: it is empty. Save or copy it again.")
+        raise ModelContractError(f"{path} is not an ONNX file: it is empty. Save or copy it again.")
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
@@ -80,7 +80,7 @@ def check_self_contained(path: Path) -> None:
                 raise _Malformed("it has no graph")
         except _Malformed as error:
             raise ModelContractError(
-                f"{path} is no ONNX file, or damaged: {error}. Save or copy it again."
+                f"{path} is not an ONNX file, or damaged: {error}. Save or copy it again."
             ) from None
         except _ExternalData:
             raise ModelContractError(

@@ -28,8 +28,8 @@ def check_network(path: Path) -> None:
         _check(path)
     except (_Malformed, expat.ExpatError) as error:
         raise ModelContractError(
-            f"{path} is no network as OpenVINO saves it (.xml), or damaged: {error}. Save or copy "
-            "it again; a network of another kind needs the suffix of its kind."
+            f"{path} is not a network as OpenVINO saves it (.xml), or damaged: {error}. Save or "
+            "copy it again; a network of another kind needs the suffix of its kind."
         ) from None
 
 
@@ -56,6 +56,6 @@ def _check(path: Path) -> None:
     with path.open("rb") as file:
         # so that it is nothing else besides: no other kind of network begins in this way
         if not file.read(4).removeprefix(_BYTE_ORDER_MARK).startswith(b"<"):
-            raise _Malformed("it is no XML")
+            raise _Malformed("it is not XML")
         file.seek(0)
         parser.ParseFile(file)

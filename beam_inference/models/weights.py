@@ -57,7 +57,7 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
     ):
         raise ModelContractError(
-            f"{path} is no state dict: expected names with tensors, found {type(state).__name__}"
+            f"{path} is not a state dict: expected names with tensors, found {type(state).__name__}"
         )
     return dict(state)
 
@@ -79,7 +79,7 @@ def _load_safetensors(path: Path) -> Json:
         return dict(load_file(path))
     except Exception as error:  # of the library, or of PyTorch for a dtype that it lacks
         raise ModelContractError(
-            f"cannot read the weights {path}: they are damaged, or no safetensors: "
+            f"cannot read the weights {path}: they are damaged, or not safetensors: "
             f"{first_line(error)}. Save or copy the file again."
         ) from None
 

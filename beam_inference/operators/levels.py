@@ -73,7 +73,7 @@ def load_levels(url: str, storage: Storage) -> Levels:
         ) from None
     except ValidationError as error:
         raise ConfigError(
-            f"model.normalize.levels: {url} is no file of beam-inference levels: "
+            f"model.normalize.levels: {url} is not a file that beam-inference levels has written: "
             f"{error.errors()[0]['msg']}"
         ) from None
 
@@ -128,8 +128,8 @@ def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
         if levels.section_moments is None:
             raise ConfigError(
                 f"model.normalize: {wanted.levels} was made by an earlier version, without mean "
-                "and standard deviation of each section. Make it anew: beam-inference levels INPUT "
-                "--to FILE --overwrite"
+                "and standard deviation of each section. Make it again: beam-inference levels "
+                "INPUT --to FILE --overwrite"
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
         return Sections(start=levels.start, levels=pairs, clip=wanted.clip)

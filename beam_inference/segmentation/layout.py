@@ -148,8 +148,9 @@ def _check_alignment(grid: ChunkGrid, output: OutputSpec) -> None:
     unit = output.write_shape
     if any(chunk % size for chunk, size in zip(grid.chunk_shape, unit, strict=True)):
         raise AlignmentError(
-            f"--chunk_shape {zyx.as_flag(grid.chunk_shape)} is no multiple of {zyx.as_flag(unit)}, "
-            "which is written at once: two chunks would write into one file. Nearest above: "
+            f"--chunk_shape {zyx.as_flag(grid.chunk_shape)} is not a multiple of "
+            f"{zyx.as_flag(unit)}, which is written at once: two chunks would write into one file. "
+            "Nearest above: "
             f"{zyx.as_flag(zyx.round_up_each(grid.chunk_shape, unit))}."
         )
 

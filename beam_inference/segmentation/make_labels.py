@@ -286,13 +286,13 @@ def _check_no_other_labels(job: StageJob, plan: LabelPlan) -> None:
             raise StateError(
                 f"{job.state_url}/{kind} holds records of {kind}: what it has made "
                 "there would be mixed with this. Use another target, or pass --overwrite to make "
-                "everything anew."
+                "everything again."
             )
     exists = open_output(plan.output) is not None
     if exists and StageRecords(job).earlier_job() is None:
         raise StateError(
-            f"{plan.output.url} holds a volume that no {plan.kind} has begun: what is there would "
-            "be mixed with this. Use another target, or pass --overwrite to replace it."
+            f"{plan.output.url} holds a volume that no {plan.kind} has begun: its voxels would "
+            "be mixed with the new ones. Use another target, or pass --overwrite to replace it."
         )
 
 

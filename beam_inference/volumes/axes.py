@@ -136,7 +136,7 @@ def _voxel_sizes(
     unknown = sorted(names - {"", *NM_PER_UNIT})
     if unknown:
         logger.warning(
-            "%s states voxel sizes in %s, which is no length known here",
+            "%s states voxel sizes in %s, which is not a known unit of length",
             url,
             " and ".join(unknown),
         )

@@ -150,7 +150,9 @@ def _holds(descriptor: int, path: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("%s: the file system has no locks; do not run this twice at a time", path)
+        logger.warning(
+            "%s: the file system has no locks; do not run two of these at the same time", path
+        )
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

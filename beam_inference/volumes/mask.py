@@ -168,7 +168,7 @@ def open_mask(
     """
     if voxel_size_nm is None:
         raise ConfigError(
-            "the input does not say its voxel size: where the mask lies cannot be known. Write "
+            "the input does not say its voxel size, so the position of the mask is unknown. Write "
             "model.voxel_size_nm."
         )
     try:
@@ -181,7 +181,7 @@ def open_mask(
         )
     if volume.voxel_size_nm is None:
         raise ConfigError(
-            f"{key}.path {config.path} does not say its voxel size: where it lies cannot be known"
+            f"{key}.path {config.path} does not say its voxel size, so its position is unknown"
         )
     z, y, x = (
         ours / theirs for ours, theirs in zip(voxel_size_nm, volume.voxel_size_nm, strict=True)

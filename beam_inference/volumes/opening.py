@@ -281,7 +281,7 @@ def _as_numbers(url: str, store: ts.TensorStore, *, booleans: bool) -> ts.Tensor
 
 def _kvstore_of(url: str, store: ts.TensorStore) -> KvStore:
     if store.kvstore is None:
-        raise VolumeError(f"{url} is no volume in a store: it exists in memory only")
+        raise VolumeError(f"{url} is not stored anywhere: it exists in memory only")
     return store.kvstore
 
 

@@ -61,7 +61,7 @@ def precomputed_sharding(shape: Zyx, block_shape: Zyx, shard_shape: Zyx) -> Json
         )[:3]
         fits = " or ".join(str(list(each)) for each in sorted(near))
         raise AlignmentError(
-            f"output.shard_shape {list(shard_shape)} is no shard of a precomputed volume of "
+            f"output.shard_shape {list(shard_shape)} is not a shard of a precomputed volume of "
             f"{list(shape)} voxels in blocks of {list(block_shape)}: a shard holds 2^k blocks, "
             f"and its axes grow in turn. Nearest: {fits}."
         )

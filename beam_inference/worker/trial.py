@@ -75,7 +75,7 @@ def try_network(
         except DeviceOutOfMemory as error:
             raise ModelContractError(
                 f"the device is out of memory for {report.batch_size} patches a batch in PyTorch "
-                "in float32, which the network is held against. Make inference.batch_size "
+                "in float32, with which the network is compared. Make inference.batch_size "
                 f"smaller, or inference.patch_shape. ({error})"
             ) from None
     return report

@@ -353,7 +353,7 @@ def test_workers_that_do_not_share_this_machines_disks(slices, monkeypatch, caps
     with GcsStandIn("bucket") as gcs:  # Beam looks for the buckets of the flags
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs.url)
         assert convert(folder, "memory://em", *SIZE, *DATAFLOW) == 2
-    assert "lies on this machine, which remote workers do not see" in capsys.readouterr().err
+    assert "is on this machine, which remote workers cannot reach" in capsys.readouterr().err
 
 
 def test_a_source_that_breaks_on_the_way_to_a_file_leaves_none(volume_in, tmp_path, capsys):

@@ -71,7 +71,7 @@ def test_batches_are_filled_and_blank_input_is_not_timed(tmp_path, capsys, caplo
     )
     told = json.loads(capsys.readouterr().out)
     assert 0.03 <= told["measured"]["call_seconds"] < 0.3
-    assert "one value throughout" in caplog.text
+    assert "has a single value: timing random noise" in caplog.text
 
 
 def test_patches_of_one_value_are_no_calls(tmp_path, capsys):
@@ -143,7 +143,7 @@ def test_the_plan_as_json(slow, capsys):
     [
         ("worker_hours: 3\n", "worker_hours"),
         ("worker_hour: -1\n", "greater"),
-        ("[", "no file of prices"),
+        ("[", "not a valid price file"),
     ],
 )
 def test_prices_that_are_none_are_refused(slow, tmp_path, capsys, text, message):

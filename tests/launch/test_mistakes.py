@@ -152,7 +152,7 @@ MISTAKES = {
         ["--runner=FlinkRunner"],
         "is not known before the launch on a remote runner",
     ),
-    "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers do not see"),
+    "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers cannot reach"),
     "dataflow without an image": (
         {},
         None,

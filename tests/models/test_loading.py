@@ -100,7 +100,7 @@ def test_complex_weights_do_not_lose_their_imaginary_parts(tmp_path, trained):
 
 def test_a_dict_whose_keys_are_no_names_is_no_state_dict(tmp_path):
     torch.save({1: torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(ModelContractError, match="no state dict"):
+    with pytest.raises(ModelContractError, match="not a state dict"):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 

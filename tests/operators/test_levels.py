@@ -195,7 +195,7 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
     ("normalize", "message"),
     [
         ({"levels": "nowhere.json"}, "beam-inference levels INPUT --to FILE"),
-        ({"levels": "job.yaml"}, "is no file of beam-inference levels"),
+        ({"levels": "job.yaml"}, "is not a file that beam-inference levels has written"),
         ({"levels": "levels.json", "low": 0.03}, "must be two of the quantiles"),
         ({"levels": "levels.json", "low": 0.99, "high": 0.01}, "low < high"),
         (
@@ -224,15 +224,15 @@ def test_what_is_asked_of_levels_stays_the_same(made, tmp_path, capsys):
         ),
         (
             {"levels": "old.json", "to": "standard", "by": "section"},
-            "Make it anew: beam-inference levels INPUT --to",
+            "Make it again: beam-inference levels INPUT --to",
         ),
         (
             {"levels": "short.json"},
-            "is no file of beam-inference levels: Value error, it does not hold mean and std",
+            "has written: Value error, it does not hold mean and std",
         ),
         (
             {"levels": "shorter.json"},
-            "is no file of beam-inference levels: Value error, it does not hold a value for",
+            "has written: Value error, it does not hold a value for",
         ),
         (
             {"start": 0, "levels": [[0, 1]]},

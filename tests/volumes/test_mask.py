@@ -328,7 +328,7 @@ def test_masks_that_remote_workers_do_not_see_are_refused(tmp_path):
         ("mask.path", values | {"mask": {"path": "m"}}),
         ("input.mask.path", values | {"input": values["input"] | {"mask": {"path": "m"}}}),
     ):
-        with pytest.raises(ConfigError, match=f"^{key} file://{tmp_path}/m lies on this machine"):
+        with pytest.raises(ConfigError, match=f"^{key} file://{tmp_path}/m is on this machine"):
             check_paths(parse_job(job, tmp_path), place)
         remote = parse_job(job, "gs://bucket")
         assert "gs://bucket/m" in remote.model_dump_json()
@@ -340,7 +340,7 @@ def test_a_mask_needs_the_voxel_size_of_what_it_masks(tmp_path):
     (tmp_path / "in" / ".zattrs").write_text("{}")
     mask = {"path": mask_volume(tmp_path)}
     for output_mask, sections in ((mask, {}), (None, {"input": {"mask": mask}})):
-        with pytest.raises(ConfigError, match="where the mask lies cannot be known"):
+        with pytest.raises(ConfigError, match="so the position of the mask is unknown"):
             launched(tmp_path, "out", tmp_path / "in", output_mask, **sections)
     model = {"path": "identity", "voxel_size_nm": [10, 10, 10]}
     found = result(tmp_path, "out", tmp_path / "in", None, input={"mask": mask}, model=model)
