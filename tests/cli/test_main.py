@@ -242,7 +242,7 @@ def test_a_sick_worker_ends_the_launch_with_one_message_and_no_stack_trace(
 ):
     path = job()
 
-    def write_to_full_disk(self, box, array):
+    def write_to_full_disk(self, box, array, timeout):
         raise WorkerFault("cannot write: RESOURCE_EXHAUSTED: disk full")
 
     monkeypatch.setattr(Volume, "write", write_to_full_disk)

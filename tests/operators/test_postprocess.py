@@ -434,7 +434,5 @@ def test_a_file_that_remote_workers_do_not_see_is_refused(tmp_path):
     own = {"operator": "own", "function": "mine.py:half", "output_channels": 1}
     values = job_values("gs://bucket/in", "gs://bucket/out") | {"postprocess": [own]}
     remote = replace(THIS_PROCESS, is_this_machine=False, shares_files=False)
-    with pytest.raises(
-        ConfigError, match=r"postprocess.0.function .*/mine.py is on this machine"
-    ):
+    with pytest.raises(ConfigError, match=r"postprocess.0.function .*/mine.py is on this machine"):
         check_paths(parse_job(values, tmp_path), remote)

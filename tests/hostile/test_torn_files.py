@@ -1,0 +1,191 @@
+"""Plant a torn file of every kind between two launches.
+
+Each is noticed, and either mended by the next launch or refused by name; in the end the output has
+the bytes of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import files_of, job_values, write_job, write_levels, write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.launch.job_files import load_job
+from beam_inference.launch.prepare import prepare
+from beam_inference.worker.worker import Worker
+
+Tear = Callable[[bytes], bytes]
+TEARS: dict[str, Tear] = {
+    "cut": lambda content: content[: len(content) // 2],
+    "tail": lambda content: content + b'"}]',
+    "empty": lambda content: b"",
+}
+
+
+@pytest.fixture(
+    params=["cut", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tail", "empty"))]
+)
+def tear(request: pytest.FixtureRequest) -> Tear:
+    """How a file is torn."""
+    return TEARS[request.param]
+
+
+def _tear_all(folder: Path, pattern: str, tear: Tear) -> list[Path]:
+    """Tear every third file of a folder."""
+    torn = sorted(path for path in folder.rglob(pattern) if path.is_file())[::3]
+    assert torn
+    for path in torn:
+        path.write_bytes(tear(path.read_bytes()))
+    return torn
+
+
+def _undisturbed(path: str, output: Path) -> dict[str, bytes]:
+    """The files of an undisturbed run, whose output and state are then removed."""
+    assert main(["run", path]) == 0
+    files = files_of(output)
+    shutil.rmtree(output)
+    return files
+
+
+@pytest.mark.parametrize("folder", ["sums", "seams"])
+def test_first_stage_receipts_and_seam_files(
+    job: Callable[..., str], tmp_path: Path, tear: Tear, folder: str
+) -> None:
+    path = job(inference={"seams": "exchange"})
+    files = _undisturbed(path, tmp_path / "out")
+    worker = Worker(prepare(load_job(path)))
+    list(worker.sum_chunks(range(worker.job.plan.chunks.count)))
+    _tear_all(tmp_path / "out/_beam_inference" / folder, "*", tear)
+    assert main(["run", path]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+def test_receipts(job: Callable[..., str], tmp_path: Path, tear: Tear, seams: str) -> None:
+    path = job(inference={"seams": seams})
+    assert main(["run", path]) == 0
+    files = files_of(tmp_path / "out")
+    _tear_all(tmp_path / "out/_beam_inference/receipts", "*.json", tear)
+    assert main(["verify", path]) == 1
+    assert main(["run", path]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize("name", ["job.json", "owners.json"])
+def test_descriptions_of_the_job_are_refused_by_name(
+    job: Callable[..., str],
+    tmp_path: Path,
+    tear: Tear,
+    name: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = job()
+    assert main(["run", path]) == 0
+    files = files_of(tmp_path / "out")
+    _tear_all(tmp_path / "out/_beam_inference", name, tear)
+    capsys.readouterr()
+    assert main(["run", path]) == 2
+    assert f"{name} cannot be understood" in capsys.readouterr().err
+    assert main(["run", path, "--overwrite"]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        {"format": "precomputed"},
+        {"format": "zarr3"},
+        {"format": "zarr3", "shard_shape": [32, 32, 32]},
+        {"format": "precomputed", "shard_shape": [32, 32, 32]},
+    ],
+    ids=["blocks", "zarr blocks", "zarr shards", "precomputed shards"],
+)
+def test_blocks_and_shards(
+    tmp_path: Path, tear: Tear, output: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.random.default_rng(0).integers(1, 256, (40, 64, 48), dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    values = job_values(tmp_path / "in", tmp_path / "out", output=output)
+    if "shard_shape" in output:
+        values["inference"]["chunk_shape"] = [32, 32, 32]
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["run", path]) == 0
+    files = files_of(tmp_path / "out")
+    blocks = sorted(
+        name for name in files if not name.endswith(("info", ".json", ".zarray", ".zattrs"))
+    )
+    torn = tmp_path / "out" / blocks[0]
+    torn.write_bytes(tear(torn.read_bytes()))
+    capsys.readouterr()
+    if main(["verify", path, "--deep"]) == 0:
+        # What follows a shard's index or a compressed block changes no voxel.
+        assert tear is TEARS["tail"]
+    else:
+        assert "wrong: chunk" in capsys.readouterr().out
+    assert main(["run", path, "--overwrite"]) == 0
+    assert main(["verify", path, "--deep"]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr"])
+def test_metadata_are_refused_by_name(
+    tmp_path: Path, tear: Tear, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    array = np.random.default_rng(0).integers(1, 256, (32, 32, 32), dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    values = job_values(tmp_path / "in", tmp_path / "out", output={"format": format})
+    path = str(write_job(tmp_path / "job.yaml", values))
+    files = _undisturbed(path, tmp_path / "out")
+    assert main(["run", path]) == 0
+    (name,) = {"info", "zarr.json", ".zarray", "attributes.json"}.intersection(files)
+    metadata = tmp_path / "out" / name
+    metadata.write_bytes(tear(metadata.read_bytes()))
+    capsys.readouterr()
+    assert main(["run", path]) == 2
+    assert "out" in capsys.readouterr().err
+    assert main(["verify", path]) in (0, 1, 2)
+    shutil.rmtree(tmp_path / "out")
+    assert main(["run", path]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+def test_levels_are_refused_by_name(
+    job: Callable[..., str], tmp_path: Path, tear: Tear, capsys: pytest.CaptureFixture[str]
+) -> None:
+    levels = write_levels(f"file://{tmp_path}/in", tmp_path)
+    path = job(model={"normalize": {"levels": str(levels)}})
+    assert main(["run", path]) == 0
+    files = files_of(tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/_beam_inference/receipts")
+    content = levels.read_bytes()
+    levels.write_bytes(tear(content))
+    capsys.readouterr()
+    assert main(["run", path]) == 2
+    assert "levels.json" in capsys.readouterr().err
+    levels.write_bytes(content)
+    assert main(["run", path]) == 0
+    assert files_of(tmp_path / "out") == files
+
+
+def test_records_of_stages(tmp_path: Path, tear: Tear, capsys: pytest.CaptureFixture[str]) -> None:
+    array = np.random.default_rng(0).integers(1, 256, (96, 96, 96), dtype=np.uint8)
+    write_volume(tmp_path / "in", array)
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--block-shape=16,16,16"]
+    assert main(command) == 0
+    files = files_of(tmp_path / "out")
+    _tear_all(tmp_path / "out/_beam_inference/convert", "0*.json", tear)
+    assert main(command) == 0
+    assert files_of(tmp_path / "out") == files
+    _tear_all(tmp_path / "out/_beam_inference/convert", "job.json", tear)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds a volume that this conversion did not begin" in capsys.readouterr().err
+    assert main([*command, "--overwrite"]) == 0
+    assert files_of(tmp_path / "out") == files
