@@ -7,7 +7,7 @@ PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load chaos airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -69,6 +69,10 @@ $(IGNEOUS)/.ready: tests/igneous/requirements.txt
 
 load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead; about ten minutes
 	$(BIN)/python -m benchmarks.load
+
+SECONDS ?= 600
+chaos: $(READY)  ## disturb jobs at random for SECONDS=600, or repeat SEED=7 ROUND=3; see docs/guarantees.md
+	PYTHONPATH=.:tests $(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
 
 airflow-test: $(READY) $(AIRFLOW)/.ready  ## test the DAGs in a real Airflow, in an environment of its own; about ten minutes
 	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow

@@ -27,6 +27,7 @@ from beam_inference.errors import (
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.state import STATE_FOLDER
 from beam_inference.volumes.conditional_writes import create_key
+from beam_inference.volumes.drafts import sweep_drafts
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
     delete_folder,
@@ -285,6 +286,7 @@ def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> 
         error = execution.error
         done = count_done()
     if done == total:
+        sweep_drafts(job.state_url.removesuffix(f"/{STATE_FOLDER}"))
         return StageOutcome(COMPLETE, total, done, [], time.monotonic() - start, None)
     return StageOutcome(
         exit_code=INTERRUPTED if interrupted else FAILED,

@@ -40,7 +40,10 @@ def add(subparsers: Subparsers) -> None:
     _add_status(subparsers)
     _add_verify(subparsers)
     clean_parser = add_command(
-        subparsers, "clean", "remove seam files that a complete job has left behind", "job.yaml"
+        subparsers,
+        "clean",
+        "remove seam files and drafts that a complete job has left behind",
+        "job.yaml",
     )
     add_job(clean_parser)
     set_action(clean_parser, JobOptions, clean)
@@ -189,10 +192,14 @@ def verify(options: VerifyOptions) -> int:
 
 
 def clean(options: JobOptions) -> int:
-    """Remove the seam files of a complete job.
+    """Remove what a complete job has no use for.
 
-    There are some if a worker that was given up for dead wrote them late.
+    There are seam files if a worker that was given up for dead wrote them late, and drafts of files
+    if a process was killed while it wrote them.
     """
     launched = load_launched_job(options, "nothing to clean")
     print(f"{launched.remove_seam_files()} seam files removed")
+    drafts = launched.remove_drafts()
+    if drafts:
+        print(f"{drafts} drafts of killed processes removed")
     return COMPLETE

@@ -13,6 +13,7 @@ from beam_inference.beam.stage_runner import (
 )
 from beam_inference.config.storage import Storage
 from beam_inference.operators.level_counts import describe_input, plan_level_stages
+from beam_inference.volumes.drafts import sweep_drafts_of_file
 from beam_inference.volumes.kvstores import (
     LOCAL,
     delete_folder,
@@ -67,4 +68,5 @@ def count_levels(
     outcome = run_stages(job, flags, count.chunks.roi.size / count.count)
     if outcome.is_complete:
         delete_folder(open_kvstore(count.counts_url, storage), count.counts_url)
+        sweep_drafts_of_file(target)
     return outcome

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import StateError
 from beam_inference.job import verification
+from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State, default_state_url
 from beam_inference.job.status import JobStatus, job_status
@@ -141,6 +142,10 @@ class LaunchedJob:
                 "files: run them first"
             )
         return SeamFiles(self.state.url, self.config.storage, self.job.fingerprint).forget_all()
+
+    def remove_drafts(self) -> int:
+        """Remove drafts that killed writers left in the output and its state; how many."""
+        return sweep_job_drafts(self.config.output.path, self.state.url)
 
 
 def find_launched_job(config: JobConfig, consequence: str = "nothing to tell") -> LaunchedJob:

@@ -26,6 +26,7 @@ from beam_inference.errors import (
     BeamInferenceError,
 )
 from beam_inference.geometry.partition import index_ranges
+from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.messages import Launch
 from beam_inference.job.records import LaunchSummary, QuarantineRecord
 from beam_inference.job.resolved_job import ResolvedJob
@@ -258,6 +259,8 @@ def _judge(
         # Chunks that were done without their neighbours may have left seam files.
         files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
         files.forget_all()
+    if is_job_done:
+        sweep_job_drafts(work.job.config.output.path, work.state.url)
     outcome = JobOutcome(
         exit_code=FAILED,
         chunks=work.count,

@@ -1,0 +1,437 @@
+"""A round: a command is disturbed until it is complete, and then judged."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from beam_inference.cli.main import main as cli_main
+from beam_inference.job.resolved_job import ResolvedJob
+from chaos.crew import (
+    PROCESSES,
+    DaskCluster,
+    Ending,
+    Launcher,
+    processes_of,
+    run_to_end,
+    signal_all,
+)
+from chaos.disk import SmallDisk
+from chaos.misfortunes import MISFORTUNES, STATE_FOLDER, Scene
+from chaos.subjects import EXCHANGE, OTHERS, RECOMPUTE, Subject
+from chaos.web import MoodyServer
+
+_CODES = {0, 1, 2, 3, 130, -signal.SIGKILL}
+"""How a launch that was disturbed may end; any other code is a crash."""
+_DEFECTS = ("not foreseen", "defect", "Segmentation fault")
+_CALM_LAUNCHES = 4
+_CALM_SECONDS = 240
+_ORPHAN_SECONDS = 90
+_LONG_AGO = 2 * 3600
+
+
+class Lost(Exception):
+    """A promise was broken; the message says which."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is disturbed in a round.
+
+    Attributes:
+        subject: the command.
+        on_dask: whether a Dask cluster does the work.
+        over_http: whether the input is read from a web server.
+    """
+
+    subject: Subject
+    on_dask: bool
+    over_http: bool
+
+    @property
+    def name(self) -> str:
+        """Its name, for messages and figures."""
+        where = "Dask" if self.on_dask else "local"
+        return f"{self.subject.name}, {where}{', HTTP' if self.over_http else ''}"
+
+
+def draw_case(seed: int, number: int) -> Case:
+    """Draw what a round disturbs: of five rounds, four are ``run``, in equal shares."""
+    cycle, place = divmod(number, 5)
+    chance = random.Random(f"{seed}/cycle {cycle}")
+    other = OTHERS[(seed + cycle) % len(OTHERS)]
+    over_http = other.begin is None
+    cases = [
+        *(
+            Case(subject, on_dask, chance.random() < 0.5)
+            for subject in (RECOMPUTE, EXCHANGE)
+            for on_dask in (False, True)
+        ),
+        Case(other, chance.random() < 0.3, over_http and chance.random() < 0.5),
+    ]
+    chance.shuffle(cases)
+    return cases[place]
+
+
+@dataclass
+class Figures:
+    """What happened in rounds.
+
+    Attributes:
+        rounds: rounds by case.
+        misfortunes: misfortunes by kind.
+        launches: launches by crew.
+        codes: exit codes of launches.
+        lost: what was lost, with the command that repeats it.
+    """
+
+    rounds: Counter[str] = field(default_factory=Counter)
+    misfortunes: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+    codes: Counter[str] = field(default_factory=Counter)
+    lost: list[str] = field(default_factory=list)
+
+
+class Workshop:
+    """The folder of all rounds: the inputs, and what undisturbed commands make of them.
+
+    Args:
+        folder: the folder, where ``inputs`` were written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.inputs = folder / "inputs"
+
+    def undisturbed(self, subject: Subject) -> dict[str, bytes]:
+        """What a command makes if nothing disturbs it; it is run once, and leaves nothing else."""
+        folder = self.folder / "undisturbed" / subject.name.replace(", ", "-")
+        output = folder / "out"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            if subject.begin is not None:
+                subject.begin(self.inputs, output)
+            words = subject.words(str(self.inputs), output, folder)
+            ending = run_to_end(words, folder / "log", folder / "tmp", _CALM_SECONDS)
+            if ending is None or ending.code:
+                raise RuntimeError(f"{words} failed undisturbed: see {folder}/log")
+            left = [*folder.joinpath("tmp").iterdir(), *find_leftovers(output)]
+            if left:
+                raise Lost(f"undisturbed, {subject.name} leaves {left} behind")
+        return read_products(output)
+
+
+def read_products(output: Path) -> dict[str, bytes]:
+    """Every file of an output but its state, by name."""
+    return {
+        str(path.relative_to(output)): path.read_bytes()
+        for path in output.rglob("*")
+        if path.is_file() and STATE_FOLDER not in path.relative_to(output).parts
+    }
+
+
+_MAY_STAY = re.compile(
+    r"(job|owners)\.json|quarantine\.jsonl|(receipts|sums|quarantine)/\w+/\d{9}/\d{12}\.json"
+    r"|launches/\w+\.(started|chunks|stop|json)|[a-z_]+/job\.json"
+    r"|[a-z_]+/\w{16}/.*"
+)
+_DRAFT = re.compile(r".*(__lock|\.draft|\.guard)")
+
+
+def find_leftovers(output: Path) -> list[str]:
+    """Files that a complete command must not leave: drafts, locks, seam files, unknown ones."""
+    left = []
+    for path in output.rglob("*"):
+        if not path.is_file():
+            continue
+        name = str(path.relative_to(output))
+        of_state = name.removeprefix(f"{STATE_FOLDER}/")
+        is_unknown = of_state != name and not _MAY_STAY.fullmatch(of_state)
+        if is_unknown or of_state.startswith("seams/") or _DRAFT.fullmatch(name):
+            left.append(name)
+    return sorted(left)
+
+
+class Round:
+    """One round, in a folder of its own.
+
+    Args:
+        workshop: the inputs, and what is to come of them.
+        case: what is disturbed.
+        seed: of all draws.
+        number: of this round.
+        seconds: how long it is disturbed at most.
+        figures: to which this round's are added.
+    """
+
+    def __init__(
+        self,
+        workshop: Workshop,
+        case: Case,
+        seed: int,
+        number: int,
+        seconds: float,
+        figures: Figures,
+    ) -> None:
+        self._workshop = workshop
+        self._case = case
+        self._seed = seed
+        self._number = number
+        self._seconds = seconds
+        self._figures = figures
+        self._chance = random.Random(f"{seed}/{number}")
+        self._folder = workshop.folder / f"round-{seed}-{number}"
+        self._output = self._folder / "disk" / "out"
+        self._launches = 0
+        self._spared_until = 0.0
+
+    def run(self) -> None:
+        """Disturb the command until it is complete, and judge it.
+
+        Raises:
+            Lost: a promise was broken.
+        """
+        expected = self._workshop.undisturbed(self._case.subject)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir()
+        with contextlib.ExitStack() as stack:
+            scene = self._make_scene(stack)
+            self._tell(self._case.name)
+            self._disturb(scene)
+            scene.heal()
+            self._end_calmly(scene)
+            self._judge(scene, expected)
+            self._check_nothing_is_left(scene)
+        self._figures.rounds[self._case.name] += 1
+        shutil.rmtree(self._folder)
+
+    def _make_scene(self, stack: contextlib.ExitStack) -> Scene:
+        case = self._case
+        disk = stack.enter_context(SmallDisk(self._folder / "disk"))
+        server = None
+        inputs = str(self._workshop.inputs)
+        if case.over_http:
+            server = stack.enter_context(MoodyServer(self._workshop.inputs, self._number))
+            inputs = server.url
+        if case.subject.begin is not None:
+            case.subject.begin(self._workshop.inputs, self._output)
+        self._words = case.subject.words(inputs, self._output, self._folder)
+        self._cluster = DaskCluster(self._folder)
+        scene = Scene(self._output, disk, server, has_checksums=case.subject.is_job)
+        stack.callback(lambda: signal_all(scene.sessions, signal.SIGKILL))
+        stack.callback(self._cluster.stop)
+        return scene
+
+    def _disturb(self, scene: Scene) -> None:
+        """Launch again and again, with a misfortune each second, until the time is up."""
+        deadline = time.monotonic() + self._seconds
+        running: list[Launcher] = []
+        while time.monotonic() < deadline:
+            for launcher in running:
+                ending = launcher.ending()
+                if ending is not None:
+                    self._note(ending)
+                    self._put_back(scene, ending)
+            running = [each for each in running if each.ending() is None]
+            if not running:
+                running = self._launch_crew(scene)
+            time.sleep(self._chance.uniform(0.5, 1.5))
+            self._bring_misfortune(scene)
+        self._running = running
+
+    def _launch_crew(self, scene: Scene) -> list[Launcher]:
+        crew = "Dask" if self._case.on_dask else "one launcher"
+        count = 1
+        flags: list[str] = []
+        if self._case.on_dask:
+            flags = self._cluster.start()
+            scene.sessions += self._cluster.sessions
+        else:
+            crew = self._chance.choice(["one launcher", "two launchers", "worker processes"])
+            count = 2 if crew == "two launchers" else 1
+            flags = [*PROCESSES] if crew == "worker processes" else []
+        self._figures.launches[crew] += count
+        # what is killed at once every time has done nothing yet
+        self._spared_until = time.monotonic() + self._chance.choice([0, 8, 12, 16, 20])
+        return [self._launch(scene, flags) for _ in range(count)]
+
+    def _launch(self, scene: Scene, flags: list[str]) -> Launcher:
+        self._launches += 1
+        log = self._folder / f"launch-{self._launches}.log"
+        launcher = Launcher([*self._words, *flags], log, self._folder / "tmp")
+        scene.sessions.append(launcher.process.pid)
+        return launcher
+
+    def _bring_misfortune(self, scene: Scene) -> None:
+        names = sorted(MISFORTUNES)
+        weights = [MISFORTUNES[name][1] for name in names]
+        for name in self._chance.choices(names, weights, k=8):
+            if name == "process killed" and time.monotonic() < self._spared_until:
+                continue
+            done = MISFORTUNES[name][0](scene, self._chance)
+            if done is not None:
+                self._figures.misfortunes[name] += 1
+                self._tell(done)
+                return
+
+    def _end_calmly(self, scene: Scene) -> None:
+        """Let what runs come to its end, and launch until the command says that it is complete."""
+        for launcher in self._running:
+            ending = launcher.wait(_CALM_SECONDS)
+            if ending is None:
+                raise Lost(f"a launch does not end: {self._folder}")
+            self._note(ending)
+            self._put_back(scene, ending)
+        self._running = []
+        endings = []
+        for _ in range(_CALM_LAUNCHES):
+            flags = self._cluster.start() if self._case.on_dask else []
+            scene.sessions += self._cluster.sessions
+            self._figures.launches["undisturbed"] += 1
+            ending = self._launch(scene, flags).wait(_CALM_SECONDS)
+            if ending is None:
+                raise Lost(f"an undisturbed launch does not end: {self._folder}")
+            self._note(ending)
+            if ending.code == 0:
+                return
+            self._put_back(scene, ending)
+            endings.append(f"{ending.code}: {ending.text[-600:]}")
+        raise Lost(f"not complete after {_CALM_LAUNCHES} undisturbed launches: {endings[-1]}")
+
+    def _note(self, ending: Ending) -> None:
+        self._figures.codes[str(ending.code)] += 1
+        self._tell(f"a launch ended with {ending.code}: {ending.text.strip()[-200:]!r}")
+        if ending.code not in _CODES:
+            raise Lost(f"a launch ended with {ending.code}: {ending.text[-600:]}")
+        for word in _DEFECTS:
+            if word in ending.text:
+                raise Lost(f"a launch speaks of what is {word}: {ending.text[-1500:]}")
+
+    def _put_back(self, scene: Scene, ending: Ending) -> None:
+        """Put back the description of the job that a launch refuses, as its message asks."""
+        for path, content in list(scene.copies.items()):
+            if ending.code == 0 or str(path.parent) in ending.text:
+                with contextlib.suppress(OSError):
+                    path.write_bytes(content)
+                    del scene.copies[path]
+
+    def _judge(self, scene: Scene, expected: dict[str, bytes]) -> None:
+        """Compare the output with the undisturbed one, and with what the commands say of it."""
+        for path, content in scene.copies.items():
+            path.write_bytes(content)
+        self._sweep(scene)
+        if not self._case.subject.is_job:
+            _require_same(read_products(self._output), expected)
+            return
+        wrong = self._verify()
+        differing = _differing(read_products(self._output), expected)
+        if differing and not wrong:
+            raise Lost(f"verify --deep calls complete what differs: {differing[:5]}")
+        if wrong:
+            self._redo(scene, wrong, differing)
+            _require_same(read_products(self._output), expected)
+        self._require_records()
+
+    def _redo(self, scene: Scene, wrong: list[str], differing: list[str]) -> None:
+        """Do chunks again whose blocks were damaged, as a user would: without their receipts."""
+        if not scene.damaged_blocks or not differing:
+            raise Lost(f"verify --deep finds what nobody has damaged: {wrong[:3]}, {differing[:3]}")
+        for line in wrong:
+            match = re.match(r"chunk (\d+) ", line)
+            if match is None:
+                raise Lost(f"verify --deep does not name the chunk: {line}")
+            for receipt in scene.state.glob(f"receipts/*/*/{int(match[1]):012d}.json"):
+                receipt.unlink()
+        self._end_calmly(scene)
+        again = self._verify()
+        if again:
+            raise Lost(f"verify --deep finds chunks that were done again: {again[:3]}")
+
+    def _verify(self) -> list[str]:
+        """What ``verify --deep`` finds; its exit code and those of others must agree with it."""
+        job = self._words[1]
+        deep = ask("verify", job, "--deep", "--json")
+        found = json.JSONDecoder().raw_decode(deep.text, deep.text.index("{"))[0]
+        wrong = list(found["wrong"])
+        codes = (deep.code, ask("verify", job).code, ask("status", job).code)
+        if codes != (1 if wrong else 0, 0, 0):
+            raise Lost(f"exit codes of verify --deep, verify, status: {codes}; found {found}")
+        return wrong
+
+    def _require_records(self) -> None:
+        receipts = [path.stem for path in self._output.glob(f"{STATE_FOLDER}/receipts/*/*/*.json")]
+        plan = json.loads((self._output / STATE_FOLDER / "job.json").read_text())
+        chunks = _count_chunks(plan)
+        if sorted(map(int, receipts)) != list(range(chunks)):
+            raise Lost(f"{len(receipts)} receipts for {chunks} chunks")
+
+    def _sweep(self, scene: Scene) -> None:
+        """Let every draft be old, so that ``clean``, or the command again, removes them."""
+        for path in self._output.rglob("*"):
+            if _DRAFT.fullmatch(path.name):
+                moment = time.time() - _LONG_AGO
+                os.utime(path, (moment, moment))
+        if not self._case.subject.is_job:
+            self._end_calmly(scene)
+            return
+        ending = ask("clean", self._words[1])
+        if ending.code:
+            raise Lost(f"clean ends with {ending.code}: {ending.text[-600:]}")
+
+    def _check_nothing_is_left(self, scene: Scene) -> None:
+        left = find_leftovers(self._output)
+        if left:
+            raise Lost(f"{len(left)} files are left behind: {left[:5]}")
+        own = set(scene.sessions) - set(self._cluster.sessions)
+        self._cluster.stop()
+        deadline = time.monotonic() + _ORPHAN_SECONDS
+        while processes_of(own):
+            if time.monotonic() > deadline:
+                raise Lost(f"processes are left behind: {list(_command_lines(own))}")
+            time.sleep(0.2)
+
+    def _tell(self, text: str) -> None:
+        with (self._workshop.folder / "log").open("a") as log:
+            now = time.strftime("%H:%M:%S")
+            log.write(f"{now} round {self._number} of seed {self._seed}: {text}\n")
+
+
+def ask(*words: str) -> Ending:
+    """Run a command that writes no volume in this process, which has imported what it needs."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as err:
+        code = cli_main([*words])
+    return Ending(words, code, f"{out.getvalue()}{err.getvalue()}")
+
+
+def _count_chunks(job: object) -> int:
+    """Number of chunks of a resolved job, from its JSON."""
+    return ResolvedJob.model_validate(job).plan.chunks.count
+
+
+def _differing(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
+    return sorted(name for name in found.keys() | expected if found.get(name) != expected.get(name))
+
+
+def _require_same(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    differing = _differing(found, expected)
+    if differing:
+        raise Lost(f"{len(differing)} files differ from the undisturbed ones: {differing[:5]}")
+
+
+def _command_lines(sessions: set[int]) -> Iterator[str]:
+    for pid in processes_of(sessions):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+            yield f"{pid} {words.decode(errors='replace')[:200]}"

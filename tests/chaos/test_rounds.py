@@ -1,0 +1,89 @@
+"""A short time of chaos: one round of each seam mode, and rules of the driver itself."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from chaos.misfortunes import MISFORTUNES, damage
+from chaos.rounds import draw_case, find_leftovers
+
+TESTS = Path(__file__).parents[1]
+
+
+def test_a_seed_draws_the_same_cases_again():
+    assert [draw_case(7, n) for n in range(20)] == [draw_case(7, n) for n in range(20)]
+    assert [draw_case(7, n).name for n in range(20)] != [draw_case(8, n).name for n in range(20)]
+
+
+def test_seam_modes_and_local_and_dask_have_equal_shares_and_every_command_has_its_turn():
+    cases = [draw_case(3, number) for number in range(25)]
+    jobs = Counter((case.subject.name, case.on_dask) for case in cases if case.subject.is_job)
+    assert set(jobs.values()) == {5}
+    assert len(jobs) == 4
+    others = [case.subject.name for case in cases if not case.subject.is_job]
+    assert sorted(others) == ["components", "convert", "levels", "pyramid", "segment"]
+
+
+def test_damage_leaves_no_file_as_it_was(tmp_path):
+    path = tmp_path / "file"
+    for seed in range(100):
+        path.write_bytes(b'{"chunk":7}')
+        damage(path, random.Random(seed))
+        assert path.read_bytes() != b'{"chunk":7}'
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0-8_0-8_0-8_0123456789abcdef.__lock",
+        "_beam_inference/owners.json.guard",
+        "_beam_inference/seams/0123/000000000/000000000001/000000000002.000",
+        "_beam_inference/what_is_this",
+    ],
+)
+def test_what_is_left_behind_is_found(tmp_path, name):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).touch()
+    assert find_leftovers(tmp_path) == [name]
+
+
+def test_every_misfortune_finds_nothing_to_do_where_there_is_nothing(tmp_path):
+    from chaos.disk import SmallDisk
+    from chaos.misfortunes import Scene
+
+    scene = Scene(tmp_path, SmallDisk(tmp_path), None, has_checksums=True)
+    for bring, _ in MISFORTUNES.values():
+        assert bring(scene, random.Random(0)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_short_time_of_chaos_loses_nothing(tmp_path):
+    words = ["--seed", "0", "--disturbed", "15", "--seconds", "20", "--folder", str(tmp_path)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "chaos", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert " 0 lost" in ended.stdout
+
+
+@pytest.mark.slow
+def test_an_orphan_is_seen(tmp_path):
+    from chaos.crew import processes_of
+
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    assert processes_of([process.pid]) == [process.pid]
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while processes_of([process.pid]):
+        assert time.monotonic() < deadline
