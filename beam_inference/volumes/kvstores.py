@@ -309,4 +309,15 @@ def may_pass(error: BaseException) -> bool:
 def one_line(error: Exception) -> str:
     """The error's text without TensorStore's source locations."""
     text = " ".join(str(error).split()) or "no answer in time"
-    return re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)
+    text = re.sub(r"\s*\[(source locations|tensorstore_spec)=.*", "", text)
+    return re.sub(r'"/[^"]*\\x00[^"]*"', lambda match: _with_slashes(match[0]), text)
+
+
+def _with_slashes(path: str) -> str:
+    r"""Write ``\x00`` as a slash: a folder that cannot be created is named with a NUL for each."""
+
+    def character(match: re.Match[str]) -> str:
+        code = int(match[1], 16)
+        return chr(code) if 0x20 <= code < 0x7F else "/" if code == 0 else match[0]
+
+    return re.sub(r"\\x([0-9a-f]{2})", character, path)

@@ -19,7 +19,12 @@ from beam_inference.foreign_text import holds_credentials
 from beam_inference.job import state
 from beam_inference.job.state import State
 from beam_inference.volumes import kvstores as stores
-from beam_inference.volumes.kvstores import read_file, storage_of_environment, with_settings
+from beam_inference.volumes.kvstores import (
+    one_line,
+    read_file,
+    storage_of_environment,
+    with_settings,
+)
 from beam_inference.volumes.opening import open_volume
 
 S3 = Storage.model_validate({"s3": {"endpoint": "http://localhost:9000", "region": "eu-west-1"}})
@@ -192,3 +197,12 @@ def test_dataflow_needs_its_image_by_whatever_name(flags):
 def test_a_template_is_for_dataflow_only():
     with pytest.raises(ConfigError, match="--template_location stages a job for Dataflow"):
         beam_options(["--template_location=/tmp/t"])
+
+
+def test_a_folder_that_cannot_be_created_is_named_as_people_write_it():
+    error = ValueError(
+        "PERMISSION_DENIED: Failed to create directory: "
+        '"/a/out\\x00_b\\x00\\x31\\x36\\x1b.started": '
+        "Read-only file system"
+    )
+    assert '"/a/out/_b/16\\x1b.started": Read-only' in one_line(error)
