@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from helpers import POSITION, job_values, read_volume, write_job, write_volume
+import torch
+import toy_networks
+from helpers import job_values, read_volume, toy, write_job, write_volume
 
 SHAPE = (64, 80, 96)
 """Voxels of the input: 960 chunks of 8³."""
@@ -56,10 +58,13 @@ def make_job(seams: str) -> Callable[[str, Path, Path], list[str]]:
     """Return a function that writes the job file, and returns the words of ``run``."""
 
     def words(inputs: str, output: Path, folder: Path) -> list[str]:
+        # workers elsewhere know by the file that they have the same network
+        weights = folder / "network.pt"
+        torch.save(toy_networks.conv().state_dict(), weights)
         values = job_values(
             f"{inputs}/em",
             output,
-            model=POSITION,
+            model=toy("conv", weights=str(weights), output_channels=2, normalize="unit"),
             output={"block_shape": list(CHUNK_SHAPE)},
             inference={
                 "patch_shape": [4, 8, 8],
