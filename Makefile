@@ -7,7 +7,7 @@ PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load chaos airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -73,6 +73,13 @@ load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead;
 SECONDS ?= 600
 chaos: $(READY)  ## disturb jobs at random for SECONDS=600, or repeat SEED=7 ROUND=3; see docs/guarantees.md
 	PYTHONPATH=.:tests $(BIN)/python -m chaos --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
+
+fuzz: $(READY) $(VENV)/.fuzz  ## try hostile bytes on every parser for SECONDS=600; see docs/guarantees.md
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.run --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+$(VENV)/.fuzz: setup.py $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[fuzz]'
+	touch $@
 
 airflow-test: $(READY) $(AIRFLOW)/.ready  ## test the DAGs in a real Airflow, in an environment of its own; about ten minutes
 	AIRFLOW_PYTHON=$(CURDIR)/$(AIRFLOW)/bin/python $(BIN)/python -m pytest tests/airflow

@@ -15,6 +15,7 @@ from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stages import ChunkStage, DoStages, StageJob
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec, get_format
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
     COMPLETE,
@@ -244,7 +245,7 @@ def _parse(result: Any) -> Json | None:
     if result.state != "value":
         return None
     try:
-        record = json.loads(result.value)
+        record = parse_json(result.value)
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}

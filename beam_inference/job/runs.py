@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.partition import in_runs
@@ -66,7 +66,7 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             index = entry["chunk"] if isinstance(entry, dict) else entry
         except (ValueError, KeyError):
             index = None

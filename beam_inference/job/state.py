@@ -275,7 +275,8 @@ class State:
         for name in names:
             launch, _, kind = name.removeprefix("launches/").partition(".")
             if kind == "started":
-                started, _, node = (self._read(name) or b"").decode().strip().partition(" ")
+                note = (self._read(name) or b"").decode(errors="replace")
+                started, _, node = note.strip().partition(" ")
                 stopped = f"launches/{launch}.stop" in names
                 summary = self.read_summary(launch)
                 # A launch that was killed while it wrote this left a torn date.

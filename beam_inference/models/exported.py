@@ -22,7 +22,7 @@ from beam_inference.models.exported_program import (
     UnsafeProgram,
     check_example_inputs,
     check_program,
-    parse_json,
+    parse_object,
 )
 from beam_inference.models.loading import ModelLoader
 from beam_inference.models.pickles import ALLOW_HINT, first_line
@@ -133,7 +133,7 @@ def _check_member(archive: zipfile.ZipFile, name: str, names: Mapping[str, str])
 
 def _check_payloads(content: bytes, name: str) -> None:
     """Check that all weights, or constants, are tensors as bytes."""
-    payloads = parse_json(content).get("config")
+    payloads = parse_object(content).get("config")
     if not isinstance(payloads, dict):
         raise ValueError(f"its member {name} lists nothing")
     for key, payload in payloads.items():

@@ -7,7 +7,6 @@ needs; anything else is refused, also what later versions of PyTorch may add.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
 from beam_inference.models.expressions import NoArithmetic, check_guard, check_symbols
 
 
@@ -61,26 +61,19 @@ def check_program(content: bytes) -> None:
         UnsafeProgram: it is not, or does.
         ValueError: it is no JSON.
     """
-    _check_value(parse_json(content), key="", where="", in_node=False)
+    _check_value(parse_object(content), key="", where="", in_node=False)
 
 
-def parse_json(content: bytes) -> Json:
+def parse_object(content: bytes) -> Json:
     """Parse a JSON object.
 
     Raises:
         ValueError: it is none.
     """
-    value = _load_json(content.decode())
+    value = parse_json(content.decode())
     if not isinstance(value, dict):
         raise ValueError("its JSON is no object")
     return value
-
-
-def _load_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
 
 
 def check_example_inputs(value: object) -> None:
@@ -199,7 +192,7 @@ def _is_registered(operator: str) -> bool:
 def _check_tree(text: str, where: str) -> None:
     """Check the description of the containers in which inputs or outputs come."""
     try:
-        protocol, tree = _load_json(text)
+        protocol, tree = parse_json(text)
     except (ValueError, TypeError):
         raise UnsafeProgram(f"{where} describes no containers") from None
     if protocol != 1:
@@ -215,7 +208,7 @@ def _check_container(tree: Any, where: str, depth: int = 0) -> None:
         raise UnsafeProgram(f"{where} asks for a container of the type {kind!a:.60}")
     # the keys of a dictionary; PyTorch would import what else the context names
     context = tree.get("context")
-    keys = _load_json(context) if isinstance(context, str) else context
+    keys = parse_json(context) if isinstance(context, str) else context
     if not isinstance(keys, list | None) or depth > _DEEPEST:
         raise UnsafeProgram(f"{where} describes no containers")
     for key in keys or ():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -10,6 +9,7 @@ from itertools import islice
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import installed_formats
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import VolumeError
 from beam_inference.volumes.kvstores import (
@@ -157,8 +157,8 @@ def _has_resolution(scale: object) -> bool:
 
 def _parse_object(text: bytes, name: str) -> Json:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):  # damaged, or nested without end
+        value = parse_json(text)
+    except ValueError:
         raise VolumeError(f"{name} is not valid JSON: the volume's metadata are damaged") from None
     if not isinstance(value, dict):
         raise VolumeError(f"{name} holds no JSON object: the volume's metadata are damaged")

@@ -62,6 +62,8 @@ def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
     Raises:
         VolumeError: the metadata are there, and damaged.
     """
+    if not isinstance(attributes, dict):
+        raise VolumeError(f"the attributes of the group {url} are no JSON object: they are damaged")
     image = attributes.get("ome", attributes)
     multiscales = image.get("multiscales") if isinstance(image, dict) else None
     if not multiscales:

@@ -12,7 +12,7 @@ from beam_inference.models.exported_program import (
     UnsafeProgram,
     check_example_inputs,
     check_program,
-    parse_json,
+    parse_object,
 )
 
 
@@ -143,7 +143,7 @@ def test_programs_that_could_run_code_are_refused(program, at, what):
 )
 def test_what_is_no_json(content):
     with pytest.raises(ValueError):  # noqa: PT011  # by whichever part of the parser
-        parse_json(content)
+        parse_object(content)
 
 
 def test_example_inputs():

@@ -1,0 +1,699 @@
+"""The table of everything that reads what others wrote, each with contents to begin with."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import math
+import pickle
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from fakes.receipts import receipt, resolved
+from foreign_files import mrc_bytes, nifti_bytes, nrrd_bytes, tiff_bytes
+from helpers import job_values, write_volume
+
+from beam_inference.errors import BeamInferenceError, ConfigError
+from fuzz.property import OUTSIDE_NAME, SECRET, Parser
+
+ARRAY = np.arange(5 * 6 * 7, dtype=np.uint8).reshape(5, 6, 7)
+MOST_READ_BYTES = 2**24
+OUTSIDE = f"../{OUTSIDE_NAME}"
+
+
+# ----------------------------------------------------------------------------- jobs and settings
+
+
+def _job_texts() -> list[bytes]:
+    full = job_values(
+        "in",
+        "out",
+        output={"encoding": "raw", "dtype": "uint8"},
+        inference={"seams": "exchange", "chunk_shape": "16x32x32"},
+        job={"max_failed_chunks": 3},
+        storage={"s3": {"endpoint": "http://localhost:1", "region": "eu"}},
+        roi={"start": [0, 0, 0], "stop": "64x64x64"},
+        mask={"path": "mask"},
+    )
+    full["postprocess"] = [{"operator": "smooth", "sigma": 2.5}, {"operator": "argmax"}]
+    full["model"] = {"path": "net.pt", "output_channels": 2, "normalize": {"scale": 2, "offset": 0}}
+    nested = b"a: &a [x, x]\nb: &b [*a, *a]\ninput: {path: in}\nmodel: !!python/name:os.system ''\n"
+    return [yaml.safe_dump(job_values("in", "out")).encode(), yaml.safe_dump(full).encode(), nested]
+
+
+def _parse_job(content: bytes, folder: Path) -> object:
+    from beam_inference.launch.job_files import load_job
+
+    path = folder / "job.yaml"
+    path.write_bytes(content)
+    return _check_job(load_job(path))
+
+
+def _parse_job_with_secret(content: bytes, folder: Path) -> object:
+    from beam_inference.launch.job_files import load_job
+
+    path = folder / "job.yaml"
+    path.write_bytes(content)
+    return load_job(path, [f"input.path=s3://key:{SECRET}@bucket/x"])
+
+
+def _check_job(job: Any) -> object:
+    again = type(job).model_validate(job.model_dump())
+    if again != job:
+        raise AssertionError("a job is another one when it is read again")
+    return None
+
+
+def _parse_overrides(content: bytes, folder: Path) -> object:
+    from beam_inference.config.job_file import parse_job_text
+
+    overrides = content.decode(errors="surrogateescape").split("\n")
+    text = yaml.safe_dump(job_values("in", "out"))
+    parse_job_text(text, folder, "job.yaml", overrides)
+    return None
+
+
+def _parse_prices(content: bytes, folder: Path) -> object:
+    from beam_inference.launch.job_files import load_prices
+
+    (folder / "prices.yaml").write_bytes(content)
+    return load_prices(str(folder / "prices.yaml"))
+
+
+# ------------------------------------------------------------------------------------- volumes
+
+
+@cache
+def _files(format: str) -> dict[str, bytes]:
+    """The files of a small volume, by path."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "v"
+        write_volume(folder, ARRAY, format=format, block_shape=(4, 4, 4))
+        return {
+            str(path.relative_to(folder)): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
+
+
+def _volume(marker: str, format: str) -> Parser:
+    """A volume of which one file of metadata is what is tried, and the others are sound."""
+
+    def parse(content: bytes, folder: Path) -> object:
+        for name, sound in _files(format).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(sound)
+        (folder / marker).write_bytes(content)
+        _open_and_read(folder)
+        return None
+
+    name = f"{format}-{marker}"
+    words = (b'"multiscales"', b'"attributes"', b'"node_type"', b'"scales"', b'"resolution"')
+    return Parser(name, lambda: [_files(format)[marker]], parse, (*words, b'"../outside"'))
+
+
+def _open_and_read(folder: Path) -> None:
+    from beam_inference.volumes.opening import open_volume
+
+    volume = open_volume(str(folder))
+    box = _small_box(volume.bounds, volume.channels * volume.dtype.itemsize)
+    if box is not None and math.prod(volume.block_shape) < MOST_READ_BYTES // 8:
+        array = volume.read(box)
+        if array.shape != (volume.channels, *box.shape):
+            raise AssertionError("read another shape than the volume states")
+
+
+def _small_box(bounds: Any, voxel_bytes: int) -> Any:
+    """A box of a few voxels at the start of a volume; None where even these are too many."""
+    from beam_inference.geometry.bounding_box import BoundingBox
+
+    stop = tuple(min(a + 8, b) for a, b in zip(bounds.start, bounds.stop, strict=True))
+    box = BoundingBox(bounds.start, stop)
+    return box if box.size * voxel_bytes <= MOST_READ_BYTES else None
+
+
+# ------------------------------------------------------------------------ sources of conversion
+
+
+def _source(
+    suffix: str, seeds: Callable[[], list[bytes]], *words: bytes, dataset: str = ""
+) -> Parser:
+    def parse(content: bytes, folder: Path) -> object:
+        from beam_inference.conversion.find_source import find_source
+        from beam_inference.volumes.kvstores import LOCAL
+
+        path = folder / f"a{suffix}"
+        path.write_bytes(content)
+        (folder / "beside.raw").write_bytes(ARRAY.tobytes())
+        source = find_source(str(path), dataset or None, 0, LOCAL)
+        json.dumps(source.identity)
+        pickle.dumps(source)
+        if source.info.nbytes <= MOST_READ_BYTES:
+            array = source.open()(source.info.bounds)
+            if (array.shape, array.dtype.name) != (
+                (source.info.channels, *source.info.bounds.shape),
+                source.info.dtype,
+            ):
+                raise AssertionError("read another shape or dtype than the header states")
+            if suffix == ".npy":
+                _compare_with_numpy(path, array)
+        return None
+
+    return Parser(suffix.removeprefix("."), seeds, parse, words)
+
+
+def _compare_with_numpy(path: Path, array: np.ndarray) -> None:
+    expected = np.load(path, allow_pickle=False)
+    expected = expected.astype(expected.dtype.newbyteorder("="))
+    if array.tobytes() != np.ascontiguousarray(expected).tobytes():
+        raise AssertionError("read other voxels than NumPy")
+
+
+def _npy() -> list[bytes]:
+    contents = []
+    for array in (ARRAY, np.asfortranarray(ARRAY.astype(">u2")), ARRAY.astype(np.float32)[None]):
+        file = io.BytesIO()
+        np.save(file, array)
+        contents.append(file.getvalue())
+    return contents
+
+
+def _npz() -> list[bytes]:
+    contents = []
+    for save in (np.savez, np.savez_compressed):
+        file = io.BytesIO()
+        save(file, v=ARRAY)
+        contents.append(file.getvalue())
+    return contents
+
+
+def _nrrd() -> list[bytes]:
+    lines = [
+        "space dimension: 3",
+        'space units: "nm" "nm" "nm"',
+        "space directions: (8,0,0) (0,8,0) (0,0,8)",
+        "space origin: (8,16,24)",
+        "kinds: domain domain domain",
+    ]
+    return [
+        nrrd_bytes(ARRAY, []),
+        nrrd_bytes(ARRAY, lines),
+        nrrd_bytes(ARRAY, ["spacings: 8 8 8", 'units: "nm" "nm" "nm"'], encoding="gzip"),
+        nrrd_bytes(ARRAY, ["byte skip: -1"]),
+    ]
+
+
+def _nhdr() -> list[bytes]:
+    head = "NRRD0004\ntype: uint8\ndimension: 3\nsizes: 7 6 5\nencoding: raw\n"
+    names = ("beside.raw", OUTSIDE, "LIST", "s%02d.raw 1 5 1", "sub/../beside.raw")
+    return [f"{head}data file: {name}\n\n".encode() for name in names]
+
+
+def _nifti() -> list[bytes]:
+    return [
+        nifti_bytes(ARRAY, (1, 1, 1)),
+        nifti_bytes(ARRAY.astype(np.int16), (2, 1, 1), order=">", slope=2.0, qform=1),
+    ]
+
+
+def _mrc() -> list[bytes]:
+    return [
+        mrc_bytes(ARRAY.astype(np.int16), (10, 10, 10)),
+        mrc_bytes(ARRAY, (10, 10, 10), (1, 2, 3), order=">", extended=64, imod=1),
+    ]
+
+
+def _tiff() -> list[bytes]:
+    import tifffile
+
+    contents = [
+        tiff_bytes(ARRAY),
+        tiff_bytes(ARRAY.astype(np.uint16), order="<", tile=16),
+        tiff_bytes(ARRAY, rows=2),
+    ]
+    for keys in ({"imagej": True}, {"compression": "zlib"}, {"bigtiff": True}, {"ome": True}):
+        file = io.BytesIO()
+        tifffile.imwrite(file, ARRAY, **keys)
+        contents.append(file.getvalue())
+    return contents
+
+
+def _hdf5() -> list[bytes]:
+    import h5py
+
+    contents = []
+    for keys in ({}, {"chunks": (2, 3, 3), "compression": "gzip"}):
+        file = io.BytesIO()
+        with h5py.File(file, "w") as opened:
+            made = opened.create_dataset("v", data=ARRAY, **keys)
+            made.attrs["resolution"] = [8.0, 8.0, 8.0]
+        contents.append(file.getvalue())
+    return contents
+
+
+def _picture(format: str) -> Callable[[], list[bytes]]:
+    def make() -> list[bytes]:
+        from PIL import Image
+
+        contents = []
+        for array in (ARRAY[0], ARRAY[0].astype(np.uint16) if format == "PNG" else ARRAY[1]):
+            file = io.BytesIO()
+            Image.fromarray(array).save(file, format=format)
+            contents.append(file.getvalue())
+        return contents
+
+    return make
+
+
+# -------------------------------------------------------------------------- the state of a job
+
+_FINGERPRINT = "f" * 64
+
+
+def _receipts() -> list[bytes]:
+    sound = receipt(0, np.ones((1, 16, 32, 32), np.float32))
+    return [sound.model_dump_json().encode(), receipt(0).model_dump_json().encode()]
+
+
+def _quarantine_records() -> list[bytes]:
+    box = {"start": [0, 0, 0], "stop": [16, 16, 16]}
+    record = {
+        "chunk": 0,
+        "box": box,
+        "input_box": box,
+        "stage": "infer",
+        "cause": "NonFiniteError: 3 voxels",
+        "attempts": 1,
+        "launch": "one",
+        "fingerprint": _FINGERPRINT,
+    }
+    return [json.dumps(record).encode()]
+
+
+def _entry(kind: str, read: Callable[[Any], object], seeds: Callable[[], list[bytes]]) -> Parser:
+    """A record of chunk 0 in a state folder."""
+
+    def parse(content: bytes, folder: Path) -> object:
+        from beam_inference.job.state import State
+
+        path = folder / kind / _FINGERPRINT[:16] / "000000000" / "000000000000.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(content)
+        return repr(read(State(f"file://{folder}", fingerprint=_FINGERPRINT)))[:1000]
+
+    return Parser(kind, seeds, parse)
+
+
+def _parse_resolved_job(content: bytes, folder: Path) -> object:
+    from beam_inference.job.state import State
+
+    (folder / "job.json").write_bytes(content)
+    job = State(f"file://{folder}").load_job()
+    return None if job is None else (job.fingerprint, job.plan.chunks.count)
+
+
+def _parse_launches(content: bytes, folder: Path) -> object:
+    from beam_inference.job.state import State
+
+    (folder / "launches").mkdir()
+    started, _, summary = content.partition(b"\n\n")
+    (folder / "launches" / "one.started").write_bytes(started)
+    (folder / "launches" / "one.json").write_bytes(summary)
+    return State(f"file://{folder}").read_launches()
+
+
+def _parse_chunks(content: bytes, folder: Path) -> object:
+    from beam_inference.job.runs import chunks_of_file
+
+    (folder / "chunks").write_bytes(content)
+    chunks = chunks_of_file(f"file://{folder}/chunks", _FINGERPRINT, 100)
+    if not all(0 <= chunk < 100 for chunk in chunks):
+        raise AssertionError("named chunks that the job does not have")
+    return None
+
+
+def _parse_levels(content: bytes, folder: Path) -> object:
+    from beam_inference.config.normalize import Contrast, Standard
+    from beam_inference.operators.levels import normalization_from_levels
+    from beam_inference.volumes.kvstores import LOCAL
+    from beam_inference.volumes.opening import open_volume
+
+    write_volume(folder / "v", ARRAY)
+    (folder / "levels.json").write_bytes(content)
+    volume = open_volume(str(folder / "v"))
+    answers = []
+    refusal: BeamInferenceError | None = None
+    url = f"file://{folder}/levels.json"
+    for wanted in (
+        Contrast(levels=url),
+        Contrast(levels=url, by="section"),
+        Standard(levels=url, to="standard"),
+        Standard(levels=url, to="standard", by="section"),
+    ):
+        try:
+            answers.append(normalization_from_levels(wanted, volume, LOCAL))
+        except ConfigError as error:
+            refusal = error
+    if refusal is not None:
+        raise refusal
+    return answers
+
+
+def _levels() -> list[bytes]:
+    levels = {
+        "input": "",
+        "dtype": "uint8",
+        "start": 0,
+        "quantiles": [0.01, 0.5, 0.99],
+        "volume": [1, 100, 208],
+        "sections": [[1, 20, 40]] * 5,
+        "mean": 104.5,
+        "std": 60.6,
+        "section_moments": [[20.0, 12.0]] * 5,
+    }
+    return [json.dumps(levels).encode(), json.dumps(levels | {"section_moments": None}).encode()]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A stage of one chunk."""
+
+    name: str = "copy"
+    count: int = 1
+
+    def make_worker(self) -> Callable[[int], None]:
+        return lambda _: None
+
+
+def _parse_stage_records(content: bytes, folder: Path) -> object:
+    """A description, a record that a chunk is done, and one of its failure, on lines apart."""
+    from beam_inference.beam.stage_runner import StageRecords
+    from beam_inference.beam.stages import StageJob
+    from beam_inference.volumes.kvstores import LOCAL
+
+    job = StageJob("convert", {"a": 1}, f"file://{folder}", LOCAL, (_Copy(),), "one")
+    parts = [*content.split(b"\n\n"), b"", b""]
+    records = folder / job.folder / "copy"
+    for path, text in zip(
+        (
+            folder / "convert" / "job.json",
+            records / "done" / "000000000" / "000000000000.json",
+            records / "failed" / "000000000" / "000000000000.json",
+        ),
+        parts[:3],
+        strict=True,
+    ):
+        if text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+    runner = StageRecords(job)
+    runner.begin()
+    runner.earlier_job()
+    return runner.has_begun(), runner.chunk_counter()(), runner.failures()
+
+
+def _stage_records() -> list[bytes]:
+    from beam_inference.beam.stages import StageJob
+    from beam_inference.volumes.kvstores import LOCAL
+
+    job = StageJob("convert", {"a": 1}, "file:///", LOCAL, (_Copy(),), "one")
+    description = json.dumps({"fingerprint": job.fingerprint, "a": 1})
+    failed = json.dumps({"chunk": 0, "cause": "no", "launch": "one"})
+    return [f"{description}\n\n{done}\n\n{failed}".encode() for done in ("", '{"chunk": 0}')]
+
+
+# --------------------------------------------------------------------------------- networks
+
+
+@cache
+def _network() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Conv3d(1, 1, 1), torch.nn.ReLU())
+
+
+@cache
+def _torchscript() -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(_network(), torch.zeros(1, 1, 2, 2, 2))  # type: ignore[no-untyped-call]
+        torch.jit.save(traced, file)
+    return file.getvalue()
+
+
+@cache
+def _exported() -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.export.save(torch.export.export(_network(), (torch.zeros(1, 1, 2, 2, 2),)), file)
+    return file.getvalue()
+
+
+@cache
+def _saved_weights() -> bytes:
+    import torch
+
+    file = io.BytesIO()
+    torch.save(_network().state_dict(), file)
+    return file.getvalue()
+
+
+def _safetensors() -> list[bytes]:
+    import safetensors.torch
+
+    return [safetensors.torch.save(_network().state_dict())]
+
+
+def _parse_network(suffix: str) -> Callable[[bytes, Path], object]:
+    def parse(content: bytes, folder: Path) -> object:
+        from beam_inference.config.job import Network
+        from beam_inference.models.loading import load_network
+
+        (folder / f"net{suffix}").write_bytes(content)
+        load_network(
+            Network(path=str(folder / f"net{suffix}"), output_channels=1), allow_pickle=False
+        )
+        return None
+
+    return parse
+
+
+def _parse_program(content: bytes, folder: Path) -> object:
+    """Put a program into a sound archive, which PyTorch is then to read."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(_exported())) as sound, zipfile.ZipFile(file, "w") as made:
+        for member in sound.infolist():
+            is_program = member.filename.endswith("models/model.json")
+            made.writestr(member, content if is_program else sound.read(member))
+    return _parse_network(".pt2")(file.getvalue(), folder)
+
+
+def _program() -> list[bytes]:
+    with zipfile.ZipFile(io.BytesIO(_exported())) as archive:
+        (name,) = [each for each in archive.namelist() if each.endswith("models/model.json")]
+        return [archive.read(name)]
+
+
+def _parse_weights(suffix: str) -> Callable[[bytes, Path], object]:
+    def parse(content: bytes, folder: Path) -> object:
+        import copy
+
+        from beam_inference.models.weights import load_weights
+
+        (folder / f"w{suffix}").write_bytes(content)
+        load_weights(copy.deepcopy(_network()), folder / f"w{suffix}", allow_pickle=False)
+        return None
+
+    return parse
+
+
+def _onnx() -> list[bytes]:
+    from onnx import TensorProto, helper
+
+    tensor = helper.make_tensor("w", TensorProto.FLOAT, [1], [1.0])
+    outer = helper.make_tensor("u", TensorProto.FLOAT, [1], [1.0])
+    outer.data_location = TensorProto.EXTERNAL
+    outer.external_data.add(key="location", value=OUTSIDE)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])
+    node = helper.make_node("Add", ["x", "w"], ["y"])
+    graphs = [helper.make_graph([node], "g", [value], [result], [each]) for each in (tensor, outer)]
+    return [helper.make_model(graph).SerializeToString() for graph in graphs]
+
+
+def _parse_onnx(content: bytes, folder: Path) -> object:
+    """Whether the check says the same as the package onnx: weights in other files are refused."""
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto, TensorProto, external_data_helper
+
+    from beam_inference.models.onnx_file import check_self_contained
+
+    (folder / "net.onnx").write_bytes(content)
+    check_self_contained(folder / "net.onnx")
+    model = ModelProto()
+    try:
+        model.ParseFromString(content)
+    except DecodeError:
+        return None
+    for tensor in external_data_helper._get_all_tensors(model):
+        if tensor.data_location == TensorProto.EXTERNAL or tensor.external_data:
+            raise AssertionError("weights in another file pass")
+    return None
+
+
+def _parse_openvino(content: bytes, folder: Path) -> object:
+    from beam_inference.models.openvino_file import check_network
+
+    (folder / "net.xml").write_bytes(content)
+    check_network(folder / "net.xml")
+    return None
+
+
+# --------------------------------------------------------------------------- URLs and messages
+
+_TEMPLATES = (
+    "s3://{text}:{secret}@bucket/x",
+    "https://key:{secret}@{text}/x",
+    "https://host/{text}?token={secret}",
+    "https://host/x?X-Amz-Signature={secret}&{text}",
+    "https://host/x#{text}&access_token={secret}",
+    "https://host/x%3Ftoken%3D{secret}%26{text}",
+    "https://host/x%253Fpassword%253D{secret}",
+    "{text} Authorization: Bearer {secret}",
+    "{text} password={secret}",
+)
+
+
+def _parse_url(content: bytes, folder: Path) -> object:
+    """The first byte picks a place for the secret, the rest is text around it."""
+    from beam_inference.foreign_text import clean_text, holds_credentials, shorten_value
+
+    text = "".join(
+        letter
+        for letter in content[1:].decode(errors="ignore")
+        if letter.isprintable() and letter not in " /?#&@:\\"
+    )
+    template = _TEMPLATES[(content or b"\0")[0] % len(_TEMPLATES)]
+    url = template.format(text=text, secret=SECRET)
+    cleaned = clean_text(url)
+    if SECRET in cleaned or SECRET in shorten_value([url]) or SECRET in shorten_value({"a": url}):
+        raise AssertionError(f"a message would repeat the secret of {url!a}")
+    if clean_text(cleaned) != cleaned:
+        raise AssertionError(f"what is clean is not: {cleaned!a}")
+    if url.partition(":")[0] in ("s3", "https") and not holds_credentials(url):
+        raise AssertionError(f"{url!a} is said to hold no credentials")
+    return None
+
+
+def _parse_text(content: bytes, folder: Path) -> object:
+    from beam_inference.foreign_text import clean_text, describe_error, shorten_text, shorten_value
+
+    text = content.decode(errors="surrogateescape")
+    cleaned = clean_text(text)
+    if clean_text(cleaned) != cleaned:
+        raise AssertionError("what is clean is not")
+    messages = (cleaned, describe_error(ValueError(text)), shorten_text(text), shorten_value(text))
+    for message in messages:
+        message.encode()
+        if any(each in message for each in "\x00\x1b\r\x9b\u202e"):
+            raise AssertionError("a message has control characters")
+    return None
+
+
+# ------------------------------------------------------------------------------------- table
+
+
+def _fixed(*contents: bytes) -> Callable[[], list[bytes]]:
+    return lambda: list(contents)
+
+
+PARSERS: Sequence[Parser] = (
+    Parser("job-file", _job_texts, _parse_job, (b"!!", b"&a", b"*a", b"<<", b".inf", b"[[[[")),
+    Parser("job-file-with-a-secret", _job_texts, _parse_job_with_secret, (b"input:", b"path:")),
+    Parser(
+        "set",
+        _fixed(b"inference.device=cpu", b"output.block_shape=[8, 8, 8]\nroi.start=1x2x3", b"a.=--"),
+        _parse_overrides,
+        (b"inference.", b"postprocess", b"=", b"storage.s3."),
+    ),
+    Parser(
+        "prices",
+        _fixed(b"worker_hour: 0.90\ninterruptions_per_hour: 0.05\n", b"gib_month: .inf\n"),
+        _parse_prices,
+    ),
+    _volume("info", "precomputed"),
+    _volume("zarr.json", "zarr3"),
+    _volume(".zarray", "zarr2"),
+    _volume(".zattrs", "zarr2"),
+    _volume("attributes.json", "n5"),
+    _volume("zarr.json", "ome_zarr"),
+    _volume(".zattrs", "ome_zarr_0.4"),
+    _source(".nrrd", _nrrd, b"data file: ", OUTSIDE.encode(), b"byte skip: ", b"kinds: "),
+    _source(".nhdr", _nhdr, b"data file: ", OUTSIDE.encode(), b"byte skip: "),
+    _source(".npy", _npy, b"'descr'", b"'shape'", b"'|O'", b"(1000000, 1000000, 1000000)"),
+    _source(".npz", _npz, b"PK\x01\x02", b"PK\x05\x06"),
+    _source(".nii", _nifti),
+    _source(".nii.gz", lambda: [gzip.compress(each) for each in _nifti()]),
+    _source(".mrc", _mrc, b"MAP "),
+    _source(".mrc.bz2", lambda: [bz2.compress(each) for each in _mrc()]),
+    _source(".tif", _tiff),
+    _source(".h5", _hdf5, OUTSIDE.encode()),
+    _source(".png", _picture("PNG"), b"IHDR", b"IDAT", b"IEND"),
+    _source(".jpg", _picture("JPEG")),
+    _entry(
+        "receipts", lambda state: (state.read_receipt(0), list(state.scan_receipts([0]))), _receipts
+    ),
+    _entry("sums", lambda state: state.read_sums([0]), _receipts),
+    _entry("quarantine", lambda state: state.read_quarantine([0]), _quarantine_records),
+    Parser("job.json", lambda: [resolved().model_dump_json().encode()], _parse_resolved_job),
+    Parser(
+        "launches",
+        _fixed(b'2026-01-01T00:00:00+00:00 node\n\n{"done": 1, "skipped": 0, "quarantined": 0}'),
+        _parse_launches,
+    ),
+    Parser(
+        "chunks-file",
+        lambda: [b"1\n2\n99\n", *_quarantine_records()],
+        _parse_chunks,
+        (b'{"chunk": 1, "fingerprint": "f"}', b"1e999", b"true"),
+    ),
+    Parser("stage-records", _stage_records, _parse_stage_records),
+    Parser("levels", _levels, _parse_levels),
+    Parser("torchscript", lambda: [_torchscript()], _parse_network(".pt"), (b"PK\x01\x02",)),
+    Parser("pt2", lambda: [_exported()], _parse_network(".pt2"), (b"PK\x01\x02", b".so")),
+    Parser("pt2-program", _program, _parse_program, (b"torch.ops.aten.", b"use_pickle")),
+    Parser("weights", lambda: [_saved_weights()], _parse_weights(".pt"), (b"PK\x01\x02",)),
+    Parser("safetensors", _safetensors, _parse_weights(".safetensors"), (b'"data_offsets"',)),
+    Parser("onnx", _onnx, _parse_onnx, (b"location", OUTSIDE.encode())),
+    Parser(
+        "openvino",
+        _fixed(b'<?xml version="1.0"?><net name="a" version="11"><layers/></net>'),
+        _parse_openvino,
+        (b"<!DOCTYPE", b"<!ENTITY a SYSTEM '../outside.raw'>", b"&a;"),
+    ),
+    Parser("url", _fixed(*(bytes([n]) + b"host%41%3a" for n in range(9))), _parse_url, (b"%25",)),
+    Parser("foreign-text", _fixed(b"s3://a:b@c token=1\x1b[0m \xe2\x80\xae"), _parse_text),
+)
+"""Every parser, in the order of a table."""
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a name."""
+    return next(parser for parser in PARSERS if parser.name == name)
