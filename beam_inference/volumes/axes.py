@@ -131,7 +131,7 @@ def _voxel_sizes(
     units: list[ts.Unit | None] = list(store.dimension_units)
     stated = attributes.get("dimension_units")
     if isinstance(stated, list) and len(stated) == len(units):
-        units = [ts.Unit(unit) if isinstance(unit, str) else None for unit in stated]
+        units = [_unit(unit) for unit in stated]
     names = {unit.base_unit for unit in units if unit is not None}
     unknown = sorted(names - {"", *NM_PER_UNIT})
     if unknown:
@@ -141,6 +141,14 @@ def _voxel_sizes(
             " and ".join(unknown),
         )
     return [None if unit is None else _size_nm(unit) for unit in units]
+
+
+def _unit(text: object) -> ts.Unit | None:
+    """A unit that metadata state; None for what is no text, or none that can be encoded."""
+    try:
+        return ts.Unit(text) if isinstance(text, str) else None
+    except TypeError:  # of half of a character, which JSON may hold
+        return None
 
 
 def _size_nm(unit: ts.Unit) -> float | None:

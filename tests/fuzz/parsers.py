@@ -277,12 +277,18 @@ def _picture(format: str) -> Callable[[], list[bytes]]:
 
 # -------------------------------------------------------------------------- the state of a job
 
-_FINGERPRINT = "f" * 64
+
+@cache
+def _job() -> Any:
+    return resolved()
 
 
 def _receipts() -> list[bytes]:
-    sound = receipt(0, np.ones((1, 16, 32, 32), np.float32))
-    return [sound.model_dump_json().encode(), receipt(0).model_dump_json().encode()]
+    chunks = _job().plan.chunks
+    sound = receipt(0, np.ones((1, *chunks.core_box(0).shape), np.float32), grid=chunks)
+    receipts = (sound, receipt(0, grid=chunks))
+    of_job = [each.model_copy(update={"fingerprint": _job().fingerprint}) for each in receipts]
+    return [each.model_dump_json().encode() for each in of_job]
 
 
 def _quarantine_records() -> list[bytes]:
@@ -295,7 +301,7 @@ def _quarantine_records() -> list[bytes]:
         "cause": "NonFiniteError: 3 voxels",
         "attempts": 1,
         "launch": "one",
-        "fingerprint": _FINGERPRINT,
+        "fingerprint": _job().fingerprint,
     }
     return [json.dumps(record).encode()]
 
@@ -306,12 +312,29 @@ def _entry(kind: str, read: Callable[[Any], object], seeds: Callable[[], list[by
     def parse(content: bytes, folder: Path) -> object:
         from beam_inference.job.state import State
 
-        path = folder / kind / _FINGERPRINT[:16] / "000000000" / "000000000000.json"
+        path = folder / kind / _job().fingerprint[:16] / "000000000" / "000000000000.json"
         path.parent.mkdir(parents=True)
         path.write_bytes(content)
-        return repr(read(State(f"file://{folder}", fingerprint=_FINGERPRINT)))[:1000]
+        return repr(read(State(f"file://{folder}").of(_job())))[:1000]
 
     return Parser(kind, seeds, parse)
+
+
+def _parse_owners(content: bytes, folder: Path) -> object:
+    from beam_inference.job.ownership import check_owner, owner_of
+    from beam_inference.volumes.kvstores import LOCAL
+
+    (folder / "_beam_inference").mkdir()
+    (folder / "_beam_inference" / "owners.json").write_bytes(content)
+    owner = owner_of(_job(), f"file://{folder}/_beam_inference")
+    check_owner(f"file://{folder}", owner, LOCAL)
+    return None
+
+
+def _owners() -> list[bytes]:
+    box = {"start": [0, 0, 0], "stop": [16, 16, 16]}
+    owner = {"fingerprint": _job().fingerprint, "roi": box, "state_url": None}
+    return [json.dumps({"owners": [owner]}).encode()]
 
 
 def _parse_resolved_job(content: bytes, folder: Path) -> object:
@@ -336,7 +359,7 @@ def _parse_chunks(content: bytes, folder: Path) -> object:
     from beam_inference.job.runs import chunks_of_file
 
     (folder / "chunks").write_bytes(content)
-    chunks = chunks_of_file(f"file://{folder}/chunks", _FINGERPRINT, 100)
+    chunks = chunks_of_file(f"file://{folder}/chunks", _job().fingerprint, 100)
     if not all(0 <= chunk < 100 for chunk in chunks):
         raise AssertionError("named chunks that the job does not have")
     return None
@@ -658,10 +681,13 @@ PARSERS: Sequence[Parser] = (
     _source(".png", _picture("PNG"), b"IHDR", b"IDAT", b"IEND"),
     _source(".jpg", _picture("JPEG")),
     _entry(
-        "receipts", lambda state: (state.read_receipt(0), list(state.scan_receipts([0]))), _receipts
+        "receipts",
+        lambda state: (list(state.scan_receipts([0])), state.count_believed_receipts(0, 1)),
+        _receipts,
     ),
-    _entry("sums", lambda state: state.read_sums([0]), _receipts),
-    _entry("quarantine", lambda state: state.read_quarantine([0]), _quarantine_records),
+    _entry("sums", lambda state: list(state.scan_sums([0])), _receipts),
+    _entry("quarantine", lambda state: list(state.scan_quarantine([0])), _quarantine_records),
+    Parser("owners.json", _owners, _parse_owners),
     Parser("job.json", lambda: [resolved().model_dump_json().encode()], _parse_resolved_job),
     Parser(
         "launches",
