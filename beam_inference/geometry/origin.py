@@ -42,7 +42,7 @@ class Origin:
 
 
 AT_ZERO = Origin()
-"""Of a volume that counts its voxels as its array does."""
+"""The origin of a volume that counts its voxels as its array does."""
 
 
 def origin_at(position: Sequence[float]) -> Origin:

@@ -190,7 +190,7 @@ def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]
 
 
 def _keys_beside(store: KvStore, known: Sequence[str]) -> list[str]:
-    """The same in any store, without a listing of the folders that are known."""
+    """List the other names in a store of any kind, without listing the folders that are known."""
     names = set()
     begin = ""
     for key in sorted(known):

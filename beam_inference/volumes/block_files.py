@@ -137,7 +137,7 @@ def first_block_keys(scale: Json) -> list[str]:
     return list(dict.fromkeys(keys))
 
 
-def named_otherwise(folder: Path, most: int) -> str | None:
+def block_with_suffix(folder: Path, most: int) -> str | None:
     """The name of a block with another suffix in a local folder of a scale, or None.
 
     Args:

@@ -20,7 +20,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
-from beam_inference.volumes.block_files import first_block_keys, named_otherwise, unread_suffix
+from beam_inference.volumes.block_files import block_with_suffix, first_block_keys, unread_suffix
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
@@ -324,7 +324,7 @@ def _local_block_of_other_name(volume: Volume, scale: Json, kvstore: Json) -> st
             f"{volume.url}/info names the scale {key}, but there is no such folder: every voxel "
             "would read as zero"
         )
-    return named_otherwise(folder / key, _MOST_FILES)
+    return block_with_suffix(folder / key, _MOST_FILES)
 
 
 def _remote_block_of_other_name(volume: Volume, scale: Json) -> str | None:
