@@ -36,8 +36,8 @@ _CODES = {0, 1, 2, 3, 130, -signal.SIGKILL}
 """How a launch that was disturbed may end; any other code is a crash."""
 _DEFECTS = ("not foreseen", "defect", "Segmentation fault")
 _CALM_LAUNCHES = 4
-_CALM_SECONDS = 240
-_ORPHAN_SECONDS = 90
+_CALM_SECONDS = 900
+_ORPHAN_SECONDS = 180
 _LONG_AGO = 2 * 3600
 
 
@@ -118,7 +118,9 @@ class Workshop:
         """What a command makes if nothing disturbs it; it is run once, and leaves nothing else."""
         folder = self.folder / "undisturbed" / subject.name.replace(", ", "-")
         output = folder / "out"
-        if not folder.exists():
+        is_made = folder / "made"
+        if not is_made.exists():
+            shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             if subject.begin is not None:
                 subject.begin(self.inputs, output)
@@ -129,6 +131,7 @@ class Workshop:
             left = [*folder.joinpath("tmp").iterdir(), *find_leftovers(output)]
             if left:
                 raise Lost(f"undisturbed, {subject.name} leaves {left} behind")
+            is_made.touch()
         return read_products(output)
 
 
