@@ -1,4 +1,4 @@
-"""Seals of records: a checksum of its text stands at the end of each record of a chunk.
+"""Seals: a checksum of its text stands at the end of each record of a chunk, and of ``job.json``.
 
 A record whose text was torn, or changed by anything but this package, does not fit its seal and is
 not believed. Records of versions that wrote no seals have none, and are read as they are.

@@ -49,6 +49,7 @@ from beam_inference.job.records import (
     Receipt,
 )
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.seals import open_record, seal_record
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
@@ -119,13 +120,15 @@ class State:
         if text is None:
             return None
         try:
-            return ResolvedJob.model_validate_json(text)
+            return ResolvedJob.model_validate_json(open_record(text))
+        except StateError as error:
+            fault = str(error)
         except ValidationError as error:
-            raise StateError(
-                f"{self.url}/job.json cannot be understood ({error.error_count()} faults, the "
-                f"first: {error.errors()[0]['msg']}): it is damaged or from another version. "
-                "Remove the state folder (with --overwrite) to start again."
-            ) from None
+            fault = f"{error.error_count()} faults, the first: {error.errors()[0]['msg']}"
+        raise StateError(
+            f"{self.url}/job.json cannot be understood ({fault}): it is damaged or from another "
+            "version. Remove the state folder (with --overwrite) to start again."
+        )
 
     def create_job(self, job: ResolvedJob) -> ResolvedJob:
         """Write job.json unless it is there.
@@ -133,7 +136,7 @@ class State:
         Returns:
             The job that is recorded in the end, which another launch may have written meanwhile.
         """
-        text = job.model_dump_json(indent=1)
+        text = seal_record(job.model_dump_json(indent=1))
         self._request(
             "write", "job.json", lambda: create_key(self._store, "job.json", self.url, text)
         )

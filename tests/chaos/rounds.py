@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from beam_inference.cli.main import main as cli_main
-from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.state import State
 from chaos.crew import (
     PROCESSES,
     DaskCluster,
@@ -374,8 +374,8 @@ class Round:
 
     def _require_records(self) -> None:
         receipts = [path.stem for path in self._output.glob(f"{STATE_FOLDER}/receipts/*/*/*.json")]
-        plan = json.loads((self._output / STATE_FOLDER / "job.json").read_text())
-        chunks = _count_chunks(plan)
+        job = State(f"file://{self._output}/{STATE_FOLDER}").load_job()
+        chunks = 0 if job is None else job.plan.chunks.count
         if sorted(map(int, receipts)) != list(range(chunks)):
             raise Lost(f"{len(receipts)} receipts for {chunks} chunks")
 
@@ -416,11 +416,6 @@ def ask(*words: str) -> Ending:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli_main([*words])
     return Ending(words, code, f"{out.getvalue()}{err.getvalue()}")
-
-
-def _count_chunks(job: object) -> int:
-    """Number of chunks of a resolved job, from its JSON."""
-    return ResolvedJob.model_validate(job).plan.chunks.count
 
 
 def _differing(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:

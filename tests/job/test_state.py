@@ -126,6 +126,23 @@ def test_a_damaged_job_is_named(state, tmp_path):
         state.load_job()
 
 
+def test_a_job_whose_numbers_were_changed_is_not_believed(state, tmp_path):
+    """What a launch has decided is known from there alone: a flipped bit would go unseen."""
+    state.create_job(resolved())
+    path = tmp_path / "state/job.json"
+    text = path.read_text()
+    assert '"batch_size": 2' in text
+    path.write_text(text.replace('"batch_size": 2', '"batch_size": 3'))
+    with pytest.raises(StateError, match="does not fit its seal"):
+        state.load_job()
+
+
+def test_a_job_of_a_version_without_seals_is_read(state, tmp_path):
+    job = state.create_job(resolved())
+    (tmp_path / "state/job.json").write_text(job.model_dump_json(indent=1))
+    assert state.load_job() == job
+
+
 def test_launch_notes_and_clearing(state):
     assert not state.has_stop_request("a")
     state.request_stop("a")
