@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import struct
 import threading
 import weakref
 from collections.abc import Iterator
@@ -61,6 +62,8 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
     """
     tifffile = import_library("tifffile", "TIFF")
     complaint = f"{path} cannot be read as TIFF"
+    with header_errors(complaint):
+        _check_page_list(path)
     with header_errors(complaint), _page_faults() as faults, tifffile.TiffFile(path) as tiff:
         _check_no_other_names(path, tiff)
         number = _series_number(path, tiff, series)
@@ -70,6 +73,39 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
                 f"the list of pages in {path} is damaged: {faults[0]}. Copy it again."
             )
         return source
+
+
+def _check_page_list(path: str) -> None:
+    """Refuse a list of pages that leads back into itself: tifffile follows some for hours.
+
+    Raises:
+        VolumeError: it does.
+    """
+    seen: set[int] = set()
+    with Path(path).open("rb") as file:
+        head = file.read(16)
+        order = "<" if head[:2] == b"II" else ">"
+        is_big = head[2:4] in (b"+\0", b"\0+")
+        place = struct.Struct(order + ("Q" if is_big else "I"))
+        count = struct.Struct(order + ("Q" if is_big else "H"))
+        tag_bytes = 20 if is_big else 12
+        (offset,) = place.unpack_from(head, 8 if is_big else 4)
+        while offset:
+            if offset in seen:
+                raise VolumeError(
+                    f"the list of pages in {path} is damaged: after {len(seen)} pages it leads "
+                    "back to one of them. Copy it again."
+                )
+            seen.add(offset)
+            file.seek(offset)
+            found = file.read(count.size)
+            if len(found) < count.size:
+                return  # it ends outside of the file, which tifffile notices
+            file.seek(count.unpack(found)[0] * tag_bytes, os.SEEK_CUR)
+            found = file.read(place.size)
+            if len(found) < place.size:
+                return
+            (offset,) = place.unpack(found)
 
 
 @contextmanager
