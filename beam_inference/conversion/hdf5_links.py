@@ -98,9 +98,14 @@ def check_voxels_are_near(open_file: OpenFile, path: str, dataset: Any) -> None:
     if not dataset.is_virtual:
         return
     for source in dataset.virtual_sources():
-        if source.file_name == ".":
-            continue
-        other = str(file_beside(path, source.file_name))
+        if "%" in source.file_name + source.dset_name:
+            raise VolumeError(
+                f"{path}:{dataset.name} is put together from {source.file_name}:"
+                f"{source.dset_name}, a pattern of names, which could lead anywhere. Copy the "
+                "voxels into one file first."
+            )
+        is_inside = source.file_name == "."
+        other = path if is_inside else str(file_beside(path, source.file_name))
         place = follow_links(open_file, other, source.dset_name)
         if place is None:
             raise VolumeError(

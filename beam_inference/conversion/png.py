@@ -29,16 +29,29 @@ def _pillow() -> Any:
     return image
 
 
+def _open(path: str) -> Any:
+    """Open a picture of the two kinds, whatever its name says.
+
+    Pillow would open a file of any other kind, too, some by starting another program.
+    """
+    return _pillow().open(path, formats=("PNG", "JPEG"))
+
+
 def read_picture_header(path: str) -> SliceHeader:
     """Read the header of a slice.
 
     Raises:
         VolumeError: it is no picture, or Pillow would change its values.
     """
-    with header_errors(f"{path} cannot be read as a picture"), _pillow().open(path) as image:
+    with header_errors(f"{path} cannot be read as a picture"), _open(path) as image:
         width, height = image.size
         mode = image.mode
         is_png = image.format == "PNG"
+        frames = getattr(image, "n_frames", 1)
+    if frames != 1:
+        raise VolumeError(
+            f"{path} holds {frames} pictures; expected one, of a slice. Save each as a file."
+        )
     is_deep = is_png and _has_16_bits(path)
     if mode not in _CHANNELS:
         raise VolumeError(
@@ -74,7 +87,7 @@ def _has_16_bits(path: str) -> bool:
 def read_picture(path: str, box: BoundingBox) -> Voxels:
     """Read the voxels of a box, one slice deep: (channels, 1, y, x)."""
     try:
-        with _pillow().open(path) as image:
+        with _open(path) as image:
             array = np.asarray(image)
     except Exception as error:  # the decoders have errors of their own
         raise PermanentReadError(f"cannot read {path}: {error}") from error

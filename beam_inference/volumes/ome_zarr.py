@@ -33,6 +33,10 @@ NM_PER_UNIT = {
 """Nanometres of a unit of length, by the names that volumes give it."""
 
 
+_MOST_DATASETS = 1000
+"""Arrays that an image may list: each is looked at."""
+
+
 class GroupScale(NamedTuple):
     """An array of a group.
 
@@ -70,7 +74,14 @@ def scales_of_group(attributes: Json, url: str) -> list[GroupScale]:
         return []
     try:
         return _scales_of_image(multiscales[0])
-    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+    except (
+        KeyError,
+        TypeError,
+        IndexError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         raise VolumeError(
             f"{url} says it is an OME-Zarr image, but its multiscales cannot be understood: "
             f"{error!r}"
@@ -81,20 +92,29 @@ def _scales_of_image(image: Json) -> list[GroupScale]:
     # Version 0.3 knew axes by their names alone.
     axes = [{"name": axis} if isinstance(axis, str) else axis for axis in image["axes"]]
     names = [str(axis["name"]) for axis in axes]
+    if len(image["datasets"]) > _MOST_DATASETS:
+        raise ValueError(f"it lists {len(image['datasets'])} arrays, more than {_MOST_DATASETS}")
     placed = [transformation_of(dataset, image, len(axes)) for dataset in image["datasets"]]
     origins = _origins(names, placed)
     return [
         GroupScale(
             _path_inside(dataset["path"]),
             names,
-            [
-                size * NM_PER_UNIT[axis["unit"]] if axis.get("unit") in NM_PER_UNIT else None
-                for axis, size in zip(axes, each.scale, strict=True)
-            ],
+            [_size_nm(axis, size) for axis, size in zip(axes, each.scale, strict=True)],
             origin,
         )
         for dataset, each, origin in zip(image["datasets"], placed, origins, strict=True)
     ]
+
+
+def _size_nm(axis: Json, size: float) -> float | None:
+    """The voxel size along an axis; None where its unit is no length."""
+    if axis.get("unit") not in NM_PER_UNIT:
+        return None
+    size_nm = float(size * NM_PER_UNIT[axis["unit"]])
+    if not (size_nm > 0 and math.isfinite(size_nm)):
+        raise ValueError(f"the axis {axis['name']} has the scale {size}; expected one above 0")
+    return size_nm
 
 
 def _path_inside(path: object) -> str:

@@ -458,6 +458,63 @@ def test_virtual_datasets_of_the_folder(links, tmp_path):
     check_converted(tmp_path / "in" / "a.h5", tmp_path)
 
 
+def _virtual(file, name, source, dataset):
+    layout = h5py.VirtualLayout(ARRAY.shape, "u1")
+    layout[...] = h5py.VirtualSource(source, dataset, ARRAY.shape)
+    file.create_virtual_dataset(name, layout)
+
+
+@pytest.mark.parametrize("way", ["storage", "link", "virtual", "nothing"])
+def test_virtual_datasets_of_their_own_file_lead_nowhere_else(way, links, tmp_path, capsys):
+    outside = tmp_path / "out.h5"
+    if way == "storage":
+        links.create_dataset("inner", ARRAY.shape, "u1", external=[("/etc/passwd", 0, ARRAY.size)])
+    elif way == "link":
+        links["inner"] = h5py.ExternalLink(str(outside), "v")
+    elif way == "virtual":
+        _virtual(links, "inner", str(outside), "v")
+    _virtual(links, "v", ".", "inner")
+    links.close()
+    check_refused(f"{tmp_path}/in/a.h5:v", tmp_path, capsys)
+
+
+def test_virtual_datasets_of_their_own_file_are_read(links, tmp_path):
+    links["inner"] = ARRAY
+    _virtual(links, "v", ".", "inner")
+    links.close()
+    check_converted(f"{tmp_path}/in/a.h5:v", tmp_path)
+
+
+def test_virtual_datasets_of_patterns_are_refused(links, tmp_path, capsys):
+    plane = ARRAY.shape[1:]
+    layout = h5py.VirtualLayout(ARRAY.shape, "u1", maxshape=(None, *plane))
+    source = h5py.VirtualSource("near.h5", "d%b", (1, *plane))
+    layout[0 : h5py.UNLIMITED] = source
+    links.create_virtual_dataset("v", layout)
+    links.close()
+    assert "a pattern of names" in check_refused(f"{tmp_path}/in/a.h5:v", tmp_path, capsys)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "TIFF", "GIF", "frames"])
+def test_pictures_of_other_kinds_are_not_opened(kind, tmp_path, capsys, monkeypatch):
+    """A name does not say what a file is: EPS would start another program."""
+    from PIL import Image
+
+    folder = tmp_path / "slices"
+    folder.mkdir()
+    picture = Image.fromarray(np.arange(256, dtype=np.uint8).reshape(16, 16))
+    for number in range(3):
+        path = folder / f"s{number}.png"
+        if kind == "EPS":
+            path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n")
+        elif kind == "frames":
+            picture.save(path, save_all=True, append_images=[picture.rotate(90)])
+        else:
+            picture.save(path, format=kind)
+    message = check_refused(f"{folder}/*.png", tmp_path, capsys)
+    assert ("holds 2 pictures" if kind == "frames" else "cannot be read as a picture") in message
+
+
 def test_a_sparse_dataset_of_10_to_the_18(tmp_path, capsys):  # 156, 157
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file.create_dataset("v", (10**6,) * 3, "u1", chunks=(64, 64, 64))

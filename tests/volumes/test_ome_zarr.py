@@ -117,3 +117,15 @@ def test_axes_in_another_order_and_of_other_kinds():
     image = other["ome"]["multiscales"][0]
     image["datasets"][0]["coordinateTransformations"].append({"type": "identity"})
     assert scales_of_group(other, "em") == scales_of_group(attributes, "em")
+
+
+@pytest.mark.parametrize("size", [0, -8, 10**400, float("inf"), float("nan")])
+def test_a_scale_that_is_no_size_is_refused(size):
+    with pytest.raises(VolumeError, match="its multiscales cannot be understood"):
+        origins([([size, 8, 8],)])
+    assert origins([([8, 8, 8],)])
+
+
+def test_a_group_of_very_many_arrays_is_refused():
+    with pytest.raises(VolumeError, match="1001 arrays"):
+        origins([([8, 8, 8],)] * 1001)
