@@ -76,7 +76,7 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
 
 
 def _check_page_list(path: str) -> None:
-    """Refuse a list of pages that leads back into itself: tifffile follows some for hours.
+    """Refuse a list of pages that leads back into itself: tifffile follows some without end.
 
     Raises:
         VolumeError: it does.

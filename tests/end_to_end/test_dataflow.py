@@ -260,11 +260,11 @@ def test_a_staged_template_goes_on_with_the_pyramid(installed, fib25, tmp_path):
         ([f for f in FLAGS if "sdk_container_image" not in f], "needs --sdk_container_image"),
         ([*FLAGS, "--project=p"], "Invalid Project ID"),
         ([*FLAGS, "--gpu=t4"], "device: cpu with --gpu=t4"),
-        ([*FLAGS, "--input=/data/em"], "remote workers do not see"),
-        ([*FLAGS, "--chunks=/home/me/chunks"], "remote workers do not see"),
+        ([*FLAGS, "--input=/data/em"], "remote workers cannot reach"),
+        ([*FLAGS, "--chunks=/home/me/chunks"], "remote workers cannot reach"),
         (
             [*FLAGS, "--model=/home/me/net.ts", "--set=model.weights=null"],
-            "remote workers do not see",
+            "remote workers cannot reach",
         ),
     ],
 )
