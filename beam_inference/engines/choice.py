@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import metadata
-from pathlib import PurePosixPath
 
 from beam_inference.config.engines import Engine, get_engine, list_engines
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, Network
 from beam_inference.engines import identity
 from beam_inference.errors import ConfigError, EngineError
-from beam_inference.models.loading import gives_function, loader_of
+from beam_inference.models.loading import gives_function, loader_of, suffix_of
 
 
 def engine_description(model: Network, inference: Inference) -> dict[str, str]:
@@ -116,11 +115,6 @@ def engines_to_measure(model: Network, inference: Inference) -> list[dict[str, s
             for memory_format in engine.memory_formats
         ),
     ]
-
-
-def suffix_of(model: Network) -> str:
-    """The suffix of the network's file, as far as ``model.path`` is one."""
-    return PurePosixPath(model.path).suffix
 
 
 def is_installed(engine: Engine) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, get_engine
 from beam_inference.config.job import Inference, Network
-from beam_inference.engines.choice import engine_description, suffix_of
+from beam_inference.engines.choice import engine_description
 from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
@@ -16,7 +16,7 @@ from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
 from beam_inference.errors import DeviceOutOfMemory, EngineError, ModelContractError
 from beam_inference.geometry.bounding_box import grown_shape
-from beam_inference.models.loading import LoadedNetwork, load_network
+from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
 from beam_inference.models.local_files import existing_file
 
 

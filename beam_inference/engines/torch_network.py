@@ -12,7 +12,9 @@ from beam_inference.config.job import Inference, Network
 from beam_inference.engines.devices import claim_cuda_device
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
+from beam_inference.models.exported_state import check_stateless
 from beam_inference.models.loading import LoadedNetwork, load_network
+from beam_inference.models.pickles import first_line
 
 
 def torch_device(inference: Inference) -> torch.device:
@@ -43,11 +45,18 @@ def prepare_network(
     network = loaded.network
     if loaded.kind == "export":
         check_exported(network, model, inference)
+        check_stateless(network, model.path)
         if device != "cpu":
             from torch.export.passes import move_to_device_pass
 
             network = move_to_device_pass(network, device)
-        return network.module()
+        try:
+            return network.module()
+        except Exception as error:  # of PyTorch, which makes Python code of the program
+            raise ModelContractError(
+                f"cannot load the torch.export file {model.path}: PyTorch makes no network of its "
+                f"program: {first_line(error)}. Export it again."
+            ) from None
     network.eval()
     set_batch_norm(network, model.batch_norm, scripted=loaded.kind == "torchscript")
     return network.to(device)

@@ -17,7 +17,7 @@ from beam_inference.config.definite import DefiniteConfig, make_definite
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.job import JobConfig
 from beam_inference.config.plugins import list_versions
-from beam_inference.engines.choice import describe_engine, suffix_of
+from beam_inference.engines.choice import describe_engine
 from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
@@ -44,7 +44,7 @@ from beam_inference.launch.resume import (
 )
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
-from beam_inference.models.loading import loader_of
+from beam_inference.models.loading import loader_of, suffix_of
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
 

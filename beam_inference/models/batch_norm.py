@@ -88,7 +88,7 @@ def check_exported(program: Any, model: Network, inference: Inference) -> None:
             f"inference.batch_size: {inference.batch_size}. Write batch_size: {batch}, or export "
             "it with a dynamic batch dimension."
         )
-    modes = {_exported_batch_norm(node) for node in program.graph.nodes} - {None}
+    modes = {exported_batch_norm(node) for node in program.graph.nodes} - {None}
     if modes != {model.batch_norm} and (modes or model.batch_norm == "batch"):
         raise ModelContractError(
             f"the torch.export file {model.path} has BatchNorm using "
@@ -97,7 +97,8 @@ def check_exported(program: Any, model: Network, inference: Inference) -> None:
         )
 
 
-def _exported_batch_norm(node: Any) -> str | None:
+def exported_batch_norm(node: Any) -> str | None:
+    """The statistics that a node of a torch.export file uses; None where it is no BatchNorm."""
     name = str(node.target) if node.op == "call_function" else ""
     if "batch_norm" not in name or "instance" in name:
         return None

@@ -45,7 +45,37 @@ _MAPPINGS = frozenset(
 """Keys whose values map names to something; those that end in ``_values`` do as well."""
 
 _OBJECTS = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
-_NO_ARITHMETIC = frozenset({"_print", "from_file", "save", "warn"})
+_NO_ARITHMETIC = frozenset({"from_file", "save", "warn"})
+_UNCHECKED = re.compile(
+    # operators that believe their arguments: indices, sizes or memory are not held against bounds
+    r"set_.*|resize.*|.*(sparse|nested|jagged|storage|to_dense|coalesce|backward).*"
+    r"|(.*_)?(bsc|bsr|ccol|coo|crow|csc|csr)(_.*)?|((col|row)_)?indices(_copy)?|values(_copy)?"
+    r"|unsafe_(?!chunk|split).*|segment_reduce|ctc_loss|empty_quantized|q_.*|quantized_.*"
+    r"|.*(mkldnn|fbgemm|cudnn|miopen).*"
+)
+_PRIVATE = re.compile(
+    # those that torch.export makes of networks, also when it decomposes them
+    r"__(and|or|xor|lshift|rshift)__|_adaptive_avg_pool[23]d|_addmm_activation"
+    r"|_(functional_)?assert_(async|scalar)|_assert_tensor_metadata|_batch_norm_impl_index"
+    r"|_batch_norm_(no|with)_update(_functional)?|_cast_[A-Z][a-z]+|_cdist_forward"
+    r"|_conj(_copy|_physical)?|_convolution(_mode)?|_conv_depthwise2d|_euclidean_dist"
+    r"|_fft_(c2c|c2r|r2c)|_functional_sym_constrain_range(_for_size)?|_fused_rms_norm"
+    r"|_is_(all|any)_true|_linalg_(det|slogdet|svd)|_local_scalar_dense|_log_softmax"
+    r"|_logcumsumexp|_masked_softmax|_native_batch_norm_legit(_functional|_no_training)?"
+    r"|_native_multi_head_attention|_pad_(circular|enum)|_prelu_kernel|_reshape_copy"
+    r"|_safe_softmax|_scaled_dot_product_(attention_math|(cudnn|efficient|flash)_attention"
+    r"|flash_attention_for_cpu|fused_attention_overrideable)|_shape_as_tensor|_softmax|_stack"
+    r"|_to_copy|_to_cpu|_transformer_encoder_layer_fwd|_trilinear|_unsafe_(index|view)"
+    r"|_upsample_(bicubic2d|bilinear2d|lanczos2d)_aa|_upsample_nearest_exact[123]d"
+    r"|_weight_norm(_interface)?"
+)
+_STRIDED = 7
+"""The number that torch.export writes for the layout of dense tensors."""
+
+_INFINITE = re.compile(r"-?Infinity|NaN")
+_LARGEST = 64 << 20
+_MOST_GUARDS = 1000
+_MOST_EXPRESSIONS = 4 << 20
 _CONTAINERS = frozenset({"builtins.tuple", "builtins.list", "builtins.dict"}) | {
     "collections.OrderedDict"
 }
@@ -61,7 +91,16 @@ def check_program(content: bytes) -> None:
         UnsafeProgram: it is not, or does.
         ValueError: it is no JSON.
     """
-    _check_value(parse_object(content), key="", where="", in_node=False)
+    program = parse_object(content)
+    guards = program.get("guards_code")
+    if isinstance(guards, list) and len(guards) > _MOST_GUARDS:
+        raise UnsafeProgram(f"it has {len(guards):,} conditions; at most {_MOST_GUARDS:,} are read")
+    _check_value(program, key="", where="", in_node=False)
+    length = _count_expressions(program)
+    if length > _MOST_EXPRESSIONS:
+        raise UnsafeProgram(
+            f"its expressions have {length:,} characters; at most {_MOST_EXPRESSIONS:,} are read"
+        )
 
 
 def parse_object(content: bytes) -> Json:
@@ -70,6 +109,8 @@ def parse_object(content: bytes) -> Json:
     Raises:
         ValueError: it is none.
     """
+    if len(content) > _LARGEST:
+        raise ValueError(f"its JSON has {len(content):,} bytes; at most {_LARGEST:,} are read")
     value = parse_json(content.decode())
     if not isinstance(value, dict):
         raise ValueError("its JSON is no object")
@@ -93,6 +134,15 @@ def check_example_inputs(value: object) -> None:
         raise UnsafeProgram(f"the example inputs hold a {type(value).__name__}")
 
 
+def _count_expressions(value: Any, key: str = "") -> int:
+    """How many characters all expressions have together that PyTorch would evaluate."""
+    if isinstance(value, dict):
+        return sum(_count_expressions(item, name) for name, item in value.items())
+    if isinstance(value, list):
+        return sum(_count_expressions(item, key) for item in value)
+    return len(value) if key == "expr_str" and isinstance(value, str) else 0
+
+
 def _check_value(value: Any, *, key: str, where: str, in_node: bool, depth: int = 0) -> None:
     """Check a value under a key, and all that is in it.
 
@@ -105,6 +155,8 @@ def _check_value(value: Any, *, key: str, where: str, in_node: bool, depth: int 
     """
     if depth > _DEEPEST:
         raise UnsafeProgram(f"{where} is nested too deeply")
+    if key in ("layout", "as_layout") and value not in (None, _STRIDED):
+        raise UnsafeProgram(f"{where} is a tensor that is not dense")
     if isinstance(value, str):
         _check_text(value, key, where, in_node)
     elif isinstance(value, list):
@@ -169,16 +221,28 @@ def _check_dotted_name(text: str, where: str) -> None:
         raise UnsafeProgram(f"{where} has the name {text!a:.60}")
 
 
+def _check_infinite(text: str, where: str) -> None:
+    if not _INFINITE.fullmatch(text):
+        raise UnsafeProgram(f"{where} has the number {text!a:.60}")
+
+
 def _check_operator(target: str, where: str) -> None:
     match = _OPERATOR.fullmatch(target)
     if match:
         library, name, overload = match.groups()
         full_name = f"{library}::{name}" + ("" if overload == "default" else f".{overload}")
-        if name not in _NO_ARITHMETIC and _is_registered(full_name):
+        if _is_arithmetic(name) and _is_registered(full_name):
             return
     elif _SYMBOLIC_OPERATOR.fullmatch(target) or _CONTROL_FLOW.fullmatch(target):
         return
     raise UnsafeProgram(f"{where} is {target!a:.100}, which is not an operator of a network")
+
+
+def _is_arithmetic(operator: str) -> bool:
+    """Whether an operator computes tensors from tensors, within their bounds."""
+    if operator.startswith("_"):
+        return _PRIVATE.fullmatch(operator) is not None
+    return operator not in _NO_ARITHMETIC and not _UNCHECKED.fullmatch(operator)
 
 
 def _is_registered(operator: str) -> bool:
@@ -220,6 +284,7 @@ def _check_container(tree: Any, where: str, depth: int = 0) -> None:
 _CHECKS: dict[str, Callable[[str, str], None]] = {
     "target": _check_operator,
     "as_operator": _check_operator,
+    "as_float": _check_infinite,
     "expr_str": lambda text, _: check_symbols(text),
     "guards_code": lambda text, _: check_guard(text),
     "in_spec": _check_tree,

@@ -8,11 +8,14 @@ A network that takes batches of any size says so in expressions of symbols, such
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Callable
 from typing import TypeAlias
 
 _LONGEST = 5000
+_MOST_SYMBOLS = 10
+_MOST_TERMS = 100
 _DEEPEST = 60
 _LARGEST = 1 << 64
 _HIGHEST_POWER = 8
@@ -30,7 +33,9 @@ _SYMBOL_FUNCTIONS = re.compile(
     r"|TruncToFloat|TruncToInt|Unequality|Where|ceiling|floor"
 )
 
-_GUARD_CHARACTERS = re.compile(r"[\w\s\[\]().,'+\-*/%<>=!&|~]*", re.ASCII)
+_LONG_EXPONENT = re.compile(r"[\d.]e[+-]?[\d_]{4}", re.ASCII | re.IGNORECASE)
+
+_GUARD_CHARACTERS = re.compile(r"[\w \[\]().,'+\-*/%<>=!&|~]*", re.ASCII)
 _GUARD_FUNCTIONS = frozenset({"abs", "float", "int", "max", "min", "round"})
 _GUARD_METHODS = frozenset({"ndimension", "size", "storage_offset", "stride"})
 _GUARD_PROPERTIES = frozenset({"ndim", "shape"})
@@ -55,7 +60,12 @@ def check_symbols(text: str) -> None:
     Raises:
         NoArithmetic: it is not.
     """
-    _check(_parse(text), _parts_of_symbols)
+    expression = _parse(text)
+    _check(expression, _parts_of_symbols)
+    symbols = {name for name in map(_symbol_name, ast.walk(expression)) if name}
+    if len(symbols) > _MOST_SYMBOLS:
+        raise NoArithmetic(f"it has {len(symbols)} symbols; at most {_MOST_SYMBOLS} are expected")
+    _count_terms(expression)
 
 
 def check_guard(text: str) -> None:
@@ -72,8 +82,10 @@ def check_guard(text: str) -> None:
 def _parse(text: str) -> ast.expr:
     if len(text) > _LONGEST:
         raise NoArithmetic(f"it has {len(text):,} characters")
+    if _LONG_EXPONENT.search(text):  # Python reads it as 0 or infinity, sympy digit by digit
+        raise NoArithmetic("it has a number with an exponent of more than three digits")
     try:
-        return ast.parse(text.strip(), mode="eval").body
+        return ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise NoArithmetic("it is not an expression") from None
 
@@ -138,6 +150,46 @@ def _is_symbol(node: ast.expr) -> bool:
         ):
             return _FLOAT.fullmatch(number) is not None and precision <= _MOST_PRECISION
     return False
+
+
+def _symbol_name(node: ast.AST) -> str | None:
+    match node:
+        case ast.Name(id=name) | ast.Constant(value=str(name)) if _SYMBOL.fullmatch(name):
+            return name
+    return None
+
+
+def _count_terms(node: ast.expr) -> int:
+    """How many terms an expression has when it is multiplied out, as sympy does to divide it.
+
+    Raises:
+        NoArithmetic: they are many, in all of it or in a part; sympy could take for ever.
+    """
+    counts = [_count_terms(part) for part in _operands(node)]
+    count: int
+    match node:
+        case (
+            ast.BinOp(op=ast.Pow(), right=power)
+            | ast.Call(func=ast.Name(id="Pow"), args=[_, ast.Call(args=[power])])
+        ):
+            count = counts[0] ** max(1, abs(ast.literal_eval(power)))
+        case ast.BinOp(op=ast.Mult()) | ast.Call(func=ast.Name(id="Mul")):
+            count = math.prod(counts)
+        case ast.BinOp(op=ast.Add() | ast.Sub()) | ast.Call(func=ast.Name(id="Add")):
+            count = sum(counts)
+        case ast.UnaryOp():
+            count = counts[0]
+        case _:
+            count = 1
+    if count > _MOST_TERMS:
+        raise NoArithmetic(f"it has {count:,} terms when multiplied out")
+    return count
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.Call):
+        return node.args
+    return [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
 
 
 def _is_small_power(base: ast.expr, power: ast.expr) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
-from beam_inference.models.loading import loader_of, source_file
+from beam_inference.models.loading import loader_of, source_file, suffix_of
 from beam_inference.models.local_files import existing_file, file_sha256
 from beam_inference.models.onnx_file import check_self_contained
 from beam_inference.models.openvino_file import check_network
@@ -28,9 +28,15 @@ def model_sha256(model: Network) -> str:
     files = [_model_file(model)]
     if model.weights is not None:
         files.append(existing_file(model.weights, "model.weights"))
-    if files[0].suffix == ".onnx":
+    suffix = suffix_of(model)
+    if suffix == ".onnx":
         check_self_contained(files[0])
-    if files[0].suffix == ".xml":
+    if suffix == ".xml":
+        if model.weights is None:  # OpenVINO would take those beside it, which nothing hashed
+            raise ModelContractError(
+                f"model.path {model.path} is a network of OpenVINO, whose weights are in a file of "
+                "their own. Write its path, which ends in .bin, as model.weights."
+            )
         check_network(files[0])
     digests = [file_sha256(path) for path in files]
     if model.sha256 is not None and digests[-1] != model.sha256:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Protocol
+from urllib.parse import unquote
 
 from beam_inference.config.engines import NetworkKind
 from beam_inference.config.factories import factory_parts, run_file
@@ -65,13 +66,23 @@ class LoadedNetwork:
     kind: NetworkKind
 
 
+def suffix_of(model: Network) -> str:
+    """The suffix of the network's file, as far as ``model.path`` is one.
+
+    By it the checks of the file and its engine are chosen. Of a URL it is that of the file's name,
+    in which characters may be written as %2E.
+    """
+    path = unquote(model.path) if "://" in model.path else model.path
+    return PurePosixPath(path).suffix
+
+
 def loader_of(model: Network) -> ModelLoader | None:
     """The installed loader for the suffix of ``model.path``; None if there is none.
 
     Raises:
         ConfigError: what is installed for it is no loader.
     """
-    suffix = PurePosixPath(model.path).suffix.removeprefix(".")
+    suffix = suffix_of(model).removeprefix(".")
     if factory_parts(model.path) or suffix not in list_plugins("models"):
         return None
     loader = load_plugin("models", suffix)

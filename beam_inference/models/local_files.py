@@ -16,6 +16,12 @@ def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
         ModelContractError: there is none.
     """
     if path.startswith("file://"):
+        if "?" in path or "#" in path:
+            raise ModelContractError(
+                f"{key}: expected the path of a file after file://, found {path}, whose part from "
+                "? or # on names none. Remove that; in a file's own name write %3F for ? and %23 "
+                "for #."
+            )
         path = unquote(urlsplit(path).path)
     if "://" in path:
         raise ModelContractError(

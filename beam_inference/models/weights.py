@@ -25,7 +25,7 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
     state = _state_dict(path, allow_pickle)
     if all(key.startswith("module.") for key in state):  # as DataParallel saves them
         state = {key.removeprefix("module."): value for key, value in state.items()}
-    _refuse_complex(state, module, path)
+    _refuse_other_numbers(state, module, path)
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
@@ -34,13 +34,27 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
         ) from None
 
 
-def _refuse_complex(state: Mapping[str, torch.Tensor], module: torch.nn.Module, path: Path) -> None:
-    """Refuse complex numbers for real parameters: PyTorch would drop their imaginary parts."""
+def _refuse_other_numbers(
+    state: Mapping[str, torch.Tensor], module: torch.nn.Module, path: Path
+) -> None:
+    """Refuse numbers of another kind than the parameters, which PyTorch would convert in silence.
+
+    Complex ones would lose their imaginary parts; integers are mostly quantised, and mean nothing
+    without their scale.
+    """
     for name, parameter in module.state_dict().items():
-        if name in state and state[name].is_complex() and not parameter.is_complex():
+        if name not in state:
+            continue
+        if state[name].is_complex() and not parameter.is_complex():
             raise ModelContractError(
                 f"the weights {path} do not fit the network: {name} has complex numbers, the "
                 "network's are real"
+            )
+        if parameter.is_floating_point() and not state[name].is_floating_point():
+            raise ModelContractError(
+                f"the weights {path} do not fit the network: {name} has numbers of the type "
+                f"{str(state[name].dtype).removeprefix('torch.')}, the network's are of a floating "
+                "type. Save the weights as they were trained, not quantised."
             )
 
 

@@ -387,6 +387,59 @@ def test_damaged_exported_networks(damage, program, tmp_path, refuse):
     refuse(of_file(path))
 
 
+class Sparse(torch.nn.Module):
+    """Makes a dense tensor of an index that nothing holds against its bounds."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = toy_networks.conv()
+        self.register_buffer("index", torch.tensor([[1]]))
+
+    def forward(self, batch):
+        sparse = torch.ops.aten._sparse_coo_tensor_unsafe(self.index, torch.ones(1), [4])
+        return self.conv(batch) + torch.ops.aten._to_dense(sparse)[0]
+
+
+class Counting(torch.nn.Module):
+    """Adds to its result how many batches it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = toy_networks.conv()
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, batch):
+        self.seen.add_(1)
+        return self.conv(batch) + self.seen
+
+
+def export(module, path):
+    torch.export.save(torch.export.export(module.eval(), (torch.zeros(1, 1, *SHAPE),)), path)
+    return of_file(path)
+
+
+def test_operators_that_do_not_check_bounds(tmp_path, refuse):
+    told = refuse(export(Sparse(), tmp_path / "net.pt2"))
+    assert "_sparse_coo_tensor_unsafe" in told
+
+
+def test_exported_networks_that_change_themselves(tmp_path, refuse):
+    assert "order in which patches" in refuse(export(Counting(), tmp_path / "net.pt2"))
+
+
+@pytest.mark.parametrize("guard", ["\n L['x'] ", "L['absent'].size()[0] <= 1 / 0", "L['x'] ** 2"])
+def test_guards_that_make_no_python(guard, program, tmp_path, refuse):
+    members = in_program(program, lambda p: p.update(guards_code=[guard]))
+    refuse(of_file(write_zip(tmp_path / "net.pt2", members)))
+
+
+@pytest.mark.parametrize("end", ["?.onnx", "#.onnx"])
+def test_file_urls_with_a_part_that_names_no_file(end, tmp_path, refuse):
+    (tmp_path / "net").touch()
+    told = refuse(of_file(f"file://{tmp_path}/net{end}"), engine="onnxruntime")
+    assert "%3F" in told
+
+
 @pytest.mark.parametrize("absent", ["net/models/model.json", WEIGHTS, "net/archive_version"])
 def test_exported_networks_that_lack_something(absent, program, tmp_path, refuse):
     members = {name: content for name, content in program.items() if name != absent}
@@ -541,6 +594,17 @@ def test_270_and_272_a_bin_file_that_is_empty_or_absent(xml, refuse):
     refuse(of_file(xml), engine="openvino")
     xml.with_suffix(".bin").unlink()
     refuse(of_file(xml), engine="openvino")
+
+
+def test_a_percent_sign_does_not_hide_weights_in_another_file(onnx_model, tmp_path, refuse):
+    path = with_external_data(onnx_model, tmp_path, "w.bin")
+    hidden = str(path).replace(".onnx", "%2Eonnx")
+    refuse(of_file(f"file://{hidden}"), engine="onnxruntime")
+
+
+def test_the_weights_of_an_xml_file_are_always_named(xml, refuse):
+    hidden = str(xml).replace(".xml", "%2Exml")
+    assert "model.weights" in refuse(of_file(f"file://{hidden}"), engine="openvino")
 
 
 def test_an_onnx_file_named_xml_does_not_bring_weights_that_are_not_hashed(

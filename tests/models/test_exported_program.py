@@ -15,6 +15,11 @@ from beam_inference.models.exported_program import (
     parse_object,
 )
 
+pytestmark = pytest.mark.filterwarnings(
+    # PyTorch's own, while it decomposes a program
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning"
+)
+
 
 class Varied(torch.nn.Module):
     """A network with what networks have: constants, borders, sizes, a part without gradients."""
@@ -48,6 +53,40 @@ def program(tmp_path_factory):
     return json.loads(program_of(toy_networks.conv(), tmp_path_factory.mktemp("program")))
 
 
+class Wide(torch.nn.Module):
+    """A network of the layers for which torch.export writes operators of PyTorch's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.utils.parametrizations.weight_norm(
+            torch.nn.Conv3d(1, 4, 3, padding=1, padding_mode="circular")
+        )
+        self.norms = torch.nn.Sequential(
+            torch.nn.InstanceNorm3d(4), torch.nn.GroupNorm(2, 4), torch.nn.BatchNorm3d(4)
+        )
+        self.attention = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.bilinear = torch.nn.Bilinear(4, 4, 4)
+
+    def forward(self, batch):
+        values = torch.nn.functional.prelu(self.norms(self.conv(batch)), torch.ones(1))
+        values = torch.nn.functional.interpolate(values, scale_factor=2, mode="nearest-exact")
+        values = torch.nn.functional.interpolate(values, scale_factor=0.5, mode="trilinear")
+        values = torch.fft.irfftn(torch.fft.rfftn(values, dim=(3, 4)), dim=(3, 4))
+        values = values.softmax(1) + values.log_softmax(1) + values.mean((2, 3, 4), keepdim=True)
+        tokens = self.attention(values.flatten(2).transpose(1, 2))
+        tokens = self.bilinear(tokens, tokens).transpose(1, 2).reshape(values.shape)
+        return tokens.half().float()
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+def test_layers_with_operators_of_pytorch_s_own(tmp_path, decomposed):
+    program = torch.export.export(Wide().eval(), (torch.zeros(1, 1, 4, 6, 8),))
+    program = program.run_decompositions() if decomposed else program
+    torch.export.save(program, tmp_path / "net.pt2")
+    with zipfile.ZipFile(tmp_path / "net.pt2") as archive:
+        check_program(archive.read("net/models/model.json"))
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sound_programs(tmp_path, dynamic):
     size = torch.export.Dim("batch", min=1, max=64)
@@ -78,6 +117,33 @@ HOSTILE = [
     (f"{NODE}.target", "torch.ops.load_library"),
     (f"{NODE}.target", "torch.ops.aten.from_file.default"),
     (f"{NODE}.target", "torch.ops.aten.save.default"),
+    *(
+        (f"{NODE}.target", f"torch.ops.aten.{name}")
+        for name in [
+            "_sparse_coo_tensor_unsafe.default",
+            "_to_dense.default",
+            "_reshape_alias.default",
+            "_ctc_loss.default",
+            "_unsafe_index_put.default",
+            "_nested_view_from_buffer.default",
+            "_make_per_tensor_quantized_tensor.default",
+            "_empty_affine_quantized.default",
+            "_efficientzerotensor.default",
+            "_print.default",
+            "ctc_loss.IntList",
+            "max_pool3d_with_indices_backward.default",
+            "resize_.default",
+            "segment_reduce.default",
+            "set_.source_Storage",
+            "sparse_coo_tensor.size",
+            "to_sparse.default",
+            "values.default",
+        ]
+    ),
+    ("graph_module.graph.tensor_values.input.layout", 1),
+    (f"{INPUT}.arg", {"as_layout": 1}),
+    ("guards_code", ["L['input'].size()[0] <= 4"] * 1001),
+    ("graph_module.graph.sym_int_values.a", [{"expr_str": "s0" + " + 1" * 20}] * 60_000),
     (f"{NODE}.target", "torch.ops.aten.conv3d.__class__"),
     (f"{NODE}.target", "torch.ops.aten.__class__.default"),
     (f"{NODE}.target", "torch.ops.aten.conv3d.default.__class__"),
@@ -144,6 +210,11 @@ def test_programs_that_could_run_code_are_refused(program, at, what):
 def test_what_is_no_json(content):
     with pytest.raises(ValueError):  # noqa: PT011  # by whichever part of the parser
         parse_object(content)
+
+
+def test_json_without_bounds():
+    with pytest.raises(ValueError, match="at most"):
+        parse_object(b" " * (65 << 20))
 
 
 def test_example_inputs():

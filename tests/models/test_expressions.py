@@ -4,6 +4,7 @@ import pytest
 
 from beam_inference.models.expressions import NoArithmetic, check_guard, check_symbols
 
+MANY = ", ".join(f"s{number}" for number in range(1, 9))
 SYMBOL = "Symbol('s77', positive=True, integer=True)"
 
 
@@ -16,6 +17,7 @@ SYMBOL = "Symbol('s77', positive=True, integer=True)"
         f"Max(Integer(1), TruncToInt(Mul(Float('0.5', precision=53), ToFloat({SYMBOL}))))",
         "2*s39",
         "(s0 + 1)**2 // 3",
+        "Pow(Add(FloorDiv(s0, Integer(2)), Integer(-1)), Integer(3))",
         "Eq(Mod(s0, 2), 0)",
         "u0",
     ],
@@ -66,6 +68,9 @@ HOSTILE = [
     "10**400",
     "1" + "0" * 400,
     "1e999",
+    "1e-9999999999",
+    "1.E-1_000",
+    "\n 1",
     "1j",
     "(" * 500 + "1" + ")" * 500,
     "-" * 5000 + "1",
@@ -76,6 +81,12 @@ HOSTILE = [
     "'''",
     "\x00",
 ]
+
+
+@pytest.mark.parametrize("text", ["L['x'].size()[0] <= 4\n", "L['x']\t", " True"])
+def test_guards_are_parsed_as_they_stand(text):
+    with pytest.raises(NoArithmetic):
+        check_guard(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -100,6 +111,9 @@ def test_anything_else_is_refused(text):
         "LShift(Integer(1), Integer(99999999))",
         "PowByNatural(s0, s1)",
         "lambdify(s0, 'x')",
+        f"Mod(Pow(Add({MANY}), Integer(8)), Pow(Add({MANY}), Integer(8)))",
+        f"FloorDiv(Mul(Add({MANY}), Add({MANY}), Add({MANY})), Integer(2))",
+        " + ".join(f"s{number}" for number in range(1, 12)),
         "u99999999999",
     ],
 )

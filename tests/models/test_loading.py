@@ -98,6 +98,14 @@ def test_complex_weights_do_not_lose_their_imaginary_parts(tmp_path, trained):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool])
+def test_weights_that_are_no_floating_numbers_are_refused(tmp_path, trained, dtype):
+    state = {name: tensor.to(dtype) for name, tensor in trained.state_dict().items()}
+    torch.save(state, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="the network's are of a floating type"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
 def test_a_dict_whose_keys_are_no_names_is_no_state_dict(tmp_path):
     torch.save({1: torch.ones(1)}, tmp_path / "w.pt")
     with pytest.raises(ModelContractError, match="not a state dict"):
