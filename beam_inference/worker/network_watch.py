@@ -36,38 +36,32 @@ class NetworkWatch:
         seconds: what a call may take; None for :data:`FACTOR` times the first call, and at least
             :data:`LEAST_SECONDS`.
         give_up: what is done with the message once a call takes longer; it ends the process.
-        look_seconds: how often the watch looks.
+        look_seconds: how often the watch looks, at least.
     """
 
     def __init__(
         self,
         seconds: float | None = None,
         give_up: Callable[[str], None] | None = None,
-        look_seconds: float = 1.0,
+        look_seconds: float = 5.0,
     ) -> None:
         self._is_learning = seconds is None
         self._seconds = FIRST_CALL_SECONDS if seconds is None else seconds
         self._give_up = give_up or end_process
         self._look_seconds = look_seconds
-        self._deadline: float | None = None
-        self._chunk = -1
+        self._deadline = 0.0
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
 
     @contextmanager
     def watch_chunk(self, chunk: int) -> Iterator[None]:
         """Watch while a chunk is computed; each call of the network begins a new term."""
-        with self._lock:
-            self._chunk = chunk
-            self._deadline = time.monotonic() + self._seconds
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._look, daemon=True, name="watch")
-                self._thread.start()
+        self._begin_term(time.monotonic())
+        done = threading.Event()
+        threading.Thread(target=self._look, args=(chunk, done), daemon=True, name="watch").start()
         try:
             yield
         finally:
-            with self._lock:
-                self._deadline = None
+            done.set()
 
     def wrap(self, predictor: Predictor) -> Forward:
         """Return the forward pass of a network, with each call in a term of its own."""
@@ -87,15 +81,12 @@ class NetworkWatch:
 
     def _begin_term(self, now: float) -> None:
         with self._lock:
-            if self._deadline is not None:
-                self._deadline = now + self._seconds
+            self._deadline = now + self._seconds
 
-    def _look(self) -> None:
-        while True:
-            time.sleep(self._look_seconds)
+    def _look(self, chunk: int, done: threading.Event) -> None:
+        while not done.wait(self._look_seconds):
             with self._lock:
-                is_late = self._deadline is not None and time.monotonic() > self._deadline
-                chunk = self._chunk
+                is_late = time.monotonic() > self._deadline
             if is_late:
                 self._give_up(
                     f"chunk {chunk}: the network has not answered for {self._seconds:.0f} s "
