@@ -27,6 +27,7 @@ from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
 from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.foreign_text import describe_error
@@ -171,8 +172,8 @@ def _parse_record(stored: StoredRecord) -> Json | None:
     if stored.fault is not None:
         return None
     try:
-        record = json.loads(stored.text)
-    except (ValueError, RecursionError):
+        record = parse_json(stored.text)
+    except ValueError:
         return None
     is_of_chunk = isinstance(record, dict) and record.get("chunk") == stored.chunk
     return record if is_of_chunk else None

@@ -21,13 +21,10 @@ from pydantic import (
 )
 
 from beam_inference.foreign_text import clean_text, holds_credentials
+from beam_inference.geometry.origin import FARTHEST
 
 Json: TypeAlias = dict[str, Any]
 """An object as it stands in JSON or YAML: values by key."""
-
-FARTHEST = 2**40
-"""Largest coordinate. TensorStore's have 64 bits, and sums of ours must stay well inside."""
-
 
 _LONGEST_PATH = 4096
 _LONGEST_NAME = 255

@@ -13,11 +13,11 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from beam_inference.arrays import AnyArray, AnyDtype
-from beam_inference.config.fields import FARTHEST, Json
+from beam_inference.config.fields import Json
 from beam_inference.errors import BeamInferenceError, ConfigError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.origin import NO_REST, Rest
+from beam_inference.geometry.origin import FARTHEST, NO_REST, Rest
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 Voxels: TypeAlias = AnyArray

@@ -24,8 +24,9 @@ NO_REST: Rest = (0.0, 0.0, 0.0)
 
 _ROUNDING = 1e-3
 """Parts of a voxel up to which a position counts as whole: metadata are rounded."""
-_FARTHEST = 2**40
-"""As in job files: sums of coordinates must stay well inside 64 bits."""
+
+FARTHEST = 2**40
+"""Largest coordinate. TensorStore's have 64 bits, and sums of ours must stay well inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def origin_at(position: Sequence[float]) -> Origin:
     Raises:
         ValueError: the position is no number, or too far to be counted in voxels.
     """
-    if not all(abs(coordinate) <= _FARTHEST for coordinate in position):  # NaN is not
+    if not all(abs(coordinate) <= FARTHEST for coordinate in position):  # NaN is not
         raise ValueError(f"a volume cannot begin at the voxel {list(position)} (z, y, x)")
     whole = triple(math.floor(coordinate + 0.5) for coordinate in position)
     z, y, x = (

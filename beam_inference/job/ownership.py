@@ -94,9 +94,7 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
     file = _OwnersFile(output_url, storage)
     deadline = time.monotonic() + _CLAIM_SECONDS
     while time.monotonic() < deadline:
-        earlier = [] if replace and file.is_damaged() else file.read()
-        if replace:
-            earlier = [each for each in earlier if not owner.excludes(each)]
+        earlier = _read_others_kept(file, owner) if replace else file.read()
         _refuse_conflict(earlier, owner, output_url)
         others = [each for each in earlier if each.fingerprint != owner.fingerprint]
         if file.write([*others, owner]):
@@ -140,14 +138,6 @@ class _OwnersFile:
                 "does."
             ) from None
 
-    def is_damaged(self) -> bool:
-        """Whether the file is there, and cannot be understood."""
-        try:
-            self.read()
-        except StateError:
-            return True
-        return False
-
     def write(self, owners: Sequence[Owner]) -> bool:
         """Write the owners, unless somebody else has written since they were read."""
         text = _Owners(owners=list(owners)).model_dump_json(indent=1)
@@ -172,6 +162,15 @@ class _OwnersFile:
         """The job whose state lies in the output: versions before named no owners."""
         job = State(self._folder, self._storage).load_job()
         return [] if job is None else [owner_of(job, self._folder)]
+
+
+def _read_others_kept(file: _OwnersFile, owner: Owner) -> list[Owner]:
+    """Read the owners that a job leaves in place when it takes over the output."""
+    try:
+        earlier = file.read()
+    except StateError:
+        return []
+    return [each for each in earlier if not owner.excludes(each)]
 
 
 def _refuse_conflict(earlier: Sequence[Owner], owner: Owner, output_url: str) -> None:

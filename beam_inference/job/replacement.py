@@ -19,6 +19,7 @@ from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, VolumeError, WorkerFault
 from beam_inference.job.state import STATE_FOLDER
 from beam_inference.volumes.detection import StoredVolume, json_object, volume_at
+from beam_inference.volumes.drafts import file_of_draft
 from beam_inference.volumes.kvstores import (
     TRANSFER_SECONDS,
     KvStore,
@@ -49,7 +50,7 @@ _NAMES_IN_MESSAGE = 5
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What is removed at a URL before a new volume is made there.
+    """Files and folders that are removed at a URL before a new volume is made there.
 
     Attributes:
         url: the URL.
@@ -132,10 +133,17 @@ def plan_replacement(url: str, storage: Storage, further: Iterable[str] = ()) ->
         blocks = _BLOCKS.get(stored.driver)
     others = _names_beside(url, storage, [*folders, *metadata])
     owned = [name for name in others if blocks is not None and blocks.fullmatch(name)]
-    foreign = sorted(set(others) - set(owned))
+    of_volume = {*folders, *metadata, *owned}
+    foreign = sorted(
+        name for name in set(others) - of_volume if file_of_draft(name) not in of_volume
+    )
     if foreign:
         named = ", ".join(foreign[:_NAMES_IN_MESSAGE])
-        more = "" if len(foreign) <= _NAMES_IN_MESSAGE else f" and {len(foreign) - 5} more"
+        more = (
+            ""
+            if len(foreign) <= _NAMES_IN_MESSAGE
+            else f" and {len(foreign) - _NAMES_IN_MESSAGE} more"
+        )
         raise StateError(
             f"{url} holds {named}{more}, which is no part of a volume that --overwrite could "
             "replace: nothing was removed. Choose another place, or remove or move it yourself."
@@ -184,9 +192,7 @@ def _names_beside(url: str, storage: Storage, known: Sequence[str]) -> list[str]
             ]
     except (ValueError, OSError) as error:
         raise StateError(f"cannot list what lies at {url}: {one_line(error)}") from None
-    drafts = re.compile(r"(.+)\.(__lock|guard|[0-9a-f]{32}\.draft)")
-    kept = [name for name in names if name not in tops]
-    return [name for name in kept if not ((m := drafts.fullmatch(name)) and m[1] in tops)]
+    return [name for name in names if name not in tops]
 
 
 def _keys_beside(store: KvStore, known: Sequence[str]) -> list[str]:

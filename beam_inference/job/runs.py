@@ -68,7 +68,7 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
         try:
             entry = parse_json(line)
             index = entry["chunk"] if isinstance(entry, dict) else entry
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, KeyError):
             index = None
         if type(index) is not int:
             raise ConfigError(

@@ -38,7 +38,7 @@ from beam_inference.config.fields import Frozen
 from beam_inference.config.job import JobConfig
 from beam_inference.config.storage import Storage
 from beam_inference.errors import StateError, WorkerFault
-from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries
+from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER, ChunkEntries, folders
 from beam_inference.job.receipt_faults import first_receipt_fault, receipt_fault
 from beam_inference.job.records import (
     DamagedRecord,
@@ -166,15 +166,10 @@ class State:
         """Count the chunks of ``start … stop`` that have a receipt, by listing."""
         return self._entries("receipts").count(start, stop)
 
-    def count_believed_receipts(self, start: int, stop: int) -> int:
-        """Count the chunks of ``start … stop`` whose receipt can be believed, by reading all."""
+    def count_believed_receipts(self, count: int) -> int:
+        """Count those of ``count`` chunks whose receipt can be believed, by reading all."""
         return sum(
-            len(
-                self.read_receipts(
-                    self.receipt_indices(first, min(stop, first + CHUNKS_PER_FOLDER))
-                )
-            )
-            for first in range(start, stop, CHUNKS_PER_FOLDER)
+            len(self.read_receipts(self.receipt_indices(*folder))) for folder in folders(count)
         )
 
     def write_sums(self, receipt: Receipt) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from beam_inference.geometry.sampling import count_and_sample
-from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.chunk_records import folders
 from beam_inference.job.records import DamagedRecord, Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
@@ -89,7 +89,13 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     state = state.of(job)
     count = job.plan.chunks.count
     listed, sample = count_and_sample(state.receipt_indices(0, count), _SAMPLE)
-    damaged = _list_damaged(state, range(count) if listed == count else sample)
+    receipts, damaged = _split(state.scan_receipts(sample))
+    if listed == count > len(sample):
+        damaged = [
+            message
+            for folder in folders(count)
+            for message in _split(state.scan_receipts(range(*folder)))[1]
+        ]
     done = listed - len(damaged)
     counted = done
     of_stage = count
@@ -97,7 +103,6 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     owners = None
     in_first_stage = False
     quarantined = sum(1 for _ in state.read_quarantined(0, count))
-    receipts = state.read_receipts(sample)
     finished = _moments(receipts, now)
     if job.plan.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
@@ -138,14 +143,16 @@ def _moments(receipts: Sequence[Receipt], now: datetime) -> list[datetime]:
     return sorted(moment for moment in moments if moment - now < _LATELY)
 
 
-def _list_damaged(state: State, chunks: Sequence[int]) -> list[str]:
-    """Read receipts, a folder at a time, and describe those that cannot be believed."""
-    return [
-        record.message
-        for first in range(0, len(chunks), CHUNKS_PER_FOLDER)
-        for record in state.scan_receipts(chunks[first : first + CHUNKS_PER_FOLDER])
-        if isinstance(record, DamagedRecord)
-    ]
+def _split(records: Iterable[Receipt | DamagedRecord]) -> tuple[list[Receipt], list[str]]:
+    """Part the receipts from the messages about those that cannot be believed."""
+    receipts = []
+    damaged = []
+    for record in records:
+        if isinstance(record, DamagedRecord):
+            damaged.append(record.message)
+        else:
+            receipts.append(record)
+    return receipts, damaged
 
 
 def recent_rate(finished: Sequence[datetime], done: int, now: datetime) -> float | None:

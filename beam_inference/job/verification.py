@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from beam_inference.errors import BeamInferenceError
-from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
+from beam_inference.job.chunk_records import folders
 from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, crc32
 from beam_inference.job.resolved_job import ResolvedJob
@@ -66,8 +66,7 @@ def verify(
     grid = job.plan.chunks
     state = state.of(job)
     report = VerifyReport(grid.count)
-    for start in range(0, grid.count, CHUNKS_PER_FOLDER):
-        stop = min(start + CHUNKS_PER_FOLDER, grid.count)
+    for start, stop in folders(grid.count):
         present = set()
         for receipt in state.scan_receipts(state.receipt_indices(start, stop)):
             if isinstance(receipt, DamagedRecord):

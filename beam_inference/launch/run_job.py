@@ -253,7 +253,7 @@ def _judge(
         work.state.write_quarantine_file(records)
     except BeamInferenceError as failure:
         error = error or failure  # the error that ended the launch comes first
-    done_of_job = work.state.count_believed_receipts(0, work.count_of_job)
+    done_of_job = work.state.count_believed_receipts(work.count_of_job)
     is_job_done = done_of_job == work.count_of_job
     if work.job.plan.exchange is not None and is_job_done:
         # Chunks that were done without their neighbours may have left seam files.

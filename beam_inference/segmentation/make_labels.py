@@ -271,7 +271,7 @@ _KINDS: tuple[type[LabelPlan], ...] = (ComponentPlan, SegmentationPlan)
 
 
 def _plan_replacement(job: StageJob, plan: LabelPlan) -> Replacement:
-    """What is removed at the target: its volume, tables, coarser scales and records."""
+    """Find out what is removed at the target: its volume, tables, coarser scales and records."""
     url = plan.output.url
     further = [f"{kind.table_folder}/" for kind in _KINDS]
     further += begun_names(job, plan.output)

@@ -13,7 +13,7 @@ import glob
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,8 +22,22 @@ from beam_inference.volumes.kvstores import local_folder
 AGE_SECONDS = 3600.0
 """Age from which a draft is taken for left behind: nobody takes as long to write one."""
 
-_DRAFT = re.compile(r".+(_[0-9a-f]{16}\.__lock|\.[0-9a-f]{32}\.draft)")
+_DRAFT = re.compile(r"(.+)(_[0-9a-f]{16}\.__lock|\.[0-9a-f]{32}\.draft)")
 _GUARD = re.compile(r"(.+\.json|info|\.z[a-z]+)\.guard")
+
+
+_LOCK = re.compile(r"(.+)\.__lock")
+"""A lock that TensorStore keeps by default, as in programs of others: not ours to sweep."""
+
+
+def file_of_draft(name: str) -> str | None:
+    """Return the name of the file that a draft, guard or lock belongs to; None if it is none.
+
+    Args:
+        name: name of the file that may be a draft, without its folder.
+    """
+    patterns = (_DRAFT, _GUARD, _LOCK)
+    return next((match[1] for each in patterns if (match := each.fullmatch(name))), None)
 
 
 def sweep_drafts(url: str, age_seconds: float = AGE_SECONDS) -> int:
@@ -40,10 +54,7 @@ def sweep_drafts(url: str, age_seconds: float = AGE_SECONDS) -> int:
         How many were removed.
     """
     folder = local_folder(url)
-    if folder is None:
-        return 0
-    written_before = time.time() - age_seconds
-    return sum(_remove(path, written_before) for path in _candidates(folder))
+    return 0 if folder is None else _sweep(_candidates(folder), age_seconds)
 
 
 def sweep_drafts_of_file(url: str, age_seconds: float = AGE_SECONDS) -> int:
@@ -59,9 +70,14 @@ def sweep_drafts_of_file(url: str, age_seconds: float = AGE_SECONDS) -> int:
     path = local_folder(url)
     if path is None:
         return 0
-    written_before = time.time() - age_seconds
     beside = path.parent.glob(f"{glob.escape(path.name)}[._]*")
-    return sum(_remove(each, written_before) for each in beside if _DRAFT.fullmatch(each.name))
+    return _sweep((each for each in beside if _DRAFT.fullmatch(each.name)), age_seconds)
+
+
+def _sweep(paths: Iterable[Path], age_seconds: float) -> int:
+    """Remove those of some drafts and guards that are left behind, and count them."""
+    written_before = time.time() - age_seconds
+    return sum(_remove(path, written_before) for path in paths)
 
 
 def _candidates(folder: Path) -> Iterator[Path]:

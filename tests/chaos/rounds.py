@@ -47,7 +47,7 @@ class Lost(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """What is disturbed in a round.
+    """A command that is disturbed in a round, and what does its work.
 
     Attributes:
         subject: the command.

@@ -125,7 +125,7 @@ class MoodyServer(ThreadingHTTPServer):
         self.server_close()
 
     def draw_mishap(self) -> Callable[[_Handler], bool] | None:
-        """What is done to the present request."""
+        """Draw what is done to the present request; None to answer it properly."""
         if self._chance.random() >= self.bad_share:
             return None
         name = self._chance.choice(sorted(_MISHAPS))

@@ -166,6 +166,28 @@ def test_a_removal_that_was_killed_is_given_again(source, tmp_path):
     np.testing.assert_array_equal(read_volume(tmp_path / "z")[0], SMALL)
 
 
+@pytest.mark.parametrize("format", ["precomputed", "zarr3"])
+def test_drafts_of_a_killed_writer_are_not_foreign(format, source, tmp_path):
+    write_volume(tmp_path / "v", LARGE, format=format)
+    metadata = "info" if format == "precomputed" else "zarr.json"
+    drafts = {
+        f"{metadata}.__lock",
+        f"{metadata}_{'0a' * 8}.__lock",
+        f"{metadata}.{'0a' * 16}.draft",
+    }
+    for name in drafts:
+        (tmp_path / "v" / name).write_text("{")
+    assert convert(source, tmp_path / "v", f"--format={format}", "--overwrite") == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "v")[0], SMALL)
+
+
+def test_drafts_of_other_files_are_foreign(source, tmp_path, capsys):
+    write_volume(tmp_path / "v", LARGE)
+    (tmp_path / "v" / f"notes.txt_{'0a' * 8}.__lock").write_text("{")
+    assert convert(source, tmp_path / "v", "--overwrite") == 2
+    assert "notes.txt" in capsys.readouterr().err
+
+
 def test_components_replace_a_larger_volume(tmp_path, capsys):
     write_volume(tmp_path / "small", SMALL)
     write_volume(tmp_path / "v", LARGE)

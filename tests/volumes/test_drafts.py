@@ -7,7 +7,7 @@ import time
 import pytest
 
 from beam_inference.volumes.conditional_writes import create_key
-from beam_inference.volumes.drafts import sweep_drafts, sweep_drafts_of_file
+from beam_inference.volumes.drafts import file_of_draft, sweep_drafts, sweep_drafts_of_file
 from beam_inference.volumes.kvstores import open_kvstore
 
 LONG_AGO = time.time() - 7200
@@ -96,6 +96,22 @@ def test_a_pipe_of_such_a_name_does_not_hang_the_sweep(tmp_path):
 @pytest.mark.parametrize("url", ["gs://bucket/volume", "memory://volume"])
 def test_object_stores_have_no_drafts(url):
     assert sweep_drafts(url) == sweep_drafts_of_file(url) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("0-8_0-8_0-8_a6635d290de952fb.__lock", "0-8_0-8_0-8"),
+        (f"job.json.{'0123abcd' * 4}.draft", "job.json"),
+        ("info.guard", "info"),
+        ("info.__lock", "info"),
+        ("info", None),
+        ("notes.guard", None),
+        (".__lock", None),
+    ],
+)
+def test_the_file_of_a_draft(name, file):
+    assert file_of_draft(name) == file
 
 
 def test_a_folder_that_is_gone_has_no_drafts(tmp_path):
