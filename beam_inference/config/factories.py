@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.abc
 import importlib.util
 import re
 import sys
@@ -47,7 +48,8 @@ def load_file(file: Path) -> ModuleType:
     Raises:
         Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
     """
-    return sys.modules.get(_module_name(file)) or run_file(file)
+    source = _Source(file)
+    return sys.modules.get(source.module_name) or _run(source)
 
 
 def run_file(file: Path) -> ModuleType:
@@ -56,21 +58,43 @@ def run_file(file: Path) -> ModuleType:
     Raises:
         Exception: the file's own code runs, and may raise anything; ImportError where it is absent.
     """
-    unique = _module_name(file)
-    spec = importlib.util.spec_from_file_location(unique, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is not Python source")
+    return _run(_Source(file))
+
+
+class _Source(importlib.abc.SourceLoader):
+    """Loads a module from a file's content, which is read once.
+
+    Python's own loader would run what it compiled earlier, and kept in ``__pycache__``, wherever
+    the file has the same size and time as then: another content than the one that is hashed.
+    """
+
+    def __init__(self, file: Path) -> None:
+        if not file.is_file():
+            raise ImportError(f"there is no file {file}")
+        self._file = file
+        self._content = file.read_bytes()
+        digest = hashlib.sha256(self._content).hexdigest()
+        self.module_name = f"beam_inference_file_{digest[:16]}"
+
+    def get_filename(self, fullname: str) -> str:  # noqa: ARG002
+        """The path, for ``__file__`` and tracebacks."""
+        return str(self._file)
+
+    def get_data(self, path: str) -> bytes:  # noqa: ARG002
+        """The source; nothing compiled is asked for, because :meth:`path_stats` is not there."""
+        return self._content
+
+
+def _run(source: _Source) -> ModuleType:
+    name = source.module_name
+    spec = importlib.util.spec_from_loader(name, source)
+    if spec is None:
+        raise ImportError(f"{source.get_filename(name)} is not Python source")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[unique] = module
+    sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        source.exec_module(module)
     except BaseException:
-        del sys.modules[unique]
+        del sys.modules[name]
         raise
     return module
-
-
-def _module_name(file: Path) -> str:
-    if not file.is_file():
-        raise ImportError(f"there is no file {file}")
-    return f"beam_inference_file_{hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"

@@ -8,7 +8,9 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any, Literal, Protocol
 from urllib.parse import unquote
 
@@ -216,12 +218,31 @@ def _factory(model: Network) -> Callable[..., Any]:
     file = source_file(model)
     module, name = factory_parts(model.path) or ("", "")
     # A file is run anew: what it draws by lot, on top, is then the same for every network.
-    source = run_file(file) if module.endswith(".py") else importlib.import_module(module)
+    source = run_file(file) if module.endswith(".py") else _import_source(module, file)
     factory = getattr(source, name, None)
     if factory is None:
         raise ModelContractError(f"model.path {model.path}: {file} has no function {name}")
     made: Callable[..., Any] = factory
     return made
+
+
+def _import_source(name: str, file: Path) -> ModuleType:
+    """Import a module, whose source is hashed, unless Python runs another one in its place.
+
+    Raises:
+        ModelContractError: what was compiled of an earlier source has the same size and time.
+    """
+    module = importlib.import_module(name)
+    loader = None if module.__spec__ is None else module.__spec__.loader
+    if isinstance(loader, SourceFileLoader):
+        compiled = loader.get_code(name)
+        if compiled != loader.source_to_code(file.read_bytes(), str(file)):
+            raise ModelContractError(
+                f"model.path: Python runs a compiled form of {file} that was made of another "
+                "source, so the hash of that file would not be that of the network. Remove the "
+                f"folder {file.parent / '__pycache__'}, or touch the file."
+            )
+    return module
 
 
 def _takes_weights(factory: Callable[..., Any]) -> bool:
