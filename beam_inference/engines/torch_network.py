@@ -66,9 +66,13 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool
     """Hash a network's parameters where no file of weights stands for them; else None.
 
     Raises:
-        ModelContractError: the network's parameters are other ones each time that it is made.
+        ModelContractError: the network's parameters, or buffers that it does not save, are other
+            ones each time that it is made.
     """
-    if loaded.kind != "module" or model.weights is not None:
+    if loaded.kind != "module":
+        return None
+    is_stated = model.weights is not None
+    if is_stated and not _unsaved_buffers(loaded.network):
         return None
     parameters = parameters_sha256(loaded.network)
     again = load_network(model, allow_pickle=allow_pickle)
@@ -76,18 +80,25 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool
         raise ModelContractError(
             f"model.path {model.path} makes a network with other parameters at every call "
             "(random initial values), so every worker would have another. Give its trained "
-            "weights as model.weights."
+            "weights as model.weights, and make what these do not hold without random numbers."
         )
-    return parameters
+    return None if is_stated else parameters
 
 
 def parameters_sha256(module: torch.nn.Module) -> str:
-    """Hash of a module's parameters and buffers: names, shapes, dtypes and bytes."""
+    """Hash of a module's parameters and all buffers: names, shapes, dtypes and bytes."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
+    tensors = module.state_dict() | _unsaved_buffers(module)
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _unsaved_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's buffers that are not part of its state dict."""
+    saved = module.state_dict().keys()
+    return {name: tensor for name, tensor in module.named_buffers() if name not in saved}
 
 
 def memory_format_of(request: LoadRequest) -> torch.memory_format:

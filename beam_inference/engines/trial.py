@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -33,6 +34,9 @@ logger = logging.getLogger(__name__)
 SETTLING_CALLS = 2
 """Warm-up calls; after a single one PyTorch still allocates occasionally."""
 
+_SAMPLED_VALUES = 1 << 16
+"""About how many values of an answer are compared with those of the second one."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContractReport:
@@ -62,7 +66,7 @@ def check_contract(
     crop_margin: Zyx,
     output_channels: int,
 ) -> ContractReport:
-    """Run one batch of a patch, or half of it where the device has too little memory.
+    """Run one batch of a patch twice, or half of it where the device has too little memory.
 
     Args:
         predictor: the network on its device.
@@ -75,41 +79,19 @@ def check_contract(
 
     Raises:
         ModelContractError: the network fails on it, or returns another shape or values that are not
-            finite; or one patch alone is too much for the device.
+            finite, or other values the second time; or one patch alone is too much for the device.
     """
-
-    def of_batch(size: int) -> ContractReport:
-        on_host = predictor.device.on_host
-        bound = bound_memory() if on_host else nullcontext()
-        with bound, predictor.device.session(), avoid_heap():
-            batch = predictor.device.empty((size, *patch.shape))
-            batch[:] = predictor.device.upload(patch)
-            batch = normalize(batch)
-            before = _start_peak(predictor)
-            predictions = predictor.predict(batch)
-            predictions = crop_to_patch(
-                predictions, (size, output_channels), patch_shape, crop_margin
-            )
-            low = float(predictions.min())
-            high = float(predictions.max())
-            if on_host:
-                del predictions  # before the next ones, as in a job
-                if not keeps_memory(predictor.description.get("engine", "torch")):
-                    # what PyTorch makes at its first call is not made again
-                    before = _start_peak(predictor)
-                predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
-            working_set = max(0, _peak(predictor) - before)
-        if not (np.isfinite(low) and np.isfinite(high)):
-            raise ModelContractError(
-                "the network returns NaN or infinite values for a patch of the input. Check "
-                "model.normalize, model.weights and inference.precision."
-            )
-        return ContractReport(working_set, size, low, high)
-
     first_size = batch_size
     while True:
         try:
-            return of_batch(batch_size)
+            return _try_batch(
+                predictor,
+                patch,
+                normalize,
+                shape=(batch_size, output_channels),
+                patch_shape=patch_shape,
+                crop_margin=crop_margin,
+            )
         except DeviceOutOfMemory as error:
             if batch_size == 1:
                 raise ModelContractError(
@@ -137,6 +119,84 @@ def check_contract(
             "device out of memory with %d patches a batch; trying %d", batch_size, batch_size // 2
         )
         batch_size //= 2
+
+
+def _sample(predictor: Predictor, predictions: Any) -> NDArray[np.float32]:
+    """Copy some values of predictions (N, C, Z, Y, X), evenly spaced, to the host."""
+    size = math.prod(predictions.shape)
+    step = max(1, math.ceil((size / _SAMPLED_VALUES) ** (1 / 3)))
+    some = predictor.device.copy(predictions[:, :, ::step, ::step, ::step])
+    return np.array(predictor.device.download(some)())
+
+
+def _check_repeats(
+    answer: NDArray[np.float32], again: NDArray[np.float32], predictor: Predictor
+) -> None:
+    """Compare a network's answers to one batch that it was given twice.
+
+    Raises:
+        ModelContractError: they differ by more than arithmetic in another order explains.
+    """
+    if np.array_equal(answer, again):
+        return
+    difference = float(np.sqrt(np.mean(np.square(np.subtract(answer, again, dtype=np.float64)))))
+    scale = max(1.0, float(np.abs(answer).max()))
+    if not difference <= TOLERANCES[predictor.description.get("precision", "float32")] * scale:
+        raise ModelContractError(
+            "the network answers the same batch in two ways, which differ by "
+            f"{difference:.1e}, root mean square: it draws random numbers, such as a dropout that "
+            "was exported while training, or it keeps something from one batch to the next. Its "
+            "output would depend on the order of the work. Save it in evaluation mode, and without "
+            "state."
+        )
+    logger.warning(
+        "the network answers the same batch with other last bits (%.1e, root mean square): so will "
+        "another launch, and verify --recompute",
+        difference,
+    )
+
+
+def _try_batch(
+    predictor: Predictor,
+    patch: AnyArray,
+    normalize: Callable[[Any], Any],
+    *,
+    shape: tuple[int, int],
+    patch_shape: Zyx,
+    crop_margin: Zyx,
+) -> ContractReport:
+    """Run one batch of a patch twice; ``shape`` is that of the answer, (patches, channels)."""
+    on_host = predictor.device.on_host
+    bound = bound_memory() if on_host else nullcontext()
+    with bound, predictor.device.session(), avoid_heap():
+        array = predictor.device.empty((shape[0], *patch.shape))
+
+        def make_batch() -> Any:
+            """Make it anew: a network may overwrite its input."""
+            array[:] = predictor.device.upload(patch)
+            return normalize(array)
+
+        batch = make_batch()
+        before = _start_peak(predictor)
+        predictions = crop_to_patch(predictor.predict(batch), shape, patch_shape, crop_margin)
+        low = float(predictions.min())
+        high = float(predictions.max())
+        answer = _sample(predictor, predictions)
+        del predictions  # before the next ones, as in a job
+        batch = make_batch()
+        if on_host and not keeps_memory(predictor.description.get("engine", "torch")):
+            # what PyTorch makes at its first call is not made again
+            before = _start_peak(predictor)
+        predictions = predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
+        working_set = max(0, _peak(predictor) - before)
+        again = _sample(predictor, crop_to_patch(predictions, shape, patch_shape, crop_margin))
+    if not (np.isfinite(low) and np.isfinite(high)):
+        raise ModelContractError(
+            "the network returns NaN or infinite values for a patch of the input. Check "
+            "model.normalize, model.weights and inference.precision."
+        )
+    _check_repeats(answer, again, predictor)
+    return ContractReport(working_set, shape[0], low, high)
 
 
 def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:

@@ -51,6 +51,53 @@ def test_networks_that_break_the_contract(model, message):
         contract(model, **options)
 
 
+def once(network):
+    """Try a network of one channel on a batch of one patch."""
+    array = np.random.default_rng(0).integers(0, 256, (1, 6, 8, 10), dtype=np.uint8)
+    return check_contract(
+        torch_predictor(network, torch.device("cpu")),
+        array,
+        Normalization(),
+        batch_size=1,
+        patch_shape=(6, 8, 10),
+        crop_margin=(0, 0, 0),
+        output_channels=1,
+    )
+
+
+class Counter:
+    """A network whose answer is a little higher every time."""
+
+    def __init__(self, step):
+        self.sum = 0.0
+        self.step = step
+
+    def __call__(self, batch):
+        self.sum += self.step
+        return batch / 255 + self.sum
+
+
+@pytest.mark.parametrize(
+    "network", [torch.rand_like, Counter(0.01), lambda batch: torch.dropout(batch, 0.5, True)]
+)
+def test_networks_that_answer_one_batch_in_two_ways(network):
+    with pytest.raises(ModelContractError, match="answers the same batch in two ways"):
+        once(network)
+
+
+def test_other_last_bits_are_warned_about(caplog):
+    once(Counter(1e-6))
+    assert "with other last bits" in caplog.text
+    caplog.clear()
+    once(torch.sigmoid)
+    assert not caplog.text
+
+
+def test_a_network_may_overwrite_its_input(caplog):
+    once(lambda batch: batch.mul_(0.5))
+    assert not caplog.text
+
+
 def test_out_of_memory_at_the_trial_halves_the_batch_as_the_job_will():
     def little_room(batch):
         if len(batch) > 1:

@@ -405,6 +405,41 @@ def test_parameters_that_no_weights_file_states_describe_the_engine():
         describe_engine(job.model, job.inference)
 
 
+class Shifted(torch.nn.Module):
+    """A network with a buffer that it does not save."""
+
+    def __init__(self, shift):
+        super().__init__()
+        self.conv = torch.nn.Conv3d(1, 2, 1)
+        self.register_buffer("shift", shift, persistent=False)
+
+    def forward(self, batch):
+        return self.conv(batch) + self.shift
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_buffers_that_no_file_of_weights_holds(with_weights, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    torch.save(Shifted(torch.ones(1)).state_dict(), tmp_path / "w.pt")
+    keys = {"weights": str(tmp_path / "w.pt")} if with_weights else {}
+    (tmp_path / "net.py").write_text(
+        "import torch\n"
+        "from test_loading import Shifted\n"
+        "def seeded(shift):\n"
+        "    torch.manual_seed(0)\n"
+        "    return Shifted(shift)\n"
+        "def fixed(): return seeded(torch.ones(1))\n"
+        "def random():\n"
+        "    torch.seed()\n"
+        "    return seeded(torch.rand(1))\n"
+    )
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    model = {"path": f"{tmp_path}/net.py:fixed", "output_channels": 2, **keys}
+    predict(model)
+    with pytest.raises(ModelContractError, match="other parameters at every call"):
+        predict(model | {"path": f"{tmp_path}/net.py:random"})
+
+
 @pytest.mark.parametrize(
     ("error", "translated"),
     [
