@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, get_engine
@@ -14,7 +15,12 @@ from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
 from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
-from beam_inference.errors import DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.errors import (
+    DeviceOutOfMemory,
+    EngineError,
+    ModelContractError,
+    WorkerFault,
+)
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
 from beam_inference.models.local_files import existing_file
@@ -210,16 +216,32 @@ def _forward(
     )
     if not engine.has_fixed_shape:
         return engine.load(request)
+    files = [file for file in (source.network, request.weights) if isinstance(file, Path)]
+    states = _file_states(files)
+
+    def convert(shape: tuple[int, ...]) -> Callable[[Any], Any]:
+        forward = _convert(engine, replace(request, batch_shape=shape))
+        if isinstance(source.network, Path) and _file_states(files) != states:
+            raise WorkerFault(
+                f"model.path {model.path}: the network's files were changed since they were loaded "
+                "first, so batches of another size would be run by another network. Restore them, "
+                "and give the same command again."
+            )
+        return forward
+
     try:
-        return per_shape(
-            lambda shape: _convert(engine, replace(request, batch_shape=shape)),
-            request.batch_shape,
-        )
+        return per_shape(convert, request.batch_shape)
     except DeviceOutOfMemory as error:
         raise EngineError(
             f"inference.engine: {inference.engine}: out of memory for a batch of "
             f"{inference.batch_size}: {error}. Write a smaller inference.batch_size."
         ) from None
+
+
+def _file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
+    """What shows that files were written again, or replaced."""
+    stats = [file.stat() for file in files]
+    return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
 
 def _convert(engine: Engine, request: LoadRequest) -> Callable[[Any], Any]:

@@ -50,6 +50,8 @@ def openvino_forward(
         from beam_inference.engines.openvino_norms import replace_long_sums
 
         core = openvino.Core()
+        # Weights that are mapped from their file change with it, also while the network runs.
+        core.set_property({"ENABLE_MMAP": False})
         if isinstance(source, Path):
             network = core.read_model(source, *([] if weights is None else [weights]))
         else:

@@ -19,7 +19,7 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.plugins import list_versions
 from beam_inference.engines.choice import describe_engine
 from beam_inference.environment import available_memory
-from beam_inference.errors import ConfigError, StateError, WorkerFault
+from beam_inference.errors import ConfigError, ModelContractError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
@@ -183,6 +183,11 @@ def resolve(
                 "inference.batch_size stays %d in this job: %s is too much",
                 fitting,
                 requested_batch_size,
+            )
+        if model_sha256(model) != sha256:
+            raise ModelContractError(
+                f"model.path {config.model.path}: the network's files were changed while they were "
+                "loaded. Give the same command again once nobody writes them."
             )
         description = trial.predictor.description
         needs = replace(trial.needs, batch_size=definite.inference.batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from beam_inference.config.job import Network as NetworkConfig
@@ -93,12 +94,16 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     output = _open_output(job, keep_blank=True)
     blank_output = _open_output(job, keep_blank=False)
     mask = open_output_mask(job)
-    postprocessing = Postprocessing(job, mask, _local_operators(job))
+    operators = _local_operators(job)
+    postprocessing = Postprocessing(job, mask, operators)
     model = _local_network(job)
     if predictor is None:
         predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
     _check_engine(predictor, job)
     batch_size = _first_calls(launch, job, input_volume, model, predictor)
+    # again: files may have been exchanged after they were hashed, and before they were loaded
+    _check_operators(operators, job)
+    _check_network(model, job)
     watch = NetworkWatch(config.job.timeouts.network)
     return OpenJob(
         launch=launch,
@@ -131,26 +136,34 @@ def _open_output(job: ResolvedJob, *, keep_blank: bool) -> Volume:
 def _local_network(job: ResolvedJob) -> NetworkConfig:
     """The network's files on this machine, which are those that the job was launched with."""
     model = local_model(job.config.model, job.config.storage, job.model_sha256)
+    _check_network(model, job)
+    return model
+
+
+def _check_network(model: NetworkConfig, job: ResolvedJob) -> None:
     sha256 = model_sha256(model)
     if sha256 != job.model_sha256:
         raise WorkerFault(
             f"the network's files have the sha256 {sha256}, the job was launched with "
             f"{job.model_sha256}: they were changed since, or this machine has others."
         )
-    return model
 
 
 def _local_operators(job: ResolvedJob) -> list[Operator]:
     """The operators with their files on this machine, those that the job was launched with."""
     config = job.config
     operators = local_operators(config.postprocess, config.storage, job.operator_sha256)
+    _check_operators(operators, job)
+    return operators
+
+
+def _check_operators(operators: Sequence[Operator], job: ResolvedJob) -> None:
     sha256 = operator_sha256(operators)
     if sha256 != job.operator_sha256:
         raise WorkerFault(
             f"the operators' files have the sha256 {sha256}, the job was launched with "
             f"{job.operator_sha256}: they were changed since, or this machine has others."
         )
-    return operators
 
 
 def _check_engine(predictor: Predictor, job: ResolvedJob) -> None:

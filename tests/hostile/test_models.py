@@ -29,6 +29,9 @@ from helpers import job_values, toy, write_job, write_volume
 
 from beam_inference.cli.main import main
 from beam_inference.config.job import Network
+from beam_inference.config.job_file import parse_job
+from beam_inference.engines.loading import load_predictor
+from beam_inference.errors import WorkerFault
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import load_network
 
@@ -618,6 +621,56 @@ def test_an_onnx_file_named_xml_does_not_bring_weights_that_are_not_hashed(
 def test_an_xml_file_named_onnx_does_not_bring_weights_that_are_not_hashed(xml, refuse):
     path = xml.rename(xml.with_suffix(".onnx"))
     refuse(of_file(path), engine="openvino")
+
+
+# ------------------------------------------------------- files that change while they are used
+
+
+PATCH = [16, 16, 16]
+
+
+def predictor_of(path, **keys):
+    model = of_file(path, **keys)
+    inference = {"engine": "openvino", "device": "cpu", "batch_size": 1, "patch_shape": PATCH}
+    values = job_values("in", "out", model=model, inference=inference)
+    job = parse_job(values, Path("/"))
+    return load_predictor(job.model, job.inference)
+
+
+def answer(predictor, batch):
+    with predictor.device.session():
+        return predictor.device.download(predictor.predict(torch.from_numpy(batch)))().copy()
+
+
+def test_weights_that_are_written_again_do_not_change_a_loaded_network(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    shape = [1, 1, *PATCH]
+    patch = openvino.opset13.parameter(shape, np.float32)
+    constant = openvino.opset13.constant(np.full(shape, 3, np.float32))
+    total = openvino.opset13.add(patch, constant)
+    openvino.save_model(openvino.Model([total], [patch]), tmp_path / "net.xml", False)
+    weights = tmp_path / "net.bin"
+    predictor = predictor_of(tmp_path / "net.xml", weights=str(weights), output_channels=1)
+    batch = np.zeros(shape, np.float32)
+    assert answer(predictor, batch).max() == 3
+    with weights.open("r+b") as file:  # in place, as copies are written
+        file.write(np.full(shape, 7, np.float32).tobytes())
+    assert answer(predictor, batch).max() == 3
+    with pytest.raises(WorkerFault, match="changed since they were loaded"):
+        answer(predictor, np.zeros((2, *shape[1:]), np.float32))
+
+
+def test_files_that_are_exchanged_while_they_are_loaded(tmp_path, refuse):
+    np.save(tmp_path / "w.npy", np.ones(1))
+    (tmp_path / "net.py").write_text(
+        "import numpy as np\n"
+        "def network(weights_path):\n"
+        "    weights = np.load(weights_path)\n"
+        "    np.save(weights_path, weights + 1)  # as somebody else may do just then\n"
+        "    return lambda batch: batch * weights\n"
+    )
+    model = {"path": f"{tmp_path}/net.py:network", "weights": str(tmp_path / "w.npy")}
+    assert "changed while they were loaded" in refuse(model, engine="auto")
 
 
 # ----------------------------------------------------------------------------------- factories
