@@ -12,6 +12,7 @@ from beam_inference.config.job import Inference, Network
 from beam_inference.engines.devices import claim_cuda_device
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
+from beam_inference.models.exported_calls import guard_calls
 from beam_inference.models.exported_state import check_stateless
 from beam_inference.models.loading import LoadedNetwork, load_network
 from beam_inference.models.pickles import first_line
@@ -51,7 +52,7 @@ def prepare_network(
 
             network = move_to_device_pass(network, device)
         try:
-            return network.module()
+            return guard_calls(network.module())
         except Exception as error:  # of PyTorch, which makes Python code of the program
             raise ModelContractError(
                 f"cannot load the torch.export file {model.path}: PyTorch makes no network of its "

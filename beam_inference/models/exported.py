@@ -18,6 +18,7 @@ import torch
 from beam_inference.environment import set_variable
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import check_archive, is_archive, open_archive
+from beam_inference.models.exported_calls import check_calls
 from beam_inference.models.exported_program import (
     UnsafeProgram,
     check_example_inputs,
@@ -65,6 +66,7 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
             program = torch.export.load(path)
         if not allow_pickle:
             check_example_inputs(program.example_inputs)
+            check_calls(program)
         return program
     except UnsafeProgram as error:
         raise _unsafe(path, str(error)) from None

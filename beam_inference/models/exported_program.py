@@ -48,10 +48,12 @@ _OBJECTS = frozenset({"as_custom_obj", "custom_obj", "custom_obj_values"})
 _NO_ARITHMETIC = frozenset({"from_file", "save", "warn"})
 _UNCHECKED = re.compile(
     # operators that believe their arguments: indices, sizes or memory are not held against bounds
-    r"set_.*|resize.*|.*(sparse|nested|jagged|storage|to_dense|coalesce|backward).*"
+    # (those that networks need are guarded: see exported_calls)
+    r"set(_.*)?|resize.*|.*(sparse|nested|jagged|storage|to_dense|coalesce|backward).*"
     r"|(.*_)?(bsc|bsr|ccol|coo|crow|csc|csr)(_.*)?|((col|row)_)?indices(_copy)?|values(_copy)?"
     r"|unsafe_(?!chunk|split).*|segment_reduce|ctc_loss|empty_quantized|q_.*|quantized_.*"
-    r"|.*(mkldnn|fbgemm|cudnn|miopen).*"
+    r"|.*(mkldnn|fbgemm|cudnn|miopen).*|native_batch_norm|batch_norm_.*|embedding_bag|lstm"
+    r"|fused_moving_avg_.*|slow_conv.*|thnn_conv.*"
 )
 _PRIVATE = re.compile(
     # those that torch.export makes of networks, also when it decomposes them
