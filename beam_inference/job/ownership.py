@@ -102,6 +102,34 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
     raise WorkerFault(f"others write {file.url} all the time: try again")
 
 
+class Claim:
+    """A job's claim on its output, which workers look up before they write.
+
+    Another job may have taken the output over since the launch, with ``--overwrite``, while this
+    one still runs.
+
+    Args:
+        job: the job, whose launch has claimed the output.
+        state_url: URL of its state folder.
+    """
+
+    def __init__(self, job: ResolvedJob, state_url: str) -> None:
+        self._owner = owner_of(job, state_url)
+        self._output_url = job.config.output.path
+        self._file = _OwnersFile(self._output_url, job.config.storage)
+
+    def check(self) -> None:
+        """Refuse to write where another job writes by now.
+
+        Raises:
+            WorkerFault: another job does, or nobody knows which jobs do.
+        """
+        try:
+            _refuse_conflict(self._file.read(), self._owner, self._output_url)
+        except StateError as error:
+            raise WorkerFault(f"this launch writes nothing more: {error}") from None
+
+
 class _OwnersFile:
     """The file of the owners in an output.
 

@@ -11,6 +11,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.seam_sums import add_sums
 from beam_inference.job.messages import Record
+from beam_inference.job.ownership import Claim
 from beam_inference.job.parts import cutout
 from beam_inference.job.records import Part
 from beam_inference.job.state import StopRequest
@@ -53,6 +54,7 @@ class ChunkSteps:
         self.journal = Journal(opened.launch, opened.job, opened.state)
         self.device = DeviceTurns(opened, inference, self.journal)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
+        self._claim = Claim(opened.job, opened.state.url)
         self._inference = inference
         self._stalled_reads = 0
 
@@ -143,7 +145,7 @@ class ChunkSteps:
         """Write whole blocks of a chunk, durably.
 
         Raises:
-            WorkerFault: they cannot be written, or read back.
+            WorkerFault: they cannot be written, or read back, or are another job's by now.
         """
         return self._write(self.opened.output, index, box, array)
 
@@ -165,6 +167,7 @@ class ChunkSteps:
     def _write(self, output: Volume, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
         is_lossy = self.opened.job.config.output.encoding in LOSSY
         timeouts = self.opened.job.config.job.timeouts
+        self._claim.check()
 
         def write() -> AnyArray:
             output.write(box, array, timeouts.write)

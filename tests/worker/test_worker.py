@@ -54,6 +54,21 @@ def outcomes(worker, indices=None):
     }
 
 
+def test_a_launch_whose_output_was_taken_over_writes_nothing_more(volume_in, tmp_path):
+    def values(**model):
+        return parse_job(job_values(volume_in, tmp_path / "out", model=model), tmp_path)
+
+    model = {"path": "identity", "output_channels": 1}
+    earlier = Worker(prepare(values(**model, normalize={"scale": 0.5})))
+    assert outcomes(earlier, [0, 1]) == {0: "done", 1: "done"}
+    later = Worker(prepare(values(**model), overwrite=True))
+    outcomes(later)
+    with pytest.raises(WorkerFault, match="writes nothing more: .* belongs to another job"):
+        outcomes(earlier, [2])
+    report = verify(later.job, later.state, open_volume(f"file://{tmp_path}/out"))
+    assert report.complete
+
+
 def fails_on(chunks, times, error, call):
     """``call``, but for these numbers of the calls' order the first ``times`` attempts raise."""
     left = {}
