@@ -95,7 +95,7 @@ class DeviceTurns:
         with self._lock:
             start = time.perf_counter()  # waiting for the device is not using it
             try:
-                with self._opened.watch.watch_chunk(index):
+                with self._opened.watch.watch(f"chunk {index}"):
                     success = self._journal.attempt(
                         lambda: self._compute(read.input, works, combine),
                         index,

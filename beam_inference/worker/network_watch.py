@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from beam_inference.engines.predictor import Predictor
@@ -48,20 +49,28 @@ class NetworkWatch:
         self._is_learning = seconds is None
         self._seconds = FIRST_CALL_SECONDS if seconds is None else seconds
         self._give_up = give_up or end_process
-        self._look_seconds = look_seconds
+        self._look_seconds = min(look_seconds, self._seconds)
         self._deadline = 0.0
         self._lock = threading.Lock()
 
     @contextmanager
-    def watch_chunk(self, chunk: int) -> Iterator[None]:
-        """Watch while a chunk is computed; each call of the network begins a new term."""
+    def watch(self, what: str) -> Iterator[None]:
+        """Watch while something is computed; each call of the network begins a new term.
+
+        Args:
+            what: is computed, for the message, such as "chunk 7".
+        """
         self._begin_term(time.monotonic())
         done = threading.Event()
-        threading.Thread(target=self._look, args=(chunk, done), daemon=True, name="watch").start()
+        threading.Thread(target=self._look, args=(what, done), daemon=True, name="watch").start()
         try:
             yield
         finally:
             done.set()
+
+    def wrap_predictor(self, predictor: Predictor) -> Predictor:
+        """Return a network whose calls are watched."""
+        return replace(predictor, predict=self.wrap(predictor))
 
     def wrap(self, predictor: Predictor) -> Forward:
         """Return the forward pass of a network, with each call in a term of its own."""
@@ -83,13 +92,13 @@ class NetworkWatch:
         with self._lock:
             self._deadline = now + self._seconds
 
-    def _look(self, chunk: int, done: threading.Event) -> None:
+    def _look(self, what: str, done: threading.Event) -> None:
         while not done.wait(self._look_seconds):
             with self._lock:
                 is_late = time.monotonic() > self._deadline
             if is_late:
                 self._give_up(
-                    f"chunk {chunk}: the network has not answered for {self._seconds:.0f} s "
+                    f"{what}: the network has not answered for {self._seconds:.0f} s "
                     "(job.timeouts.network), so this process ends. Chunks that are done keep their "
                     "receipts. Where no other worker goes on with the rest, give the same command "
                     "again; if the network is only slow, raise job.timeouts.network."

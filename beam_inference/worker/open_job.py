@@ -100,11 +100,12 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     if predictor is None:
         predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
     _check_engine(predictor, job)
-    batch_size = _first_calls(launch, job, input_volume, model, predictor)
+    watch = NetworkWatch(config.job.timeouts.network)
+    predictor = watch.wrap_predictor(predictor)
+    batch_size = _first_calls(launch, job, input_volume, model, predictor, watch)
     # again: files may have been exchanged after they were hashed, and before they were loaded
     _check_operators(operators, job)
     _check_network(model, job)
-    watch = NetworkWatch(config.job.timeouts.network)
     return OpenJob(
         launch=launch,
         job=job,
@@ -114,11 +115,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         blank_output=blank_output,
         mask=mask,
         postprocessing=postprocessing,
-        predictor=Predictor(
-            predictor.device,
-            watch.wrap(predictor),
-            predictor.description,
-        ),
+        predictor=predictor,
         normalize=normalization(config, input_volume.dtype),
         batch_size=batch_size,
         watch=watch,
@@ -181,6 +178,7 @@ def _first_calls(
     input_volume: Volume,
     model: NetworkConfig,
     predictor: Predictor,
+    watch: NetworkWatch,
 ) -> int:
     """Run the network before the first chunk, as far as needed; return the batch size that fits."""
     inference = job.config.inference
@@ -191,5 +189,6 @@ def _first_calls(
     # a trial would have settled it, too
     if inference.device == "cpu" and not keeps_memory(inference.engine):
         patch = grown_shape(inference.patch_shape, job.plan.crop_margin)
-        settle(predictor, (inference.patches_per_call, job.input_channels, *patch))
+        with watch.watch("before the first chunk"):
+            settle(predictor, (inference.patches_per_call, job.input_channels, *patch))
     return inference.patches_per_call

@@ -19,6 +19,7 @@ from beam_inference.errors import (
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.volumes.volume import Volume
+from beam_inference.worker.network_watch import NetworkWatch
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +61,29 @@ def try_network(
     """
     patch = patch_to_try(config, volume, plan)
     normalize = normalization(config, volume.dtype)
-    report = check_contract(
-        predictor,
-        patch,
-        normalize,
-        batch_size=config.inference.patches_per_call,
-        patch_shape=plan.lattice.patch_shape,
-        crop_margin=plan.crop_margin,
-        output_channels=config.model.output_channels,
-    )
-    if reference is not None:
+    watch = NetworkWatch(config.job.timeouts.network)
+    with watch.watch("the trial of the network"):
+        report = check_contract(
+            watch.wrap_predictor(predictor),
+            patch,
+            normalize,
+            batch_size=config.inference.patches_per_call,
+            patch_shape=plan.lattice.patch_shape,
+            crop_margin=plan.crop_margin,
+            output_channels=config.model.output_channels,
+        )
+    if reference is None:
+        return report
+    watch = NetworkWatch(config.job.timeouts.network)  # PyTorch may take longer
+    with watch.watch("the comparison with PyTorch"):
         try:
-            check_difference(predictor, reference, patch, normalize, report.batch_size)
+            check_difference(
+                watch.wrap_predictor(predictor),
+                watch.wrap_predictor(reference),
+                patch,
+                normalize,
+                report.batch_size,
+            )
         except DeviceOutOfMemory as error:
             raise ModelContractError(
                 f"the device is out of memory for {report.batch_size} patches a batch in PyTorch "

@@ -8,13 +8,19 @@ import threading
 import time
 
 import pytest
-from helpers import TOYS
+from helpers import TOYS, job_values
 
 from beam_inference.cli.main import main
+from beam_inference.config.definite import EngineSettings, make_definite
+from beam_inference.config.job_file import parse_job
+from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.predictor import Predictor
+from beam_inference.job.place import THIS_PROCESS
+from beam_inference.launch.planned_job import plan_job
 from beam_inference.worker import network_watch
 from beam_inference.worker.network_watch import NetworkWatch
+from beam_inference.worker.trial import try_network
 
 
 def network(predict):
@@ -35,7 +41,7 @@ def test_a_call_that_does_not_return_is_given_up(messages):
 
     watch = NetworkWatch(0.05, give_up, look_seconds=0.01)
     predict = watch.wrap(network(lambda batch: given_up.wait(10)))
-    with watch.watch_chunk(7):
+    with watch.watch("chunk 7"):
         assert predict(None)
     assert len(messages) == 1
     assert "chunk 7: the network has not answered" in messages[0]
@@ -45,11 +51,11 @@ def test_a_call_that_does_not_return_is_given_up(messages):
 def test_each_call_has_a_term_of_its_own_and_pauses_between_chunks_none(messages):
     watch = NetworkWatch(0.5, messages.append, look_seconds=0.01)
     predict = watch.wrap(network(lambda batch: time.sleep(0.2)))
-    with watch.watch_chunk(0):
+    with watch.watch("chunk 0"):
         for _ in range(4):
             predict(None)
     time.sleep(0.7)
-    with watch.watch_chunk(1):
+    with watch.watch("chunk 1"):
         predict(None)
     assert messages == []
 
@@ -60,12 +66,38 @@ def test_without_a_number_the_first_call_sets_it(messages, monkeypatch):
     watch = NetworkWatch(None, lambda message: given_up.set(), look_seconds=0.01)
     pauses = iter([0.2, 3.0])  # the first one is longer than the least, and is waited for
     predict = watch.wrap(network(lambda batch: time.sleep(next(pauses))))
-    with watch.watch_chunk(0):
+    with watch.watch("chunk 0"):
         predict(None)
         assert not given_up.is_set()
         assert not given_up.wait(1)  # 20 times the first call are 4 s
         predict(None)
     assert not given_up.is_set()
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_network_that_hangs_in_the_trial_is_given_up(calls, volume_in, tmp_path, monkeypatch):
+    messages = []
+
+    def give_up(message):
+        messages.append(message)
+        given_up.set()
+
+    given_up = threading.Event()
+    monkeypatch.setattr(network_watch, "end_process", give_up)
+    pauses = iter([given_up.wait if number == calls else int for number in range(9)])
+
+    def predict(batch):
+        next(pauses)()
+        return batch
+
+    values = job_values(volume_in, tmp_path / "out", job={"timeouts": {"network": 0.2}})
+    planned = plan_job(parse_job(values, tmp_path), THIS_PROCESS, 1, None)
+    engine = EngineSettings("torch", "contiguous", 1)
+    config = make_definite(planned.config, planned.settings, engine)
+    predictor = Predictor(NumpyDevice(), predict, identity_predictor().description)
+    try_network(predictor, config, planned.input, planned.plan, identity_predictor())
+    what = "the comparison with PyTorch" if calls == 2 else "the trial of the network"
+    assert messages[0].startswith(f"{what}: the network has not answered for 0 s")
 
 
 @pytest.mark.slow
