@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from beam_inference.engines.predictor import Predictor
@@ -70,7 +69,7 @@ class NetworkWatch:
 
     def wrap_predictor(self, predictor: Predictor) -> Predictor:
         """Return a network whose calls are watched."""
-        return replace(predictor, predict=self.wrap(predictor))
+        return Predictor(predictor.device, self.wrap(predictor), predictor.description)
 
     def wrap(self, predictor: Predictor) -> Forward:
         """Return the forward pass of a network, with each call in a term of its own."""
