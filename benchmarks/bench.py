@@ -172,8 +172,8 @@ def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, fl
     normalize = unit(cutout.dtype)
 
     def infer() -> None:
-        inference = ChunkInference(predictor, normalize, 3, 1, UINT8)
-        inference.infer(inference.start_upload(cutout, work.input_box), work)
+        inference = ChunkInference(predictor, normalize, 3, 1, 1.0)
+        inference.infer(inference.start_upload(cutout, work.input_box), work, UINT8)
 
     return ratio(
         infer,

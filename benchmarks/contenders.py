@@ -95,7 +95,7 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
         patch_overlap=OVERLAP,
         chunk_shape=volume.shape,
         crop_margin=(0, 0, 0),
-        seams="recompute",
+        strategy="recompute",
         chunk_crop_margin=(0, 0, 0),
         block_shape=volume.shape,
     )
@@ -109,8 +109,9 @@ def beam_inference(name: str, threads: int, volume: Array) -> Run:
     encoding = Encoding(np.dtype(np.uint8), (0.0, 1.0)) if name == "null-uint8" else AS_COMPUTED
 
     def run() -> Array:
-        inference = ChunkInference(predictor, normalize, CHANNELS, 1, encoding)
-        return inference.infer(inference.start_upload(cutout, work.input_box), work).core
+        inference = ChunkInference(predictor, normalize, CHANNELS, 1, 1.0)
+        chunk_input = inference.start_upload(cutout, work.input_box)
+        return inference.infer(chunk_input, work, encoding).core
 
     return run
 

@@ -42,6 +42,10 @@ DATAFLOW = [
 """Flags of a launch on Dataflow that is complete."""
 
 
+OF_RANGE = 1e-6 * 256
+"""Differences that are allowed between a uint8 volume and what the identity gives of it."""
+
+
 def write_volume(
     folder: Path,
     array: np.ndarray,
@@ -141,7 +145,7 @@ def plan_of(
         "volume": roi,
         "context": (0, 0, 0),
         "crop_margin": (0, 0, 0),
-        "seams": "recompute",
+        "strategy": "recompute",
         "chunk_crop_margin": (0, 0, 0),
         "block_shape": (1, 1, 1),
     }

@@ -158,10 +158,8 @@ def _distinct_run(run: tuple[int, Iterable[int]], length: int) -> Iterator[Run]:
 
 
 def _missing_runs(index_range: tuple[int, int], launch: Launch, length: int) -> Iterator[Run]:
-    exchange = launch.read_job().plan.exchange
-    receivers = None if exchange is None else exchange.receivers
     state = launch.state() if launch.honour_receipts else None
-    return missing_runs(index_range, state, length, receivers)
+    return missing_runs(index_range, state, length)
 
 
 class _WorkerDoFn(beam.DoFn):
@@ -195,7 +193,7 @@ class InferChunks(_WorkerDoFn):
 
 
 class SumChunks(_WorkerDoFn):
-    """First stage of ``seams: exchange``: from a run to the chunks that wait for it, keyed by run.
+    """First stage of ``strategy: exchange``: from a run to its chunks, keyed by run.
 
     Plain method: :meth:`beam_inference.worker.worker.Worker.sum_chunks`.
 
@@ -210,7 +208,7 @@ class SumChunks(_WorkerDoFn):
         self._length = length
 
     def process(self, run: Run) -> Iterator[tuple[int, int]]:
-        """Compute the patches that a run's chunks own, then emit the chunks that need them."""
+        """Compute the patches that a run's chunks own, then emit those without a receipt."""
         for record in self._worker.sum_chunks(run):
             if record.outcome == "summed":  # the second stage reports all other outcomes
                 _count(record)

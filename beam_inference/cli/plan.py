@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from beam_inference.cli.argument_types import gib, positive, price
 from beam_inference.cli.command import Subparsers, add_command, set_action
@@ -45,7 +45,7 @@ def add(subparsers: Subparsers) -> None:
     )
     add_job(parser)
     parser.add_argument(
-        "--suggest", action="store_true", help="find the best chunk shape for each seam mode"
+        "--suggest", action="store_true", help="find the best chunk shape for each strategy"
     )
     parser.add_argument(
         "--calibrate",
@@ -114,6 +114,7 @@ def plan(options: PlanOptions) -> int:
 
 def _suggest(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.cli.plan_text import print_suggestions
+    from beam_inference.geometry.plan import Strategy
     from beam_inference.job.place import THIS_PROCESS
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import set_chunk_shape
@@ -124,12 +125,12 @@ def _suggest(job: PlannedJob, options: PlanOptions) -> int:
         needs = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle).needs
     memory = round(options.worker_memory * 2**30)
     plans = {
-        seams: best_plan_for(job, seams, THIS_PROCESS, memory, options.workers, needs)
-        for seams in job.config.seam_modes
+        strategy: best_plan_for(job, strategy, THIS_PROCESS, memory, options.workers, needs)
+        for strategy in get_args(Strategy)
     }
     print_suggestions(job, needs, plans, memory, options.workers, as_json=options.json)
     if options.write:
-        best = plans[job.config.inference.seams]
+        best = plans[job.settings.strategy]
         if best is None:
             raise ConfigError(
                 f"no chunk shape fits {options.worker_memory:g} GiB per worker; nothing was written"

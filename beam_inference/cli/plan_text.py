@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from rich.console import Console
 from rich.table import Table
@@ -15,7 +15,8 @@ from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
 from beam_inference.geometry.chunk_shape import busiest_worker
-from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.exact_sums import largest_rounding
+from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.launch.cost import (
     Estimate,
@@ -36,7 +37,7 @@ Row: TypeAlias = tuple[str, str]
 
 
 def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
-    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramid, and seam modes."""
+    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramid, and strategies."""
     if as_json:
         _print_json(plan_values(job, pyramid))
         return
@@ -53,7 +54,7 @@ def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = Fals
     console = table_console(110)
     console.print(table)
     console.print()
-    console.print(_seams_table(job))
+    console.print(_strategies_table(job))
 
 
 def _volume_rows(job: PlannedJob) -> Iterator[Row]:
@@ -92,6 +93,14 @@ def _geometry_rows(job: PlannedJob) -> Iterator[Row]:
         "patches",
         f"{plan.totals.patch_count:,} of {format_shape(lattice.patch_shape)} voxels, "
         f"overlap {format_shape(lattice.patch_overlap)}",
+    )
+    terms = lattice.most_patches
+    bound = job.config.model.stated_bound
+    of_bound = "of the largest value, which the first launch finds" if bound is None else ""
+    yield (
+        "sums",
+        f"rounded by at most {largest_rounding(bound or 1.0, terms):.1e} {of_bound}".rstrip()
+        + f", where {terms} patches overlap; the same bits by every strategy",
     )
 
 
@@ -143,32 +152,32 @@ def _memory_rows(job: PlannedJob) -> Iterator[Row]:
         yield "", f"{format_bytes(memory.device_bytes)} on the GPU, likewise"
 
 
-def _seams_table(job: PlannedJob) -> Table:
-    table = Table(title="seam modes", title_justify="left", caption_justify="left")
+def _strategies_table(job: PlannedJob) -> Table:
+    table = Table(title="strategies", title_justify="left", caption_justify="left")
     _add_columns(
         table,
-        ("seams", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"),
-        left=("seams", "at chunk borders"),
+        ("strategy", "network calls", "patch voxels per voxel", "seam files", "at chunk borders"),
+        left=("strategy", "at chunk borders"),
     )
     margin = format_shape(job.plan_in("crop").chunk_crop_margin)
-    borders: dict[SeamMode, str] = {
-        "exchange": "exact to rounding",
-        "recompute": "exact",
+    borders: dict[Strategy, str] = {
+        "exchange": "exact",
+        "recompute": "exact, the same bits",
         "crop": f"seams; margin {margin} cropped",
     }
-    possible = [job.plan_in(mode) for mode in borders if mode in job.config.seam_modes]
+    possible = list(map(job.plan_in, borders))
     for plan in possible:
-        chosen = " (this job)" if plan.seams == job.plan.seams else ""
+        chosen = " (this job)" if plan.strategy == job.plan.strategy else ""
         table.add_row(
-            plan.seams + chosen,
+            plan.strategy + chosen,
             f"{plan.totals.patch_count:,}",
             f"{plan.totals.patch_voxels_per_voxel:.2f}",
             format_bytes(job_totals(job, plan).seam_bytes) if plan.totals.seam_voxels else "none",
-            borders[plan.seams],
+            borders[plan.strategy],
         )
     fewest = min(possible, key=lambda plan: plan.totals.patch_count)
     table.caption = (
-        f"fewest network calls: {fewest.seams}; seam files are written and read once, and then "
+        f"fewest network calls: {fewest.strategy}; seam files are written and read once, and then "
         "removed"
     )
     return table
@@ -192,14 +201,14 @@ def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
         "pyramid": None if pyramid is None else pyramid_values(pyramid),
-        "seams": {
-            mode.seams: {
-                "network_calls": mode.totals.patch_count,
-                "patch_voxels_per_voxel": mode.totals.patch_voxels_per_voxel,
-                "seam_bytes": job_totals(job, mode).seam_bytes,
-                "this_job": mode.seams == plan.seams,
+        "strategies": {
+            each.strategy: {
+                "network_calls": each.totals.patch_count,
+                "patch_voxels_per_voxel": each.totals.patch_voxels_per_voxel,
+                "seam_bytes": job_totals(job, each).seam_bytes,
+                "this_job": each.strategy == plan.strategy,
             }
-            for mode in map(job.plan_in, job.config.seam_modes)
+            for each in map(job.plan_in, get_args(Strategy))
         },
     }
 
@@ -207,18 +216,18 @@ def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
 def print_suggestions(
     job: PlannedJob,
     needs: NetworkNeeds,
-    plans: Mapping[SeamMode, InferencePlan | None],
+    plans: Mapping[Strategy, InferencePlan | None],
     memory_bytes: int,
     workers: int,
     *,
     as_json: bool = False,
 ) -> None:
-    """Print the best chunk shape of each seam mode, and what a job of such chunks needs.
+    """Print the best chunk shape by each strategy, and what a job of such chunks needs.
 
     Args:
         job: the job.
         needs: memory of its network, as far as it is known.
-        plans: the best plan of each seam mode; None if no chunk shape fits.
+        plans: the best plan by each strategy; None if no chunk shape fits.
         memory_bytes: memory of one worker process that the plans may use.
         workers: number of worker processes.
         as_json: print JSON.
@@ -231,7 +240,7 @@ def print_suggestions(
         title_justify="left",
     )
     columns = (
-        "seams",
+        "strategy",
         "chunk_shape",
         "chunks",
         "patch voxels per voxel",
@@ -243,12 +252,12 @@ def print_suggestions(
         "objects",
         "busiest worker",
     )
-    _add_columns(table, columns, left=("seams", "chunk_shape"))
-    for seams, plan in plans.items():
+    _add_columns(table, columns, left=("strategy", "chunk_shape"))
+    for strategy, plan in plans.items():
         if plan is None:
-            table.add_row(seams, "none fits")
+            table.add_row(strategy, "none fits")
         else:
-            table.add_row(seams, *_suggestion_cells(job, needs, plan, workers))
+            table.add_row(strategy, *_suggestion_cells(job, needs, plan, workers))
     console = table_console(max(150, Console().width))
     console.print(table)
     console.print(_suggestion_notes(job, needs))
@@ -257,7 +266,7 @@ def print_suggestions(
 def _suggestion_cells(
     job: PlannedJob, needs: NetworkNeeds, plan: InferencePlan, workers: int
 ) -> Iterator[str]:
-    """The cells of a row of the suggestions, without the seam mode."""
+    """The cells of a row of the suggestions, without the strategy."""
     memory = job.memory_for(plan, plan.totals.extremes, THIS_PROCESS, needs)
     whole = job_totals(job, plan)
     yield format_shape(plan.chunks.chunk_shape)
@@ -295,13 +304,13 @@ def _suggestion_notes(job: PlannedJob, needs: NetworkNeeds) -> str:
 def suggested_values(
     job: PlannedJob,
     needs: NetworkNeeds,
-    plans: Mapping[SeamMode, InferencePlan | None],
+    plans: Mapping[Strategy, InferencePlan | None],
     workers: int,
 ) -> Json:
-    """The suggestions as JSON values, by seam mode; None if no chunk shape fits."""
+    """The suggestions as JSON values, by strategy; None if no chunk shape fits."""
     return {
-        seams: None if plan is None else _suggestion_values(job, needs, plan, workers)
-        for seams, plan in plans.items()
+        strategy: None if plan is None else _suggestion_values(job, needs, plan, workers)
+        for strategy, plan in plans.items()
     }
 
 

@@ -39,6 +39,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
         "done_by_this_launch": None if outcome.summary is None else outcome.summary.done,
         "missing": outcome.missing,
         "missing_of_job": outcome.missing_of_job,
+        "patches_beyond_bound": outcome.patches_beyond_bound,
         "quarantined": len(outcome.quarantined),
         "quarantine": list(map(_record_values, outcome.quarantined)),
         "pyramid": pyramid_status_values(outcome.pyramid, waits=outcome.missing_of_job > 0),
@@ -62,6 +63,7 @@ def verification_values(report: VerifyReport, pyramid: PyramidStatus | None, *, 
         "quarantined": len(report.quarantined),
         "quarantine": list(map(_record_values, report.quarantined)),
         "wrong": report.wrong,
+        "patches_beyond_bound": report.patches_beyond_bound,
         "recomputed": None if report.recomputation is None else asdict(report.recomputation),
         "pyramid": pyramid_status_values(pyramid, waits=report.receipts < report.chunks),
     }
@@ -136,11 +138,22 @@ def print_outcome(
     if outcome.summary is not None:
         done += f" ({outcome.summary.done} by this launch)"
     print(done)
+    _print_beyond_bound(outcome.patches_beyond_bound)
     _print_quarantined(outcome.quarantined)
     _print_what_to_do_again(outcome, config, command)
     if outcome.pyramid is not None:
         print_pyramid_status(outcome.pyramid, waits=outcome.missing_of_job > 0)
     _print_last_line(outcome, config, shlex.join(command), shlex.join(view_command))
+
+
+def _print_beyond_bound(patches: int) -> None:
+    """Print for how many patches the promise of equal bits does not hold, if there are any."""
+    if patches:
+        print(
+            f"{patches} patches have values beyond what sums are exact for: the last bits there "
+            "may be others if the job is cut or ordered otherwise. To have one result in any case, "
+            "write a larger model.prediction_bound, and pass --overwrite"
+        )
 
 
 def _print_quarantined(records: Sequence[QuarantineRecord]) -> None:
@@ -194,6 +207,7 @@ def print_verification(report: VerifyReport, *, deep: bool) -> None:
     _print_some("wrong", report.wrong)
     if report.recomputation is not None:
         _print_recomputation(report.recomputation)
+    _print_beyond_bound(report.patches_beyond_bound)
     _print_quarantined(report.quarantined)
     if report.missing_count:
         more = " …" if report.missing_count > len(report.missing) else ""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Tag
+from pydantic import Discriminator, Tag, model_validator
 
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
 from beam_inference.config.normalize import Affine, Sections, normalization_kind
 from beam_inference.config.volumes import Output
+from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
 
 DefiniteDevice = Literal["cpu", "cuda"]
@@ -38,6 +39,17 @@ class DefiniteInference(Inference):
     engine: DefiniteEngineName
     threads: Count
 
+    @model_validator(mode="after")
+    def _check_strategy(self) -> Self:
+        if self.seams == "exact" and self.strategy == "auto":
+            raise ValueError("strategy: auto is not decided")
+        return self
+
+    @property
+    def plan_strategy(self) -> Strategy:
+        """The strategy of a plan; ``seams: crop`` leaves no other choice."""
+        return "crop" if self.strategy == "auto" else self.strategy
+
 
 class DefiniteConfig(JobConfig):
     """A job file with every choice made: what the resolved job records and the workers go by."""
@@ -55,6 +67,7 @@ class Settings:
         threads: CPU threads of the network per worker process.
         normalize: how stored values become the network's input.
         chunk_shape: the unit of work, voxels ZYX.
+        strategy: how chunks get the values of patches that they share with neighbours.
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; None unless ``seams`` is "crop".
         value_range: values that map onto an integer dtype's range; None where nothing is scaled.
     """
@@ -63,6 +76,7 @@ class Settings:
     threads: int
     normalize: DefiniteNormalize
     chunk_shape: Zyx
+    strategy: Strategy
     chunk_crop_margin: Zyx | None
     value_range: tuple[float, float] | None
 
@@ -98,6 +112,7 @@ def make_definite(config: JobConfig, settings: Settings, engine: EngineSettings)
         "device": settings.device,
         "threads": settings.threads,
         "chunk_shape": settings.chunk_shape,
+        "strategy": "auto" if settings.strategy == "crop" else settings.strategy,
         "chunk_crop_margin": settings.chunk_crop_margin,
         "engine": engine.engine,
         "memory_format": engine.memory_format,

@@ -6,10 +6,10 @@ How a file becomes such a model is in :mod:`beam_inference.config.job_file`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
 
 from beam_inference.config.engines import CHOOSE, EngineName, get_engine
 from beam_inference.config.factories import factory_parts
@@ -34,11 +34,11 @@ from beam_inference.config.operators import (
     gives_labels,
     interval_after,
     largest_label,
-    total_halo,
 )
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Input, Mask, Output, Roi
-from beam_inference.geometry.plan import SeamMode
+from beam_inference.geometry.exact_sums import bound_above
+from beam_inference.geometry.plan import Strategy
 
 MOST_THREADS = 1024
 """Most ``inference.threads``: no machine has more cores, and each thread takes memory."""
@@ -88,9 +88,24 @@ class Network(Model):
         (0, 0, 0), description="voxels by which the input exceeds its patch, per side"
     )
     dims: Literal[2, 3] = 3
+    prediction_bound: PositiveFloat | None = Field(
+        None,
+        description=(
+            "how large the network's values are, after the activation; rounded up to a power of "
+            "two. Sums are exact in steps of 2^-23 of it, for values of up to twice as much. "
+            "Default: 1 after an activation, else the largest value of a trial, kept ever after"
+        ),
+    )
     voxel_size_nm: VoxelSize | None = Field(
         None, description="voxel size the network was trained at, ZYX, nanometres"
     )
+
+    @property
+    def stated_bound(self) -> float | None:
+        """The power of two that the network's values stay within; None if only a trial can tell."""
+        if self.prediction_bound is not None:
+            return bound_above(self.prediction_bound)
+        return None if self.activation == "none" else 1.0
 
     @model_validator(mode="before")
     @classmethod
@@ -126,6 +141,7 @@ class Network(Model):
             raise ValueError(
                 "channels: each affinity needs an offset of its own, other than [0, 0, 0]"
             )
+        self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
@@ -155,7 +171,22 @@ class Inference(Model):
             "worker process, found at first launch, kept ever after"
         )
     )
-    seams: SeamMode = "recompute"
+    seams: Literal["exact", "crop"] = Field(
+        "exact",
+        description=(
+            "exact: the result is that of the whole volume at once, whatever the chunks. crop: "
+            "each chunk has patches of its own, which is cheap and leaves seams"
+        ),
+    )
+    strategy: Literal["auto", "exchange", "recompute"] = Field(
+        "auto",
+        description=(
+            "how chunks get what they share, with seams: exact; the bits are the same, and it may "
+            "change from launch to launch. exchange: each patch is computed once, and sums pass "
+            "through files. recompute: each chunk computes all patches that touch it. auto: what "
+            "is cheaper"
+        ),
+    )
     chunk_crop_margin: Margin | None = Field(
         None, description="only for seams: crop; default patch_overlap"
     )
@@ -194,6 +225,20 @@ class Inference(Model):
         ),
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_former_seams(cls, values: Any) -> Any:
+        """The strategies were seam modes of their own once: job files still say so."""
+        seams = values.get("seams") if isinstance(values, dict) else None
+        if seams not in ("exchange", "recompute"):
+            return values
+        if values.get("strategy", seams) != seams:
+            raise ValueError(
+                f"seams: {seams} is a former way to write strategy: {seams}, but strategy says "
+                f"{values['strategy']}: write seams: exact, and the strategy"
+            )
+        return {**values, "seams": "exact", "strategy": seams}
+
     @property
     def patches_per_call(self) -> int:
         """``batch_size``; 1 as long as ``auto`` is not decided."""
@@ -208,6 +253,10 @@ class Inference(Model):
             )
         if self.chunk_crop_margin is not None and self.seams != "crop":
             raise ValueError("chunk_crop_margin has an effect only with seams: crop; remove it")
+        if self.strategy != "auto" and self.seams == "crop":
+            raise ValueError(
+                f"strategy: {self.strategy} has an effect only with seams: exact; remove it"
+            )
         if self.device == "cpu" and self.precision == "tf32":
             raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
         self._check_engine()
@@ -306,13 +355,12 @@ class JobConfig(Model):
         return gives_labels(self.postprocess)
 
     @property
-    def seam_modes(self) -> list[SeamMode]:
-        """Permitted ``inference.seams``: no exchange if an operator looks beyond a chunk."""
-        return [
-            mode
-            for mode in get_args(SeamMode)
-            if mode != "exchange" or not any(total_halo(self.postprocess))
-        ]
+    def stated_strategy(self) -> Strategy | None:
+        """The strategy that the job file asks for; None if it leaves the choice."""
+        inference = self.inference
+        if inference.seams == "crop":
+            return "crop"
+        return None if inference.strategy == "auto" else inference.strategy
 
     @property
     def network_interval(self) -> tuple[float, float] | None:
@@ -321,12 +369,6 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.inference.seams not in self.seam_modes:
-            raise ValueError(
-                "inference.seams: exchange gives a chunk the sums of its own voxels only, but "
-                f"postprocess looks {list(total_halo(self.postprocess))} voxels (z, y, x) "
-                "further: write seams: recompute"
-            )
         self._check_labels()
         self._check_inference()
         self._check_output()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,16 @@ class NumpyDevice:
     def multiply(self, array: Array, by: Array, out: Array) -> None:
         """Write the product of two arrays into a third."""
         np.multiply(array, by, out=out)
+
+    def add_rounded(self, sums: Array, terms: Array, step: float) -> None:
+        """Round terms to whole numbers, and add them to sums as so many steps."""
+        np.rint(terms, out=terms)
+        terms *= np.float32(step)
+        sums += terms
+
+    def largest_magnitude(self, array: Array) -> Any:
+        """Return the largest magnitude in an array."""
+        return np.maximum(array.max(), -array.min())
 
     def download(self, array: Array, encoding: Encoding = AS_COMPUTED) -> Callable[[], AnyArray]:
         """Encode an array; float32 stays as it is."""

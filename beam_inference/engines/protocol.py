@@ -74,6 +74,18 @@ class Device(Protocol):
     def multiply(self, array: Any, by: Any, out: Any) -> None:
         """Write the product of two device arrays into a third."""
 
+    def add_rounded(self, sums: Any, terms: Any, step: float) -> None:
+        """Round terms to whole numbers, halves to even, and add them to sums as so many steps.
+
+        Args:
+            sums: a device array of multiples of the step.
+            terms: a device array of the same shape, in steps; it is overwritten.
+            step: a power of two.
+        """
+
+    def largest_magnitude(self, array: Any) -> Any:
+        """Return the largest magnitude in a device array, as a device array of one value."""
+
     def download(self, array: Any, encoding: Encoding = AS_COMPUTED) -> Callable[[], AnyArray]:
         """Encode a float32 device array there, and begin to bring it to the host.
 

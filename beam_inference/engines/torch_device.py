@@ -117,6 +117,20 @@ class TorchDevice:
         with device_errors():
             torch.mul(array, by, out=out)
 
+    def add_rounded(self, sums: torch.Tensor, terms: torch.Tensor, step: float) -> None:
+        """Round terms to whole numbers, and add them to sums as so many steps.
+
+        The product with a power of two is exact, so a fused multiply-add gives the same bits.
+        """
+        with device_errors():
+            sums.add_(terms.round_(), alpha=step)
+
+    def largest_magnitude(self, array: torch.Tensor) -> torch.Tensor:
+        """Return the largest magnitude in a tensor, on its device."""
+        with device_errors():
+            low, high = torch.aminmax(array)
+            return torch.maximum(high, -low)
+
     def download(
         self, array: torch.Tensor, encoding: Encoding = AS_COMPUTED
     ) -> Callable[[], AnyArray]:

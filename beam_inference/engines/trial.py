@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -48,12 +49,14 @@ class ContractReport:
         batch_size: patches that it was made of; fewer than the job's if the device ran out of
             memory.
         low, high: range of the predicted values, after the activation.
+        seconds: that a batch took, the second time.
     """
 
     working_set_bytes: int
     batch_size: int
     low: float
     high: float
+    seconds: float
 
 
 def check_contract(
@@ -187,16 +190,18 @@ def _try_batch(
         if on_host and not keeps_memory(predictor.description.get("engine", "torch")):
             # what PyTorch makes at its first call is not made again
             before = _start_peak(predictor)
+        start = time.perf_counter()
         predictions = predictor.predict(batch)  # ONNX Runtime plans its memory by a first call
         working_set = max(0, _peak(predictor) - before)
         again = _sample(predictor, crop_to_patch(predictions, shape, patch_shape, crop_margin))
+        seconds = time.perf_counter() - start  # a GPU has answered when the sample is here
     if not (np.isfinite(low) and np.isfinite(high)):
         raise ModelContractError(
             "the network returns NaN or infinite values for a patch of the input. Check "
             "model.normalize, model.weights and inference.precision."
         )
     _check_repeats(answer, again, predictor)
-    return ContractReport(working_set, shape[0], low, high)
+    return ContractReport(working_set, shape[0], low, high, seconds)
 
 
 def settle(predictor: Predictor, shape: tuple[int, ...]) -> None:

@@ -77,7 +77,7 @@ class _Columns:
     patches: NDArray[np.float64]
     largest_patches: NDArray[np.float64]
     voxels_read: NDArray[np.float64]
-    reached: NDArray[np.float64]
+    touched: NDArray[np.float64]
     private: NDArray[np.float64]
     extremes: AxisExtremes[NDArray[np.int64]]
 
@@ -88,14 +88,14 @@ class _Columns:
             patches=np.array([each.patches for each in totals], float),
             largest_patches=np.array([each.largest_patches for each in totals], float),
             voxels_read=np.array([each.voxels_read for each in totals], float),
-            reached=np.array([each.reached for each in totals], float),
+            touched=np.array([each.touched for each in totals], float),
             private=np.array([each.private for each in totals], float),
             extremes=AxisExtremes(*extremes),
         )
 
 
 def with_best_chunk_shape(plan: InferencePlan, fits: Fits, workers: int) -> InferencePlan | None:
-    """The plan with the best chunk shape, in its own seam mode.
+    """The plan with the best chunk shape, by its own strategy.
 
     The best are those whose busiest worker computes the fewest patches at worst (Graham 1969,
     "Bounds on multiprocessing timing anomalies": all patches over the workers, and one largest
@@ -155,14 +155,14 @@ def _row(z: _Candidate, y: _Candidate, x: _Columns, fits: Fits, workers: int) ->
         return None
     patches = on_z.patches * on_y.patches * x.patches
     largest = on_z.largest_patches * on_y.largest_patches * x.largest_patches
-    reached = on_z.reached * on_y.reached * x.reached
+    touched = on_z.touched * on_y.touched * x.touched
     private = on_z.private * on_y.private * x.private
     read = on_z.voxels_read * on_y.voxels_read * x.voxels_read
     return _Row(
         z.extent,
         y.extent,
         busiest=np.where(fitting, _busiest(patches, largest, workers), np.inf),
-        moved=read + _SEAM_TRANSFERS * (reached - private),
+        moved=read + _SEAM_TRANSFERS * (touched - private),
     )
 
 

@@ -121,6 +121,17 @@ class LatticeAxis:
         """Number of patches on this axis."""
         return ceil_div(self.stop - self.start - self.patch, self.stride) + 1
 
+    @property
+    def most_patches(self) -> int:
+        """The most patches that share one voxel of this axis.
+
+        Their number grows at the starts of patches alone, and before the last one, which may be
+        moved back, it grows until the second last.
+        """
+        last = range(max(0, self.count - 2), self.count)
+        starts = [self.patch_start(k) for k in last]
+        return max(len(self.touching(start, start + 1)) for start in starts)
+
     def patch_start(self, k: int) -> int:
         """First voxel of patch ``k``, ``0 <= k < count``."""
         return min(self.start + k * self.stride, self.stop - self.patch)
@@ -179,6 +190,11 @@ class PatchLattice:
     def count(self) -> int:
         """Number of patches."""
         return math.prod(axis.count for axis in self.axes)
+
+    @property
+    def most_patches(self) -> int:
+        """The most patches that share one voxel."""
+        return math.prod(axis.most_patches for axis in self.axes)
 
     def touching(self, box: BoundingBox) -> tuple[range, range, range]:
         """Per axis, the indices of the patches that share a voxel with a box inside the domain."""

@@ -14,6 +14,9 @@ into itself and into chunks after it, never into one before::
 
 In three dimensions all of this is a product over the axes: a voxel is a chunk's alone if it is so
 on every axis.
+
+Where operators look beyond a chunk, it needs sums in a halo, too: then patches also reach into
+chunks before their owner, and nothing is a chunk's alone.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class OwnershipAxis:
         start, stop: the ROI, which lies inside the lattice's domain.
         chunk: voxels of a whole chunk; a position is a chunk's number on this axis.
         block: voxels of a storage block of the output; blocks are counted from each chunk's start.
+        halo: voxels beyond a chunk, per side, whose sums it needs as far as they are in the domain.
     """
 
     lattice: LatticeAxis
@@ -41,11 +45,12 @@ class OwnershipAxis:
     stop: int
     chunk: int
     block: int
+    halo: int = 0
 
     @cached_property
     def patches(self) -> range:
-        """The patches that share a voxel with the ROI."""
-        return self.lattice.touching(self.start, self.stop)
+        """The patches that share a voxel with the ROI or its halo."""
+        return self.lattice.touching(*self._with_halo(self.start, self.stop))
 
     @property
     def positions(self) -> int:
@@ -57,6 +62,10 @@ class OwnershipAxis:
         start = self.start + position * self.chunk
         return start, min(start + self.chunk, self.stop)
 
+    def needed(self, position: int) -> tuple[int, int]:
+        """Start and stop of the voxels whose sums a chunk needs: its own, and its halo."""
+        return self._with_halo(*self.interval(position))
+
     def owned_patches(self, position: int) -> range:
         """The patches that a chunk computes; there may be none."""
         start, stop = self.interval(position)
@@ -65,18 +74,23 @@ class OwnershipAxis:
         return range(first, max(first, min(last, self.patches.stop)))
 
     def reach(self, position: int) -> tuple[int, int]:
-        """Start and stop of what a chunk's own patches cover in the ROI; equal if it has none."""
+        """Start and stop of what a chunk's own patches cover; equal if it has none.
+
+        It ends where the ROI ends, with its halo: nobody needs what lies beyond.
+        """
         patches = self.owned_patches(position)
         if not patches:
             start, _ = self.interval(position)
             return start, start
         last = self.lattice.patch_start(patches[-1]) + self.lattice.patch
-        return max(self.lattice.patch_start(patches[0]), self.start), min(last, self.stop)
+        low, high = self._with_halo(self.start, self.stop)
+        return max(self.lattice.patch_start(patches[0]), low), min(last, high)
 
     def private_start(self, position: int) -> int:
         """The start of a chunk's private voxels, those that only its own patches touch.
 
-        They are whole blocks at the chunk's end. If there are none, this is the chunk's stop.
+        They are whole blocks at the chunk's end. If there are none, this is the chunk's stop. It is
+        not asked for where there is a halo.
         """
         start, stop = self.interval(position)
         # the last patch of an earlier chunk
@@ -87,27 +101,32 @@ class OwnershipAxis:
         return min(start + round_up(max(0, foreign - start), self.block), stop)
 
     def contributors(self, position: int) -> list[int]:
-        """The chunks whose patches touch a chunk, in order, itself last if it owns any."""
-        touching = self.lattice.touching(*self.interval(position))
-        candidates = range(self._owner(touching[0]), position + 1)
-        return [
-            p
-            for p in candidates
-            if self.owned_patches(p).start < touching.stop and self.owned_patches(p)
-        ]
+        """The chunks whose patches touch what a chunk needs, in order."""
+        touching = self.lattice.touching(*self.needed(position))
+        candidates = range(self._owner(touching[0]), self._owner(touching[-1]) + 1)
+        owned = {p: self.owned_patches(p) for p in candidates}
+        return [p for p in candidates if max(owned[p].start, touching.start) < owned[p].stop]
 
     def touched_voxels(self, position: int) -> int:
-        """Voxels of a chunk, each as often as there are chunks whose patches touch it."""
-        start, stop = self.interval(position)
+        """Voxels that a chunk needs, each as often as there are chunks whose patches touch it."""
+        start, stop = self.needed(position)
         reaches = map(self.reach, self.contributors(position))
         return sum(max(0, min(high, stop) - max(low, start)) for low, high in reaches)
 
     def receivers(self, position: int) -> range:
-        """The chunks that a chunk's patches touch, in order."""
+        """The chunks that need what a chunk's patches touch, in order."""
         start, stop = self.reach(position)
         if start == stop:
             return range(0)
-        return range(position, (stop - 1 - self.start) // self.chunk + 1)
+        return range(self._holder(start - self.halo), self._holder(stop - 1 + self.halo) + 1)
 
     def _owner(self, patch: int) -> int:
-        return max(0, self.lattice.patch_start(patch) - self.start) // self.chunk
+        return self._holder(self.lattice.patch_start(patch))
+
+    def _holder(self, voxel: int) -> int:
+        """The chunk that holds a voxel, or is nearest to it."""
+        return min(max(0, voxel - self.start) // self.chunk, self.positions - 1)
+
+    def _with_halo(self, start: int, stop: int) -> tuple[int, int]:
+        lattice = self.lattice
+        return max(start - self.halo, lattice.start), min(stop + self.halo, lattice.stop)

@@ -19,12 +19,13 @@ from beam_inference.geometry.plan_totals import PlanTotals
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import Zyx
 
-SeamMode: TypeAlias = Literal["exchange", "recompute", "crop"]
+Strategy: TypeAlias = Literal["exchange", "recompute", "crop"]
 """How chunks get the values of patches that they share with neighbours.
 
 - ``exchange``: every patch is computed once, and chunks exchange sums of shared voxels.
-- ``recompute``: every chunk computes all patches that touch it. The same values.
-- ``crop``: every chunk has a lattice of its own. Cheap, but with seams.
+- ``recompute``: every chunk computes all patches that touch it. The same bits.
+- ``crop``: every chunk has a lattice of its own. Cheap, but with seams: the only strategy of
+  ``seams: crop``, while the others are two ways to the result of ``seams: exact``.
 """
 
 
@@ -37,8 +38,8 @@ class InferencePlan:
         lattice: the patch lattice over the domain.
         chunks: the chunk grid over the ROI.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
-        seams: how chunks get the values of patches that they share with neighbours.
-        chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless ``seams`` is "crop".
+        strategy: how chunks get the values of patches that they share with neighbours.
+        chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless the strategy is "crop".
         block_shape: of the output's storage, ZYX.
         halo: voxels beyond its core that are computed for a chunk, for what comes after the
             network, per side, ZYX.
@@ -49,7 +50,7 @@ class InferencePlan:
     lattice: PatchLattice
     chunks: ChunkGrid
     crop_margin: Zyx
-    seams: SeamMode
+    strategy: Strategy
     chunk_crop_margin: Zyx
     block_shape: Zyx
     halo: Zyx = (0, 0, 0)
@@ -58,9 +59,11 @@ class InferencePlan:
     @cached_property
     def exchange(self) -> SeamExchangePlan | None:
         """The exchange between chunks; None if each chunk computes all that it needs."""
-        if self.seams != "exchange":
+        if self.strategy != "exchange":
             return None
-        return SeamExchangePlan(self.lattice, self.chunks, self.block_shape, self.crop_margin)
+        return SeamExchangePlan(
+            self.lattice, self.chunks, self.block_shape, self.crop_margin, self.halo
+        )
 
     @cached_property
     def totals(self) -> PlanTotals:
@@ -75,7 +78,7 @@ class InferencePlan:
         """
         lattice = self.lattice
         core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
-        if self.seams == "crop":
+        if self.strategy == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
             domain = box.grow_to(lattice.patch_shape, within=lattice.domain)
             lattice = replace(lattice, domain=domain)
@@ -98,7 +101,7 @@ def make_plan(
     patch_overlap: Zyx,
     chunk_shape: Zyx,
     crop_margin: Zyx,
-    seams: SeamMode,
+    strategy: Strategy,
     chunk_crop_margin: Zyx,
     block_shape: Zyx,
     halo: Zyx = (0, 0, 0),
@@ -118,8 +121,8 @@ def make_plan(
         patch_overlap: voxels shared by neighbouring patches, ZYX; less than the patch.
         chunk_shape: voxels of a whole chunk, ZYX.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
-        seams: how chunks get the values of patches that they share with neighbours.
-        chunk_crop_margin: voxels cropped at chunk borders, ZYX; ignored unless ``seams`` is "crop".
+        strategy: how chunks get the values of patches that they share with neighbours.
+        chunk_crop_margin: voxels cropped at chunk borders, ZYX, by the strategy "crop".
         block_shape: of the output's storage, ZYX.
         halo: voxels beyond its core that are computed for a chunk, per side, ZYX.
         input_block_shape: of the input's storage, ZYX.
@@ -138,8 +141,8 @@ def make_plan(
         lattice=PatchLattice(domain, patch_shape, patch_overlap),
         chunks=ChunkGrid(roi, chunk_shape),
         crop_margin=crop_margin,
-        seams=seams,
-        chunk_crop_margin=chunk_crop_margin if seams == "crop" else (0, 0, 0),
+        strategy=strategy,
+        chunk_crop_margin=chunk_crop_margin if strategy == "crop" else (0, 0, 0),
         block_shape=block_shape,
         halo=halo,
         input_block_shape=input_block_shape,

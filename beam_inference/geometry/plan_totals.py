@@ -101,7 +101,7 @@ class AxisTotals:
     Attributes:
         patches: sum of patches; ``largest_patches`` is the maximum of any position.
         voxels_read: sum of the input voxels inside the volume.
-        reached: sum of the voxels for which values or sums are computed.
+        touched: sum of the voxels that chunks are put together from.
         private: sum of the voxels that nothing is exchanged for.
         owners: positions with a patch.
         pairs: pairs of positions of which one gives sums to the other, or to itself.
@@ -112,7 +112,7 @@ class AxisTotals:
     patches: int
     largest_patches: int
     voxels_read: int
-    reached: int
+    touched: int
     private: int
     owners: int
     pairs: int
@@ -186,7 +186,7 @@ class PlanTotals:
         """
         if self.plan.exchange is None:
             return 0
-        return math.prod(axis.reached for axis in self.axes) - self._private_voxels
+        return math.prod(axis.touched for axis in self.axes) - self._private_voxels
 
     @property
     def shared_voxels(self) -> int:
@@ -211,14 +211,14 @@ def axis_totals(plan: InferencePlan, axis: int) -> AxisTotals:
     else:
         ownership = plan.exchange.ownership[axis]
         positions = [_exchange_position_totals(plan, axis, ownership, p) for p, _ in counted]
-    patches = voxels_read = reached = private = owners = pairs = 0
+    patches = voxels_read = touched = private = owners = pairs = 0
     patch_counts = Counter[int]()
     extremes = []
     for (_, times), totals in zip(counted, positions, strict=True):
         read = _read_interval(plan, axis, totals)
         patches += times * totals.patches
         voxels_read += times * (read[1] - read[0])
-        reached += times * totals.core
+        touched += times * totals.touched
         private += times * totals.private
         owners += times * bool(totals.patches)
         pairs += times * totals.receivers
@@ -237,7 +237,7 @@ def axis_totals(plan: InferencePlan, axis: int) -> AxisTotals:
         patches=patches,
         largest_patches=max(patch_counts),
         voxels_read=voxels_read,
-        reached=reached,
+        touched=touched,
         private=private,
         owners=owners,
         pairs=pairs,
@@ -295,11 +295,12 @@ def _exchange_position_totals(
         start = ownership.lattice.patch_start(owned[0]) - margin
         stop = ownership.lattice.patch_start(owned[-1]) + ownership.lattice.patch + margin
     reach = ownership.reach(position)
+    _, stop_of_chunk = ownership.interval(position)
     return PositionTotals(
         patches=len(owned),
         input=(start, stop),
         core=reach[1] - reach[0],
-        private=ownership.interval(position)[1] - ownership.private_start(position),
+        private=0 if any(plan.halo) else stop_of_chunk - ownership.private_start(position),
         touched=ownership.touched_voxels(position),
         receivers=len(ownership.receivers(position)),
     )

@@ -1,4 +1,4 @@
-"""The geometry of ``seams: exchange``: every patch is computed once, and chunks share sums.
+"""The geometry of ``strategy: exchange``: every patch is computed once, and chunks share sums.
 
 Which chunk owns a patch is decided axis by axis, in :mod:`beam_inference.geometry.patch_ownership`.
 """
@@ -28,32 +28,35 @@ class SeamExchangePlan:
         chunks: the chunk grid over the ROI.
         block_shape: of the output's storage, ZYX.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
+        halo: voxels beyond a chunk, per side, whose sums it needs, ZYX.
     """
 
     lattice: PatchLattice
     chunks: ChunkGrid
     block_shape: Zyx
     crop_margin: Zyx
+    halo: Zyx = (0, 0, 0)
 
     @cached_property
     def ownership(self) -> tuple[OwnershipAxis, OwnershipAxis, OwnershipAxis]:
         """Which chunk computes which patches, per axis ZYX."""
         roi = self.chunks.roi
         z, y, x = (
-            OwnershipAxis(lattice, start, stop, chunk, block)
-            for lattice, start, stop, chunk, block in zip(
+            OwnershipAxis(lattice, start, stop, chunk, block, halo)
+            for lattice, start, stop, chunk, block, halo in zip(
                 self.lattice.axes,
                 roi.start,
                 roi.stop,
                 self.chunks.chunk_shape,
                 self.block_shape,
+                self.halo,
                 strict=True,
             )
         )
         return (z, y, x)
 
     def owned_work(self, index: int) -> ChunkWork | None:
-        """The patches that a chunk owns, and the voxels of the ROI that they cover.
+        """The patches that a chunk owns, and the voxels that they cover of the ROI and its halo.
 
         Returns:
             None if the chunk owns no patch.
@@ -69,44 +72,24 @@ class SeamExchangePlan:
         return ChunkWork.of_patches(index, reach, self.lattice, (z, y, x), self.crop_margin)
 
     def contributors(self, index: int) -> list[int]:
-        """The chunks that own a patch which touches a chunk, in the order their sums are added."""
+        """The chunks that own a patch which touches a chunk or its halo, in order."""
         per_axis = (axis.contributors(position) for axis, position in self._axes_at(index))
         return [self.chunks.index(position) for position in product(*per_axis)]
 
     def receivers(self, index: int) -> list[int]:
-        """The chunks that a patch owned by a chunk touches, in order, perhaps itself among them."""
+        """The chunks that need what a chunk's own patches touch, in order."""
         if self.owned_work(index) is None:
             return []
         per_axis = (axis.receivers(position) for axis, position in self._axes_at(index))
         return [self.chunks.index(position) for position in product(*per_axis)]
 
-    def contributions(self, index: int) -> list[ChunkWork]:
-        """The work of a chunk's contributors, in order, as far as it touches the chunk.
-
-        Returns:
-            Works whose core boxes cover the chunk's core box and overlap at seams. Each has the
-            number of the contributor.
-        """
-        core = self.chunks.core_box(index)
-        touching = self.lattice.touching(core)
-        works = []
-        for contributor in self.contributors(index):
-            owned = self.owned_work(contributor)
-            assert owned is not None  # a contributor owns patches
-            z, y, x = (
-                range(max(a.start, b.start), min(a.stop, b.stop))
-                for a, b in zip(owned.patches, touching, strict=True)
-            )
-            covered = owned.core_box.intersection(core)
-            works.append(
-                ChunkWork.of_patches(
-                    contributor, covered, self.lattice, (z, y, x), self.crop_margin
-                )
-            )
-        return works
-
     def private_box(self, index: int) -> BoundingBox | None:
-        """The box of whole blocks that no other chunk's patches touch; None if it is empty."""
+        """The box of whole blocks that no other chunk's patches touch; None if it is empty.
+
+        With a halo it is: a chunk is finished only when it is put together.
+        """
+        if any(self.halo):
+            return None
         core = self.chunks.core_box(index)
         start = zyx.triple(axis.private_start(position) for axis, position in self._axes_at(index))
         if any(a == b for a, b in zip(start, core.stop, strict=True)):
@@ -114,8 +97,13 @@ class SeamExchangePlan:
         return BoundingBox(start, core.stop)
 
     def shared_boxes(self, index: int) -> list[BoundingBox]:
-        """The rest of a chunk beside its private box: at most three disjoint boxes of blocks."""
+        """The rest of a chunk beside its private box: at most three disjoint boxes of blocks.
+
+        With a halo it is one box: the chunk, grown by its halo within the domain.
+        """
         core = self.chunks.core_box(index)
+        if any(self.halo):
+            return [core.grow(self.halo).intersection(self.lattice.domain)]
         private = self.private_box(index)
         if private is None:
             return [core]

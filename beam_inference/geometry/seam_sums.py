@@ -1,9 +1,8 @@
-"""Splits a chunk's sums into parts for its neighbours, and adds such parts up in a fixed order.
+"""Splits a chunk's sums into parts for its neighbours, and adds such parts up.
 
 A chunk's ``sums`` are its own patches, weighted and added, over ``owned_work(index).core_box`` of
-the exchange plan: float32, shape (channels, Z, Y, X). Float addition is not associative, so the
-order is the job's, whatever was finished first; then a voxel's bits depend neither on the runner
-nor on retries.
+the exchange plan: float32, shape (channels, Z, Y, X). They are multiples of one step, which are
+added exactly (:mod:`beam_inference.geometry.exact_sums`), so any order gives the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from beam_inference import arrays
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.plan_totals import PlanTotals
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.limits import WRITTEN_BYTES
@@ -73,8 +71,7 @@ def merge_sums(
     Args:
         exchange: the geometry of the job's exchange.
         index: the chunk.
-        parts: each contributor's index and what it gave in :func:`split_sums`, in the order of
-            ``exchange.contributors(index)``.
+        parts: each contributor's index and what it gave in :func:`split_sums`, in any order.
         channels: of the network's output.
 
     Returns:
@@ -91,23 +88,3 @@ def merge_sums(
                 if box.contains(piece):
                     total[(slice(None), *piece.slices_in(box))] += array
     return shared
-
-
-def add_sums(
-    core: BoundingBox, works: Sequence[ChunkWork], sums: Iterable[Sums], channels: int
-) -> Sums:
-    """Add up a whole core, to the bits that :func:`merge_sums` would give it.
-
-    Args:
-        core: the box to fill.
-        works: the exchange plan's ``contributions`` to the chunk.
-        sums: the sums of each of these works, float32, shape (channels, Z, Y, X).
-        channels: of the network's output.
-
-    Returns:
-        float32, shape (channels, *core.shape).
-    """
-    total = arrays.zeros((channels, *core.shape), np.float32)
-    for work, array in zip(works, sums, strict=True):
-        total[(slice(None), *work.core_box.slices_in(core))] += array
-    return total

@@ -5,7 +5,7 @@ from __future__ import annotations
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import InferencePlan, SeamMode, make_plan
+from beam_inference.geometry.plan import InferencePlan, Strategy, make_plan
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -15,7 +15,7 @@ def plan_geometry(
     volume: BoundingBox,
     roi: BoundingBox,
     chunk_shape: Zyx,
-    seams: SeamMode,
+    strategy: Strategy,
     input_block_shape: Zyx,
 ) -> InferencePlan:
     """Derive all geometry of a job.
@@ -25,7 +25,7 @@ def plan_geometry(
         volume: the input's bounds.
         roi: the box to produce.
         chunk_shape: the unit of work, voxels ZYX.
-        seams: the seam mode; it need not be the job's own.
+        strategy: the strategy; it need not be the job's own.
         input_block_shape: the input's storage blocks, voxels ZYX.
     """
     inference = config.inference
@@ -37,7 +37,7 @@ def plan_geometry(
         patch_overlap=inference.patch_overlap,
         chunk_shape=chunk_shape,
         crop_margin=config.model.crop_margin,
-        seams=seams,
+        strategy=strategy,
         chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
         block_shape=config.output.write_shape,
         halo=total_halo(config.postprocess),

@@ -18,6 +18,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
 from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.exact_sums import step_of
 from beam_inference.geometry.zyx import Zyx
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ FIRST_KEYS: Mapping[str, frozenset[str]] = {
 ALWAYS = frozenset({"operator"})
 """Keys that enter whatever their default is: they name what the other keys belong to."""
 
+_EXACT_SUMS = 5
+"""Numerics from which on sums do not depend on their order."""
+
 _ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -67,7 +71,8 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
     # Where the network lies is not in it: its hash is. Nor is the pyramid: its scales are made of
     # the output and change none of its bytes, so a finished job that is given one has only that to
     # make; what determines them is in records of their own.
-    files = frozenset({"path", "weights", "sha256", "voxel_size_nm"})
+    # Of the prediction bound the resolved one is in it.
+    files = frozenset({"path", "weights", "sha256", "voxel_size_nm", "prediction_bound"})
     places = frozenset({"path", "bounds", "pyramid"})
     engine: Json = dict(job.engine)
     if job.numerics != 1:  # records of 1 do not have it
@@ -86,6 +91,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         },
         "engine": {
             **engine,
+            **({} if job.prediction_bound is None else {"sum_step": step_of(job.prediction_bound)}),
             "batch_size": config.inference.batch_size,
             "augment": config.inference.augment,
         },
@@ -95,7 +101,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "patch_shape": list(plan.lattice.patch_shape),
             "patch_overlap": list(plan.lattice.patch_overlap),
             "chunk_shape": list(plan.chunks.chunk_shape),
-            "seams": plan.seams,
+            "seams": _identify_seams(job),
             "chunk_crop_margin": list(plan.chunk_crop_margin),
         },
         "postprocess": {
@@ -109,6 +115,12 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
         "output": identify(config.output, without=places),
     }
+
+
+def _identify_seams(job: ResolvedJob) -> str:
+    """The seams of a job: two strategies with one result, which gave different bits once."""
+    inference = job.config.inference
+    return inference.plan_strategy if job.numerics < _EXACT_SUMS else inference.seams
 
 
 def _identify_origin(key: str, origin: Zyx | None) -> Json:

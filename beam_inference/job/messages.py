@@ -11,7 +11,7 @@ from beam_inference.errors import Stage
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
-Outcome = Literal["done", "skipped", "quarantined", "summed"]
+Outcome = Literal["done", "skipped", "quarantined", "summed", "left"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,10 @@ class Record:
 
     Attributes:
         chunk: its index.
-        outcome: "done", "skipped" (it had a receipt) or "quarantined"; with ``seams: exchange``
-            also "summed": its patches are computed, and their sums kept for the chunks that share
-            voxels with it.
+        outcome: "done", "skipped" (it had a receipt) or "quarantined"; in the first stage of
+            ``strategy: exchange`` also "summed": its patches are computed, and their sums kept for
+            the chunks that share voxels with it; or "left": they cannot be, and the second stage
+            does the chunk without its neighbours.
         read_bytes: bytes of decoded input.
         written_bytes: bytes of output before compression.
         seconds: time of each stage, by name.

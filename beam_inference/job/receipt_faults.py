@@ -39,9 +39,9 @@ def first_receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str |
     fault = _identity_fault(receipt, chunk, job)
     if fault is not None:
         return fault
-    exchange = job.plan.exchange
+    exchange = job.exchange
     if exchange is None:
-        return "its first-stage receipt belongs to no job: this one has a single stage"
+        return "its first-stage receipt belongs to no job with seams: crop"
     private = exchange.private_box(chunk)
     parts = [part.box for part in receipt.parts]
     if parts and parts != [private]:

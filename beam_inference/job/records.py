@@ -93,12 +93,14 @@ class Receipt(Frozen):
 
     Attributes:
         chunk: index of the chunk.
-        parts: the boxes that were written, together the core box. With ``seams: exchange`` the
-            blocks that the chunk shares with its neighbours are written apart from the rest; a
+        parts: the boxes that were written, together the core box. With ``strategy: exchange``
+            the blocks that the chunk shares with its neighbours are written apart from the rest; a
             receipt among the ``sums`` has the rest alone.
         batch_size: patches per network call; below the job's if the device ran out of memory.
         uniform_patches: number of patches whose input was one value throughout, and whose answer
             was known.
+        patches_beyond_bound: number of patches whose predictions were larger than the job's
+            prediction bound allows: their sums may depend on the order of their terms.
         seconds: time spent, by stage.
         attempts: attempts made, by stage.
         finished_at: time when everything was durable.
@@ -111,12 +113,26 @@ class Receipt(Frozen):
     parts: list[Part]
     batch_size: int
     uniform_patches: int
+    patches_beyond_bound: int = 0
     seconds: dict[Stage, float]
     attempts: dict[Stage, int]
     finished_at: Moment
     worker: SafeText
     launch: str
     fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptTally:
+    """What receipts say together.
+
+    Attributes:
+        chunks: number of chunks with a receipt that can be believed.
+        patches_beyond_bound: see :class:`Receipt`; a patch counts in each chunk that computed it.
+    """
+
+    chunks: int
+    patches_beyond_bound: int
 
 
 class QuarantineRecord(Frozen):

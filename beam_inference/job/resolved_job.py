@@ -15,7 +15,8 @@ from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.fields import Frozen, Json
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.plan import InferencePlan, Strategy
+from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.identity import identify_job
@@ -29,7 +30,7 @@ _FIRST_NAMES = {
     "asked_batch_size": "requested_batch_size",
 }
 
-NUMERICS = 4
+NUMERICS = 5
 """A number that is raised when the same job would give other bits; older jobs are then refused."""
 
 
@@ -55,6 +56,8 @@ class ResolvedJob(Frozen):
         operator_sha256: hashes of the files that operators need, see
             :func:`beam_inference.job.operator_files.operator_sha256`; older records have none.
         engine: properties of the engine that determine bits, by name.
+        prediction_bound: a power of two, how large the network's values are expected to be; see
+            :mod:`beam_inference.geometry.exact_sums`. None in records of numerics less than 5.
         working_set_bytes: memory that the network allocates for a batch, as measured; not part of
             the fingerprint.
         versions: versions of libraries at first launch; not part of the fingerprint. Another
@@ -76,6 +79,7 @@ class ResolvedJob(Frozen):
     model_sha256: str
     operator_sha256: dict[str, str] = Field(default_factory=dict)
     engine: dict[str, str]
+    prediction_bound: float | None = None
     working_set_bytes: int
     versions: dict[str, str]
     numerics: int = 1
@@ -90,17 +94,22 @@ class ResolvedJob(Frozen):
 
     @cached_property
     def plan(self) -> InferencePlan:
-        """The job's geometry."""
-        return self.plan_in(self.config.inference.seams)
+        """The job's geometry, by the strategy of its launch."""
+        return self.plan_in(self.config.inference.plan_strategy)
 
-    def plan_in(self, seams: SeamMode) -> InferencePlan:
-        """Plan the job's geometry as it would be in another seam mode."""
+    @cached_property
+    def exchange(self) -> SeamExchangePlan | None:
+        """What chunks exchange by that strategy, whatever the launch's is; None of crops."""
+        return None if self.config.inference.seams == "crop" else self.plan_in("exchange").exchange
+
+    def plan_in(self, strategy: Strategy) -> InferencePlan:
+        """Plan the job's geometry as it would be by another strategy."""
         return plan_geometry(
             self.config,
             volume=self.input_bounds,
             roi=self.roi,
             chunk_shape=self.config.inference.chunk_shape,
-            seams=seams,
+            strategy=strategy,
             input_block_shape=self.input_block_shape,
         )
 
@@ -109,6 +118,7 @@ class ResolvedJob(Frozen):
         config: DefiniteConfig,
         roi: BoundingBox,
         requested_normalize: Contrast | Standard | None,
+        prediction_bound: float | None,
     ) -> ResolvedJob:
         """This job as another job file puts it; input, network and output are taken as they were.
 
@@ -116,6 +126,7 @@ class ResolvedJob(Frozen):
             config: the other job file, definite.
             roi: the box that it produces.
             requested_normalize: what it says of normalisation, where it names a levels file.
+            prediction_bound: as it follows from that file.
         """
         return ResolvedJob(
             config=config,
@@ -132,6 +143,7 @@ class ResolvedJob(Frozen):
             model_sha256=self.model_sha256,
             operator_sha256=self.operator_sha256,
             engine=self.engine,
+            prediction_bound=prediction_bound,
             working_set_bytes=self.working_set_bytes,
             versions=self.versions,
             numerics=self.numerics,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
@@ -17,7 +17,6 @@ def missing_runs(
     index_range: tuple[int, int],
     state: State | None,
     length: int,
-    receivers: Callable[[int], Iterable[int]] | None = None,
 ) -> Iterator[tuple[int, ...]]:
     """Yield runs of the chunks of an index range that are still to be done.
 
@@ -27,11 +26,8 @@ def missing_runs(
         index_range: first chunk, and the one after the last.
         state: the job's state folder; None to do all chunks, whatever their receipts say.
         length: chunks of a run, at most.
-        receivers: lists the chunks that a chunk's patches touch, with ``seams: exchange``. A chunk
-            with a receipt is then also to be done if its patches are not computed and one of these
-            chunks, which may need them, has no receipt.
     """
-    yield from in_runs(_missing(index_range, state, receivers), length)
+    yield from in_runs(_missing(index_range, state), length)
 
 
 def runs_of_file(
@@ -92,27 +88,14 @@ def chunks_of_file(url: str, fingerprint: str, count: int, storage: Storage = LO
     return sorted(chunks)
 
 
-def _missing(
-    index_range: tuple[int, int],
-    state: State | None,
-    receivers: Callable[[int], Iterable[int]] | None,
-) -> Iterator[int]:
+def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]:
     if state is None:
         yield from range(*index_range)
         return
 
     def list_done(start: int, stop: int) -> Iterable[int]:
         listed = state.receipt_indices(start, stop)
-        receipts = {receipt.chunk for receipt in state.read_receipts(listed)}
-        if receivers is None:
-            return receipts
-        summed = {receipt.chunk for receipt in state.read_sums(state.sums_indices(start, stop))}
-        waiting = {index: {*receivers(index)} for index in receipts.difference(summed)}
-        elsewhere = {
-            other for others in waiting.values() for other in others if not start <= other < stop
-        }
-        received = receipts.union(each.chunk for each in state.read_receipts(sorted(elsewhere)))
-        return (index for index in receipts if waiting.get(index, set()) <= received)
+        return [receipt.chunk for receipt in state.read_receipts(listed)]
 
     yield from list_absent(*index_range, list_done)
 

@@ -5,8 +5,8 @@ file                                          content
 ============================================  ======================================================
 ``job.json``                                  the resolved job, written once, at first launch
 ``receipts/FINGERPRINT/000000000/N.json``     proof that chunk N is durably written
-``sums/FINGERPRINT/000000000/N.json``         with ``seams: exchange``, proof that the patches of
-                                              chunk N are computed
+``sums/FINGERPRINT/000000000/N.json``         with ``strategy: exchange``, proof that the patches
+                                              of chunk N are computed
 ``seams/FINGERPRINT/000000000/N/…``           sums that chunk N is made of, until it has a receipt
 ``quarantine/FINGERPRINT/000000000/N.json``   why chunk N could not be done, unless it has a receipt
 ``quarantine.jsonl``                          what is in quarantine after a launch: for ``--chunks``
@@ -47,6 +47,7 @@ from beam_inference.job.records import (
     LaunchSummary,
     QuarantineRecord,
     Receipt,
+    ReceiptTally,
 )
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.seals import open_record, seal_record
@@ -166,11 +167,15 @@ class State:
         """Count the chunks of ``start … stop`` that have a receipt, by listing."""
         return self._entries("receipts").count(start, stop)
 
-    def count_believed_receipts(self, count: int) -> int:
-        """Count those of ``count`` chunks whose receipt can be believed, by reading all."""
-        return sum(
-            len(self.read_receipts(self.receipt_indices(*folder))) for folder in folders(count)
-        )
+    def tally_receipts(self, count: int) -> ReceiptTally:
+        """Read the receipts of ``count`` chunks, and count what those say that can be believed."""
+        chunks = 0
+        beyond_bound = 0
+        for folder in folders(count):
+            for receipt in self.read_receipts(self.receipt_indices(*folder)):
+                chunks += 1
+                beyond_bound += receipt.patches_beyond_bound
+        return ReceiptTally(chunks, beyond_bound)
 
     def write_sums(self, receipt: Receipt) -> None:
         """Record, durably, that a chunk's patches are computed and their sums are kept."""

@@ -31,9 +31,9 @@ class JobStatus:
             can be believed count.
         damaged: messages about receipts that cannot be believed, among those that were read.
         quarantined: number of chunks that could not be done.
-        summed: with ``seams: exchange``, number of chunks whose patches are computed; else None.
-        owners: with ``seams: exchange``, number of chunks that own patches; else None.
-        in_first_stage: whether the first of the two stages of ``seams: exchange`` goes on; the
+        summed: with ``strategy: exchange``, number of chunks whose patches are computed; else None.
+        owners: with ``strategy: exchange``, number of chunks that own patches; else None.
+        in_first_stage: whether the first of the two stages of ``strategy: exchange`` goes on; the
             attributes below then describe that stage.
         rate: chunks per second in the last minutes; None where nothing was done for five minutes,
             or it is too early to tell.
@@ -104,12 +104,12 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
     in_first_stage = False
     quarantined = sum(1 for _ in state.read_quarantined(0, count))
     finished = _moments(receipts, now)
-    if job.plan.exchange is not None:
+    if uses_exchange(job, state):
         summed, sample = count_and_sample(state.sums_indices(0, count), _SAMPLE)
         sums = state.read_sums(sample)
         summed_at = _moments(sums, now)
-        owners = job.plan.totals.owners
-        # The patches of chunks that were done without their neighbours may never be computed, nor
+        owners = job.plan_in("exchange").totals.owners
+        # The sums of chunks that were done without their neighbours may never be computed, nor
         # those of the chunks that need them.
         in_first_stage = (
             summed < owners and bool(summed_at) and (not finished or summed_at[-1] > finished[-1])
@@ -135,6 +135,19 @@ def job_status(job: ResolvedJob, state: State, now: datetime) -> JobStatus:
         latest=finished[-1] if finished else None,
         voxels_per_chunk=job.plan.chunks.roi.size / of_stage,
     )
+
+
+def uses_exchange(job: ResolvedJob, state: State) -> bool:
+    """Whether chunks exchange sums by the strategy of the first launch, or have by a later one's.
+
+    Args:
+        job: the job.
+        state: its state folder.
+    """
+    if job.exchange is None:
+        return False
+    has_sums = any(True for _ in state.sums_indices(0, job.plan.chunks.count))
+    return has_sums or job.plan.exchange is not None
 
 
 def _moments(receipts: Sequence[Receipt], now: datetime) -> list[datetime]:

@@ -27,6 +27,7 @@ class VerifyReport:
         missing: indices of the first of these.
         quarantined: records of the chunks that could not be done.
         wrong: faults of receipts, and of blocks that receipts name, one line each.
+        patches_beyond_bound: patches whose predictions were too large for exact sums.
         recomputation: chunks that were computed again; None if that was not asked for.
     """
 
@@ -36,6 +37,7 @@ class VerifyReport:
     missing: list[int] = field(default_factory=list)
     quarantined: list[QuarantineRecord] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    patches_beyond_bound: int = 0
     recomputation: Recomputation | None = None
 
     @property
@@ -76,6 +78,7 @@ def verify(
             if progress and len(present) % 64 == 0:
                 progress(start + len(present))
             report.receipts += 1
+            report.patches_beyond_bound += receipt.patches_beyond_bound
             wrong = None if output is None else parts_fault(receipt.parts, output)
             if wrong:
                 report.wrong.append(

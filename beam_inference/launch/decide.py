@@ -18,6 +18,8 @@ from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import has_cuda
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
+from beam_inference.geometry.exact_sums import bound_after_trial
+from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -47,6 +49,7 @@ def decide_settings(
         threads=decide_threads(config, place, earlier),
         normalize=normalize,
         chunk_shape=_preliminary_chunk_shape(config, earlier),
+        strategy=decide_strategy(config, earlier) or "recompute",
         chunk_crop_margin=decide_chunk_crop_margin(config),
         value_range=decide_value_range(config),
     )
@@ -157,6 +160,17 @@ def decide_chunk_crop_margin(config: JobConfig) -> Zyx | None:
     return inference.chunk_crop_margin
 
 
+def decide_strategy(config: JobConfig, earlier: ResolvedJob | None) -> Strategy | None:
+    """Choose how chunks get what they share; a choice of ``auto`` is kept, though it need not be.
+
+    Returns:
+        The strategy, or None if it is to be found by what it costs.
+    """
+    if config.stated_strategy is not None or earlier is None:
+        return config.stated_strategy
+    return earlier.config.inference.plan_strategy
+
+
 def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> Zyx:
     """The chunk shape as it is written; one block stands for ``auto`` until it is decided."""
     chunk_shape = config.inference.chunk_shape
@@ -175,6 +189,34 @@ def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
     if is_scaled and output.value_range is None:
         return (0.0, 1.0)
     return output.value_range
+
+
+def decide_prediction_bound(config: JobConfig, earlier: ResolvedJob | None) -> float | None:
+    """Choose the power of two that the network's values are to stay within.
+
+    Returns:
+        It, or None if only a trial of the network, or the output's range of values, can tell.
+    """
+    stated = config.model.stated_bound
+    if stated is not None or earlier is None:
+        return stated
+    return earlier.prediction_bound
+
+
+def prediction_bound_elsewhere(config: JobConfig) -> float:
+    """Choose the prediction bound of a network that cannot be tried here, and has no activation.
+
+    Raises:
+        ConfigError: the job file does not say how large its values are.
+    """
+    value_range = config.output.value_range
+    if value_range is None:
+        raise ConfigError(
+            "nothing says how large the network's values are: it has no activation, and cannot be "
+            "tried here, where its workers do not run. Write model.prediction_bound: a magnitude "
+            "that they stay within. If it is ten times too large, the result has a digit less."
+        )
+    return bound_after_trial(max(map(abs, value_range)))
 
 
 def engine_request(config: JobConfig, earlier: ResolvedJob | None) -> tuple[str, str]:

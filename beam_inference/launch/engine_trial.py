@@ -19,7 +19,14 @@ from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.speed import fastest_batch_size, seconds_per_patch
 from beam_inference.engines.trial import ContractReport
-from beam_inference.errors import ConfigError, DeviceOutOfMemory, EngineError, ModelContractError
+from beam_inference.errors import (
+    ConfigError,
+    DeviceOutOfMemory,
+    EngineError,
+    ModelContractError,
+    NonFiniteError,
+)
+from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.job.parts import make_normalization
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -27,7 +34,12 @@ from beam_inference.launch.decide import batch_size_request, engine_request
 from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
-from beam_inference.worker.trial import patch_to_try, try_network
+from beam_inference.worker.trial import (
+    largest_prediction,
+    patch_to_try,
+    patches_to_try,
+    try_network,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +125,32 @@ def choose_engine_elsewhere(
         raise ConfigError("inference.batch_size: auto is determined by a trial: write a number")
     *_, engine = engines_to_try(model, _open_inference(job, engine))  # it runs any network
     return EngineSettings(engine, memory_format, batch_size)
+
+
+def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
+    """Find the power of two that a network's values are to stay within, by trying it.
+
+    Args:
+        job: the job.
+        trial: its network, which has answered.
+
+    Raises:
+        ModelContractError: it returns NaN or infinite values.
+    """
+    config = trial.config
+    try:
+        largest = largest_prediction(
+            trial.predictor,
+            patches_to_try(config, job.input, job.plan),
+            make_normalization(config.model.normalize, job.input.dtype),
+            trial.report.batch_size,
+        )
+    except NonFiniteError as error:
+        raise ModelContractError(
+            f"{error} for a patch of the input. Check model.normalize, model.weights and "
+            "inference.precision."
+        ) from None
+    return bound_after_trial(largest)
 
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:

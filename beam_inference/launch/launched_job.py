@@ -135,7 +135,7 @@ class LaunchedJob:
         from beam_inference.worker.seam_files import SeamFiles
 
         count = self.job.plan.chunks.count
-        unfinished = count - self.state.of(self.job).count_believed_receipts(count)
+        unfinished = count - self.state.of(self.job).tally_receipts(count).chunks
         if unfinished:
             raise StateError(
                 f"{unfinished} of {count} chunks have no receipt, and may still need their seam "

@@ -90,8 +90,6 @@ class ChunkShapes:
         block_depth: voxels of the output's storage blocks on z.
         is_filled: whether voxels outside the volume are filled in, which takes a second cutout.
         exchanged: what chunks exchange; None if they do not.
-        is_added_up: whether a chunk is the sum of several contributions, computed one after the
-            other.
     """
 
     input: Shape
@@ -101,7 +99,6 @@ class ChunkShapes:
     block_depth: int
     is_filled: bool
     exchanged: Exchanged | None = None
-    is_added_up: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +272,6 @@ class MemoryProjection:
         return (
             self.sizes.is_float
             or self.sizes.operator_bytes > 0
-            or self.shapes.is_added_up
             or self.shapes.exchanged is not None
         )
 
@@ -336,9 +332,7 @@ class MemoryProjection:
         voxels = _voxels(self.shapes.core)
         computed = sizes.stored_bytes
         if self.blends_as_float:
-            computed = (
-                sizes.sums_bytes * (2 if self.shapes.is_added_up else 1) + sizes.finishing_bytes
-            )
+            computed = sizes.sums_bytes + sizes.finishing_bytes
         written = sizes.stored_bytes + sizes.read_back_bytes
         at_store = writes * self.at_store_bytes(self.shapes.core)
         return voxels * (computed + writes * written) + at_store
@@ -398,7 +392,8 @@ class MemoryProjection:
         It gets :data:`WRITTEN_BYTES` at a time, or a whole layer of blocks if that is more.
         """
         layer = self.shapes.block_depth * shape[1] * shape[2] * self.sizes.stored_bytes
-        at_once = minimum(layer * layers_at_once(layer), _voxels(shape) * self.sizes.stored_bytes)
+        layers = layers_at_once(maximum(layer, 1))  # of nothing there is no layer
+        at_once = minimum(layer * layers, _voxels(shape) * self.sizes.stored_bytes)
         copies: Numbers = STORE_COPIES * at_once
         return copies
 

@@ -26,7 +26,7 @@ from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
 from beam_inference.geometry.origin import pad_to_zero
-from beam_inference.geometry.plan import InferencePlan, SeamMode
+from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.plan_totals import Extremes
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.operator_files import local_operators, operator_sha256
@@ -51,6 +51,7 @@ from beam_inference.launch.memory import (
     ProcessSettings,
     ValueSizes,
 )
+from beam_inference.launch.strategy import cheaper_strategy, nominal_seconds
 from beam_inference.operators.postprocess import build_functions
 from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
@@ -64,6 +65,8 @@ from beam_inference.volumes.volume import Volume
 from beam_inference.worker.read_infer_write import LOOK_AHEAD, TRAILING_WRITES
 
 logger = logging.getLogger(__name__)
+
+_EXACT_STRATEGIES: tuple[Strategy, Strategy] = ("exchange", "recompute")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +116,25 @@ class PlannedJob:
     @cached_property
     def plan(self) -> InferencePlan:
         """The job's geometry."""
-        return self.plan_in(self.config.inference.seams)
+        return self.plan_in(self.settings.strategy)
 
-    def plan_in(self, seams: SeamMode) -> InferencePlan:
-        """Plan the job's geometry as it would be in another seam mode."""
+    @property
+    def leaves_strategy(self) -> bool:
+        """Whether the strategy is to be found by what it costs."""
+        return self.config.stated_strategy is None
+
+    def with_strategy(self, strategy: Strategy) -> PlannedJob:
+        """This job by another strategy."""
+        return replace(self, settings=replace(self.settings, strategy=strategy))
+
+    def plan_in(self, strategy: Strategy) -> InferencePlan:
+        """Plan the job's geometry as it would be by another strategy."""
         return plan_geometry(
             self.config,
             volume=self.input.bounds,
             roi=self.roi,
             chunk_shape=self.settings.chunk_shape,
-            seams=seams,
+            strategy=strategy,
             input_block_shape=self.input.read_shape,
         )
 
@@ -133,20 +145,24 @@ class PlannedJob:
         batch_size = 1 if inference.batch_size == "auto" else inference.batch_size
         return NetworkNeeds.of_engine(inference.engine, batch_size)
 
-    def memory(
-        self, place: Place, needs: NetworkNeeds | None = None, *, alone: bool = False
-    ) -> MemoryProjection:
+    def memory(self, place: Place, needs: NetworkNeeds | None = None) -> MemoryProjection:
         """Project the memory of one worker process.
 
         Args:
             place: where the workers run.
             needs: memory of the network; by default what the job file tells.
-            alone: whether chunks are done without their neighbours, though ``seams`` is "exchange".
         """
-        is_added_up = alone and self.plan.exchange is not None
-        plan = self.plan_in("recompute") if is_added_up else self.plan
-        needs = needs or self.default_needs
-        return self.memory_for(plan, plan.totals.extremes, place, needs, is_added_up=is_added_up)
+        plan = self.plan
+        return self.memory_for(plan, plan.totals.extremes, place, needs or self.default_needs)
+
+    def all_memory(self, place: Place, needs: NetworkNeeds | None = None) -> list[MemoryProjection]:
+        """Project the memory of one worker process by each way in which chunks may be done.
+
+        By the strategy ``exchange`` a chunk is done without its neighbours where sums are lost.
+        """
+        if self.plan.exchange is None:
+            return [self.memory(place, needs)]
+        return [self.memory(place, needs), self.with_strategy("recompute").memory(place, needs)]
 
     def memory_for(
         self,
@@ -154,17 +170,14 @@ class PlannedJob:
         extremes: Extremes[Any],
         place: Place,
         needs: NetworkNeeds,
-        *,
-        is_added_up: bool = False,
     ) -> MemoryProjection:
         """Project the memory of one worker process for another plan.
 
         Args:
-            plan: the plan, which may have other seams or chunks than the job's.
+            plan: the plan, which may have another strategy or other chunks than the job's.
             extremes: its largest chunks.
             place: where the workers run.
             needs: memory of the network.
-            is_added_up: whether a chunk adds up its neighbours' sums by itself.
         """
         config = self.config
         by_section = isinstance(self.settings.normalize, Sections)
@@ -180,7 +193,6 @@ class PlannedJob:
                 if plan.exchange is None
                 else Exchanged(extremes.private, extremes.touched, extremes.shared)
             ),
-            is_added_up=is_added_up,
         )
         sizes = ValueSizes(
             input_channels=self.input.channels,
@@ -252,8 +264,8 @@ def plan_job(
     hashes = operator_sha256(operators)
     build_functions(operators)
     job = PlannedJob(config, settings, volume, masks, roi, output, exists, hashes)
-    if config.inference.chunk_shape == "auto" and earlier is None:
-        job = _with_best_chunk_shape(job, place, workers)
+    if earlier is None:
+        job = _with_cheapest_plan(job, place, workers)
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     if config.output.pyramid is not None and not _is_filled(output, roi):
         raise ConfigError(
@@ -266,17 +278,17 @@ def plan_job(
 
 def best_plan_for(
     job: PlannedJob,
-    seams: SeamMode,
+    strategy: Strategy,
     place: Place,
     memory_bytes: int,
     workers: int,
     needs: NetworkNeeds | None = None,
 ) -> InferencePlan | None:
-    """Find the best chunk shape in a seam mode.
+    """Find the best chunk shape by a strategy.
 
     Args:
         job: the job.
-        seams: the seam mode.
+        strategy: the strategy.
         place: where the workers run.
         memory_bytes: memory of each worker process for its chunks.
         workers: how many run at a time.
@@ -285,7 +297,7 @@ def best_plan_for(
     Returns:
         The plan with the best chunk shape, or None if not one block fits.
     """
-    plan = job.plan_in(seams)
+    plan = job.plan_in(strategy)
     is_on_gpu = job.settings.device == "cuda" and place.is_this_machine
     on_device = device_memory() if is_on_gpu else None
     network = needs or job.default_needs
@@ -371,8 +383,29 @@ def _is_filled(output: OutputSpec, roi: BoundingBox) -> bool:
     return output.bounds == roi or (is_group and output.bounds == pad_to_zero(roi))
 
 
+def _with_cheapest_plan(job: PlannedJob, place: Place, workers: int) -> PlannedJob:
+    """Choose strategy and chunk shape of a first launch, where the job file leaves the choice."""
+    if not job.leaves_strategy:
+        return _with_best_chunk_shape(job, place, workers)
+    exchange, recompute = (
+        _with_best_chunk_shape(job.with_strategy(strategy), place, workers)
+        for strategy in _EXACT_STRATEGIES
+    )
+    seconds = nominal_seconds(job.plan, job.settings.device)
+    channels = job.config.model.output_channels
+    best = cheaper_strategy(exchange.plan, recompute.plan, channels, seconds)
+    return exchange if best == "exchange" else recompute
+
+
 def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> PlannedJob:
-    plan = best_plan_for(job, job.config.inference.seams, place, AUTO_MEMORY_BYTES, workers)
+    """Choose the chunk shape, if it is open.
+
+    Raises:
+        ConfigError: not one block fits the memory that a chunk may take.
+    """
+    if job.config.inference.chunk_shape != "auto":
+        return job
+    plan = best_plan_for(job, job.settings.strategy, place, AUTO_MEMORY_BYTES, workers)
     if plan is None:
         raise ConfigError(
             f"inference.chunk_shape: auto: not one block fits the {AUTO_MEMORY_BYTES / 2**30:g} "

@@ -29,9 +29,14 @@ from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths
-from beam_inference.launch.decide import warn_of_smaller_batch
+from beam_inference.launch.decide import (
+    decide_prediction_bound,
+    prediction_bound_elsewhere,
+    warn_of_smaller_batch,
+)
 from beam_inference.launch.engine_trial import (
     choose_engine_elsewhere,
+    find_prediction_bound,
     try_network_here,
     warn_of_range,
 )
@@ -42,6 +47,7 @@ from beam_inference.launch.resume import (
     check_same,
     check_same_engine,
 )
+from beam_inference.launch.strategy import cheaper_strategy
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
@@ -61,7 +67,6 @@ def prepare(
     allow_pickle: bool = False,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
-    alone: bool = False,
     workers: int = 1,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
@@ -75,9 +80,6 @@ def prepare(
             are done.
         sample: a share of the chunks and a seed: only the chunks are done that
             :func:`beam_inference.geometry.sampling.sample_chunks` picks.
-        alone: whether chunks are done without their neighbours, as
-            :class:`beam_inference.beam.transforms.InferVolume` does those of a PCollection; this
-            takes more memory with ``seams: exchange``. Chosen chunks always are.
         workers: worker processes that run at a time, if known.
 
     Returns:
@@ -97,8 +99,7 @@ def prepare(
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    alone = alone or chunks_file is not None or sample is not None
-    job = resolve(planned, place, earlier, allow_pickle=allow_pickle, alone=alone)
+    job = resolve(planned, place, earlier, allow_pickle=allow_pickle)
     if earlier is not None:
         check_same(earlier, job, state.url)
     owner = owner_of(job, state.url)
@@ -142,7 +143,6 @@ def resolve(
     earlier: ResolvedJob | None = None,
     *,
     allow_pickle: bool = False,
-    alone: bool = False,
 ) -> ResolvedJob:
     """Resolve a job: with its network, which is tried where the workers run on this machine.
 
@@ -154,7 +154,6 @@ def resolve(
         place: where the workers run.
         earlier: the job as its first launch resolved it, if there was one.
         allow_pickle: load models that can execute code.
-        alone: whether chunks will be done without their neighbours.
 
     Raises:
         UserError: the network cannot be loaded, answers otherwise than the job says, or its chunks
@@ -162,23 +161,24 @@ def resolve(
     """
     config = planned.config
     device = planned.settings.device
-    needed = planned.memory(place, alone=alone)
-    check_memory(needed, place, device)
+    _check_memory(planned, place, planned.default_needs)
     if place.is_this_machine and device == "cpu":
-        check_trial_memory(needed, available_memory())
+        check_trial_memory(planned.memory(place), available_memory())
     model = local_model(config.model, config.storage)
     sha256 = model_sha256(model)
     requested_batch_size = None
+    prediction_bound = decide_prediction_bound(config, earlier)
     if place.is_this_machine:
         trial = try_network_here(
             planned, place, allow_pickle=allow_pickle, earlier=earlier, model=model
         )
+        engine = trial.engine
         fitting = trial.config.inference.batch_size
-        definite = trial.config
-        if earlier is not None:
-            definite = make_definite(config, planned.settings, trial.engine)
-        elif fitting != trial.engine.batch_size:
-            requested_batch_size = trial.engine.batch_size
+        if earlier is None and planned.leaves_strategy:
+            planned = _with_cheaper_strategy(planned, trial.report.seconds / fitting)
+        if earlier is None and fitting != engine.batch_size:
+            requested_batch_size = engine.batch_size
+            engine = replace(engine, batch_size=fitting)
             logger.warning(
                 "inference.batch_size stays %d in this job: %s is too much",
                 fitting,
@@ -189,15 +189,18 @@ def resolve(
                 f"model.path {config.model.path}: the network's files were changed while they were "
                 "loaded. Give the same command again once nobody writes them."
             )
+        definite = make_definite(config, planned.settings, engine)
         description = trial.predictor.description
         needs = replace(trial.needs, batch_size=definite.inference.batch_size)
+        prediction_bound = prediction_bound or find_prediction_bound(planned, trial)
         warn_of_range(definite, trial.report.low, trial.report.high)
     else:
         engine = choose_engine_elsewhere(planned, model, earlier)
         definite = make_definite(config, planned.settings, engine)
         description = describe_engine(model, definite.inference)
         needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
-    check_memory(planned.memory(place, needs, alone=alone), place, device)
+        prediction_bound = prediction_bound or prediction_bound_elsewhere(config)
+    _check_memory(planned, place, needs)
     return ResolvedJob(
         config=definite,
         requested_normalize=levels_request(config),
@@ -213,10 +216,26 @@ def resolve(
         model_sha256=sha256,
         operator_sha256=dict(planned.operator_sha256),
         engine=description,
+        prediction_bound=prediction_bound,
         working_set_bytes=needs.working_set_bytes,
         versions=_library_versions() | _extension_versions(definite),
         numerics=NUMERICS,
     )
+
+
+def _check_memory(planned: PlannedJob, place: Place, needs: NetworkNeeds) -> None:
+    for memory in planned.all_memory(place, needs):
+        check_memory(memory, place, planned.settings.device)
+
+
+def _with_cheaper_strategy(planned: PlannedJob, seconds_per_patch: float) -> PlannedJob:
+    """The job by the strategy that takes less time, now that its network was timed."""
+    exchange = planned.plan_in("exchange")
+    recompute = planned.plan_in("recompute")
+    channels = planned.config.model.output_channels
+    best = cheaper_strategy(exchange, recompute, channels, seconds_per_patch)
+    logger.info("inference.strategy: auto is %s", best)
+    return planned.with_strategy(best)
 
 
 def _mask_origins(planned: PlannedJob) -> dict[str, Zyx]:

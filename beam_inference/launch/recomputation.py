@@ -2,7 +2,7 @@
 
 A chunk is computed as a worker does it that has lost all its neighbours' sums: its input is read,
 every patch that touches it is computed, sums are added in the order of the job, and operators, mask
-and the output's encoding follow. So the bits are those of every seam mode. Nothing is written.
+and the output's encoding follow. So the bits are those of either strategy. Nothing is written.
 """
 
 from __future__ import annotations
@@ -172,8 +172,9 @@ class _Recomputer:
     def has_full_batches(self, receipt: Receipt) -> bool:
         """Whether a chunk was computed, then and now, with the job's patches per call."""
         receipts = [receipt]
-        if self._plan.exchange is not None:
-            contributors = self._plan.exchange.contributors(receipt.chunk)
+        exchange = self._opened.job.exchange
+        if exchange is not None:
+            contributors = exchange.contributors(receipt.chunk)
             receipts += self._opened.state.read_sums(contributors)
         sizes = {self._inference.batch_size, *(each.batch_size for each in receipts)}
         return sizes == {self._opened.job.config.inference.patches_per_call}

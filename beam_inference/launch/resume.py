@@ -65,6 +65,7 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
         make_definite(config, settings, engine),
         roi=earlier.input_bounds if roi is None else BoundingBox(roi.start, roi.stop),
         requested_normalize=levels_request(config),
+        prediction_bound=decide.decide_prediction_bound(config, earlier),
     )
     check_same(earlier, job, url)
     return job
@@ -120,6 +121,15 @@ def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
     Raises:
         StateError: its output would be mixed with the other's.
     """
+    if earlier.numerics != job.numerics:
+        raise StateError(
+            f"{url} belongs to a job that began by version {earlier.numerics} of the rules by "
+            f"which patches are added up, and this version of beam-inference follows version "
+            f"{job.numerics}, which gives other bits: going on would mix two results in one "
+            "volume. Finish it with the version of beam-inference that it began with (see versions "
+            "in job.json), use another output.path, or pass --overwrite to compute every chunk "
+            "again."
+        )
     if earlier.fingerprint != job.fingerprint:
         differences = "\n".join(f"  {line}" for line in job.differences(earlier))
         raise StateError(
@@ -191,7 +201,7 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
     """
     count = job.plan.chunks.count
     first = _first_receipt(state, count)
-    with_sums = _sample_sums(state, count) if job.plan.exchange is not None else None
+    with_sums = _sample_sums(state, count) if job.exchange is not None else None
     if first is None and with_sums is None:
         return
     output = open_output(planned.output) if planned.output_exists else None

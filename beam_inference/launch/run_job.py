@@ -60,6 +60,7 @@ class JobOutcome:
             not to be done.
         quarantined: records of the chunks that could not be done.
         summary: what this launch's workers did; None if it did not reach its end.
+        patches_beyond_bound: patches of the job whose predictions were too large for exact sums.
         seconds: wall time of the pipeline.
         error: text of the error that ended the launch early, if one did.
         pyramid: progress of the output's pyramid; None if the job has none to make.
@@ -73,6 +74,7 @@ class JobOutcome:
     missing_of_job: int
     quarantined: list[QuarantineRecord]
     summary: LaunchSummary | None
+    patches_beyond_bound: int
     seconds: float
     error: str | None
     pyramid: PyramidStatus | None = None
@@ -221,7 +223,7 @@ def run_job(
 def list_phases(work: ChunksToDo) -> list[Phase]:
     """List what the progress line counts: the chunks to do, after the first stage if any.
 
-    With ``seams: exchange`` most of the work is the first stage, in which patches are computed.
+    With ``strategy: exchange`` most of the work is the first stage, in which patches are computed.
     """
     plan = work.job.plan
     voxels = plan.chunks.roi.size
@@ -234,7 +236,7 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
     def count_computed() -> int:
         """Count chunks whose patches are computed; all of them, once receipts come.
 
-        The patches of quarantined chunks, and of those that nobody needs, are never computed.
+        Patches that cannot be computed, and those that nobody needs, never are.
         """
         if work.list_done_of_job() > done_before:
             return owners
@@ -253,9 +255,10 @@ def _judge(
         work.state.write_quarantine_file(records)
     except BeamInferenceError as failure:
         error = error or failure  # the error that ended the launch comes first
-    done_of_job = work.state.count_believed_receipts(work.count_of_job)
+    tally = work.state.tally_receipts(work.count_of_job)
+    done_of_job = tally.chunks
     is_job_done = done_of_job == work.count_of_job
-    if work.job.plan.exchange is not None and is_job_done:
+    if work.job.exchange is not None and is_job_done:
         # Chunks that were done without their neighbours may have left seam files.
         files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
         files.forget_all()
@@ -268,6 +271,7 @@ def _judge(
         missing_of_job=work.count_of_job - done_of_job,
         quarantined=work.among_chunks(records),
         summary=work.state.read_summary(work.launch.id),
+        patches_beyond_bound=tally.patches_beyond_bound,
         seconds=seconds,
         error=None,
         pyramid=None if pyramid is None else pyramid_status(pyramid),

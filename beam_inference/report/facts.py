@@ -29,7 +29,7 @@ class JobFacts:
     Attributes:
         chunks: number of the job's chunks.
         done: number of chunks with a receipt.
-        summed: number of chunks with a first-stage receipt, with ``seams: exchange``.
+        summed: number of chunks with a first-stage receipt, with ``strategy: exchange``.
         receipts: the receipts that were read, in the order of chunks.
         sums: the first-stage receipts that were read, in the order of chunks.
         done_in_cells: number of chunks done in each cell of the job's :class:`ChunkMap`.
@@ -92,7 +92,7 @@ def gather_facts(job: ResolvedJob, state: State, receipts_read: int = RECEIPTS_R
     damaged = [record.message for record in records if isinstance(record, DamagedRecord)]
     summed = 0
     sums = list[Receipt]()
-    if job.plan.exchange is not None:
+    if job.exchange is not None:
         summed, sample = count_and_sample(state.sums_indices(0, count), receipts_read)
         sums = state.read_sums(sorted(sample))
     return JobFacts(

@@ -1,4 +1,4 @@
-"""The array in which a chunk's weighted predictions are added up."""
+"""The array in which a chunk's weighted predictions are added up, exactly."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
 from beam_inference.geometry.blending import axis_weights
 from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.exact_sums import STEPS_PER_BOUND, largest_exact, step_of
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.worker.non_finite import check_finite
 from beam_inference.worker.patches import SlicesPerAxis
@@ -32,8 +35,9 @@ class Accumulator:
         work: the chunk's patches and its core box.
         slices: where each patch lies.
         device: holds the slab.
-        channels: output channels of the device.
+        channels: output channels of the network.
         encoding: dtype and value range of the core.
+        bound: the job's prediction bound, a power of two.
     """
 
     def __init__(
@@ -43,8 +47,11 @@ class Accumulator:
         device: Device,
         channels: int,
         encoding: Encoding,
+        bound: float,
     ) -> None:
         self._depth, y, x = work.core_box.shape
+        self._bound = bound
+        self._beyond_bound: Any = 0
         self._slices = slices
         self._device = device
         self._encoding = encoding
@@ -53,7 +60,7 @@ class Accumulator:
         patch_depth, *across = work.lattice.patch_shape
         self._weights = device.empty((patch_depth, 1, *across))
         self._weighted = device.empty((patch_depth, channels, *across))
-        self._weights_along_z = _weights_along_z(work, device)
+        self._weights_along_z = _weights_along_z(work, device, STEPS_PER_BOUND / bound)
         self._weight_planes = _weight_planes(work, device)
         self._result: AnyArray | None = None
         self._pending_download: _Download | None = None
@@ -70,9 +77,8 @@ class Accumulator:
         """Add one patch's weighted prediction (C, Z, Y, X); layers in order.
 
         The prediction is not weighted in place: it may be the network's own buffer, or a view of
-        one value. Products and sum are separate operations, each rounded on its own: a fused
-        multiply-add may be used for some voxels of an array and not for others, which would make
-        the bits depend on where a chunk is cut.
+        one value. Products are rounded to whole steps before they are added, so that the sums are
+        exact: see :mod:`beam_inference.geometry.exact_sums`.
         """
         z, y, x = (slices[k] for slices, k in zip(self._slices, index, strict=True))
         if z.core != self._rows:
@@ -85,7 +91,19 @@ class Accumulator:
         self._device.multiply(along_z, plane, weights)
         self._device.multiply(prediction.swapaxes(0, 1)[region], weights, weighted)
         sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
-        sums += weighted  # not self._slab[...] += weighted, which would write them twice
+        self._device.add_rounded(sums, weighted, step_of(self._bound))
+        # A comparison with NaN is false: NaN is noticed where rows leave the slab. On a GPU the
+        # count stays there, so that nobody waits for it.
+        largest = self._device.largest_magnitude(prediction)
+        self._beyond_bound = self._beyond_bound + (largest > largest_exact(self._bound))
+
+    def count_beyond_bound(self) -> int:
+        """Count the patches so far whose predictions were too large: their sums may be rounded.
+
+        The whole patch is looked at, whatever of it lies in the core, so that the number of patches
+        of a job that are counted does not depend on where chunks are cut.
+        """
+        return int(self._beyond_bound)
 
     def finish(self) -> AnyArray:
         """Return the core (C, Z, Y, X), after the last patch."""
@@ -140,10 +158,14 @@ class Accumulator:
             self._pending_download = None
 
 
-def _weights_along_z(work: ChunkWork, device: Device) -> dict[int, Any]:
-    """Blend weights along z as device arrays (Z, 1, 1, 1), by the patch's index along z."""
+def _weights_along_z(work: ChunkWork, device: Device, steps_per_unit: float) -> dict[int, Any]:
+    """Blend weights along z, in steps, as device arrays (Z, 1, 1, 1), by the index along z.
+
+    The product with a power of two is exact.
+    """
     axis = work.lattice.axes[0]
-    return {k: device.upload(axis_weights(axis, k).reshape(-1, 1, 1, 1)) for k in work.patches[0]}
+    weights = {k: axis_weights(axis, k) * np.float32(steps_per_unit) for k in work.patches[0]}
+    return {k: device.upload(weights[k].reshape(-1, 1, 1, 1)) for k in weights}
 
 
 def _weight_planes(work: ChunkWork, device: Device) -> dict[tuple[int, int], Any]:

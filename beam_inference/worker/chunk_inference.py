@@ -54,11 +54,13 @@ class ChunkResult:
         batch_size: patches per network call in the end.
         uniform_patches: patches whose input was one value throughout, and whose prediction was
             known already.
+        patches_beyond_bound: patches whose predictions went beyond the prediction bound.
     """
 
     core: AnyArray
     batch_size: int
     uniform_patches: int
+    patches_beyond_bound: int
 
 
 class ChunkInference:
@@ -66,8 +68,8 @@ class ChunkInference:
 
     Every network call has exactly ``batch_size`` patches; a short batch is filled up with repeats,
     whose results are dropped, because the size of a batch changes a network's last bits.
-    Contributions are added in the lattice's lexicographic order, so each voxel's sum is the same
-    sequence of operations whatever the chunk.
+    Contributions are rounded to multiples of one step and added exactly, so each voxel's sum is the
+    same whatever the chunk and the order of its patches.
 
     Predictions for patches of one value throughout (background, or what lies outside the volume)
     are kept from chunk to chunk: each is computed once, for a few values. This changes nothing but
@@ -79,7 +81,7 @@ class ChunkInference:
             place.
         channels: output channels of the network.
         batch_size: patches per network call.
-        encoding: dtype and value range of the core.
+        bound: the prediction bound, a power of two.
         uniform_answers: number of uniform values whose predictions are kept.
 
     Attributes:
@@ -94,7 +96,7 @@ class ChunkInference:
         normalize: Callable[[Any], Any],
         channels: int,
         batch_size: int,
-        encoding: Encoding = AS_COMPUTED,
+        bound: float,
         *,
         uniform_answers: int = UNIFORM_ANSWERS,
     ) -> None:
@@ -103,7 +105,7 @@ class ChunkInference:
         self._predictor = predictor
         self._normalize = normalize
         self._channels = channels
-        self._encoding = encoding
+        self._bound = bound
         self._uniform_answers = uniform_answers
 
     def start_upload(self, array: AnyArray, box: BoundingBox) -> ChunkInput:
@@ -115,12 +117,15 @@ class ChunkInference:
         """
         return ChunkInput(array, box, self._predictor.device.begin_upload(array))
 
-    def infer(self, cutout: ChunkInput, work: ChunkWork) -> ChunkResult:
+    def infer(
+        self, cutout: ChunkInput, work: ChunkWork, encoding: Encoding = AS_COMPUTED
+    ) -> ChunkResult:
         """Compute the patches of ``work`` and blend them into its core box.
 
         Args:
             cutout: an input whose box holds ``work.input_box``.
             work: the patches, and the voxels that they are blended into.
+            encoding: dtype and value range of the core.
 
         Raises:
             ModelContractError: the network returns arrays of an unexpected shape.
@@ -135,7 +140,12 @@ class ChunkInference:
                 volume = cutout.on_device()[part]
                 patches = ChunkPatches(cutout.array[part], volume, work, self._predictor.device)
                 core = Accumulator(
-                    work, patches.slices, self._predictor.device, self._channels, self._encoding
+                    work,
+                    patches.slices,
+                    self._predictor.device,
+                    self._channels,
+                    encoding,
+                    self._bound,
                 )
             waiting = deque(product(*work.patches))
             while waiting:
@@ -158,8 +168,9 @@ class ChunkInference:
                 uniform_patches += len(window) - len(unknown)
             with _explain_out_of_memory(work):
                 blended = core.finish()
+                beyond_bound = core.count_beyond_bound()
         self.batch_size = batch_size  # what was too much once is not tried again
-        return ChunkResult(blended, batch_size, uniform_patches)
+        return ChunkResult(blended, batch_size, uniform_patches, beyond_bound)
 
     def _next_window(
         self, patches: ChunkPatches, indices: Iterable[Zyx], batch_size: int, work: ChunkWork

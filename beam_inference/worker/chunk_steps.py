@@ -9,7 +9,6 @@ from beam_inference.arrays import AnyArray
 from beam_inference.errors import ChunkFault, StalledReadError, TransientReadError, WorkerFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
-from beam_inference.geometry.seam_sums import add_sums
 from beam_inference.job.messages import Record
 from beam_inference.job.ownership import Claim
 from beam_inference.job.parts import cutout
@@ -66,7 +65,7 @@ class ChunkSteps:
         """
         exchange = self.opened.job.plan.exchange
         if exchange is None:
-            raise ValueError("this job has no stages of seams: exchange")
+            raise ValueError("chunks of this launch exchange nothing")
         return exchange
 
     def is_masked(self, index: int) -> bool:
@@ -117,28 +116,16 @@ class ChunkSteps:
     def infer_core(self, index: int, read: ReadInput) -> ChunkOutput:
         """Compute a chunk's core as it is to be written, from every patch that touches it.
 
-        With ``seams: exchange`` the patches are summed by owner, and these sums in the owners'
-        order, which gives the bits that the exchange gives.
-
         Raises:
             ChunkFault: the network or an operator fails on this chunk.
             WorkerFault: this process cannot go on.
         """
-        job = self.opened.job
-        plan = job.plan
+        plan = self.opened.job.plan
         postprocessing = self.opened.postprocessing
+        work = plan.work(index)
+        output = self.device.infer(index, read, work, postprocessing.device_encoding)
         core_box = plan.chunks.core_box(index)
-        if plan.exchange is not None:
-            works = plan.exchange.contributions(index)
-            channels = job.config.model.output_channels
-            output = self.device.infer(
-                index, read, works, lambda sums: add_sums(core_box, works, sums, channels)
-            )
-            array = postprocessing.encode(output.array, core_box, core_box)
-        else:
-            work = plan.work(index)
-            output = self.device.infer(index, read, [work], next)
-            array = postprocessing.finish(output.array, work.core_box, core_box)
+        array = postprocessing.finish(output.array, work.core_box, core_box)
         return ChunkOutput(array, output.read_bytes, output.effort)
 
     def write(self, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:

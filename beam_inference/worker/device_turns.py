@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from beam_inference.arrays import AnyArray
+from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -16,7 +16,7 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.chunk_work import ChunkWork
-from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.chunk_inference import ChunkInference, ChunkResult
 from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
@@ -49,14 +49,6 @@ class ChunkOutput:
     effort: Effort
 
 
-@dataclass(frozen=True, slots=True)
-class _Combined:
-    """The array made of the results of works, and the number of their uniform patches."""
-
-    array: AnyArray
-    uniform_patches: int
-
-
 class DeviceTurns:
     """Lets the threads of a process take turns on the device.
 
@@ -74,19 +66,15 @@ class DeviceTurns:
         self._health = ProcessHealth(opened)
 
     def infer(
-        self,
-        index: int,
-        read: ReadInput,
-        works: Sequence[ChunkWork],
-        combine: Callable[[Iterator[AnyArray]], AnyArray],
+        self, index: int, read: ReadInput, work: ChunkWork, encoding: Encoding = AS_COMPUTED
     ) -> ChunkOutput:
-        """Compute works on a chunk's input, one after the other, and combine their results.
+        """Compute the patches of a work on a chunk's input, and blend them.
 
         Args:
             index: the chunk.
             read: its input.
-            works: patches, and the boxes that they are blended into.
-            combine: makes one array of the works' results, which it is given one at a time.
+            work: the patches, and the box that they are blended into.
+            encoding: dtype and value range of the result.
 
         Raises:
             ChunkFault: the network fails on this chunk.
@@ -97,7 +85,7 @@ class DeviceTurns:
             try:
                 with self._opened.watch.watch(f"chunk {index}"):
                     success = self._journal.attempt(
-                        lambda: self._compute(read.input, works, combine),
+                        lambda: self._compute(read.input, work, encoding),
                         index,
                         "infer",
                         lambda error: not isinstance(error, BeamInferenceError),
@@ -110,46 +98,22 @@ class DeviceTurns:
             finally:
                 read.input.free_device_array()
             self._health.note_success()
-            batch_size = self._inference.batch_size
-        combined = success.value
+        result = success.value
         effort = Effort(
-            batch_size,
-            combined.uniform_patches,
+            result.batch_size,
+            result.uniform_patches,
+            result.patches_beyond_bound,
             {"read": read.seconds, "infer": time.perf_counter() - start},
             {"read": read.attempts, "infer": success.attempts},
         )
-        return ChunkOutput(combined.array, read.input.array.nbytes, effort)
+        return ChunkOutput(result.core, read.input.array.nbytes, effort)
 
-    def _compute(
-        self,
-        cutout: ChunkInput,
-        works: Sequence[ChunkWork],
-        combine: Callable[[Iterator[AnyArray]], AnyArray],
-    ) -> _Combined:
+    def _compute(self, cutout: ChunkInput, work: ChunkWork, encoding: Encoding) -> ChunkResult:
         while True:
-            results = _Results(self._inference, cutout, works)
             try:
-                return _Combined(combine(iter(results)), results.uniform_patches)
+                return self._inference.infer(cutout, work, encoding)
             except NonFiniteError:
                 raise NonFiniteError(explain_non_finite(cutout.array)) from None
             except DeviceOutOfMemory:
                 if not self._opened.predictor.device.make_room():
                     raise
-
-
-class _Results:
-    """Iterates over cores of works, each computed in its turn; counts uniform patches."""
-
-    def __init__(
-        self, inference: ChunkInference, cutout: ChunkInput, works: Sequence[ChunkWork]
-    ) -> None:
-        self.uniform_patches = 0
-        self._inference = inference
-        self._cutout = cutout
-        self._works = works
-
-    def __iter__(self) -> Iterator[AnyArray]:
-        for work in self._works:
-            result = self._inference.infer(self._cutout, work)
-            self.uniform_patches += result.uniform_patches
-            yield result.core

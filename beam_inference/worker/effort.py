@@ -16,19 +16,27 @@ class Effort:
     Attributes:
         batch_size: patches per network call.
         uniform_patches: patches of one value throughout, whose prediction was known.
+        patches_beyond_bound: patches whose predictions went beyond the prediction bound.
         seconds: time per stage.
         attempts: attempts per stage.
     """
 
     batch_size: int
     uniform_patches: int = 0
+    patches_beyond_bound: int = 0
     seconds: Mapping[Stage, float] = field(default_factory=dict)
     attempts: Mapping[Stage, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, receipt: Receipt) -> Effort:
         """The effort that a receipt tells."""
-        return cls(receipt.batch_size, receipt.uniform_patches, receipt.seconds, receipt.attempts)
+        return cls(
+            receipt.batch_size,
+            receipt.uniform_patches,
+            receipt.patches_beyond_bound,
+            receipt.seconds,
+            receipt.attempts,
+        )
 
     def with_seconds(self, stage: Stage, seconds: float) -> Effort:
         """Return a copy with more time spent on a stage."""

@@ -1,4 +1,4 @@
-"""The stage that does chunks without their neighbours: ``seams: recompute`` and ``seams: crop``."""
+"""The stage that does chunks without their neighbours, from every patch that touches them."""
 
 from __future__ import annotations
 

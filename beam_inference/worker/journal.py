@@ -72,6 +72,7 @@ class Journal:
             parts=list(parts),
             batch_size=effort.batch_size,
             uniform_patches=effort.uniform_patches,
+            patches_beyond_bound=effort.patches_beyond_bound,
             seconds=dict(effort.seconds),
             attempts=dict(effort.attempts),
             finished_at=datetime.now(UTC),

@@ -1,24 +1,23 @@
-"""The second stage of ``seams: exchange``: voxels that chunks share are summed and written.
+"""The second stage of ``strategy: exchange``: voxels that chunks share are summed and written.
 
-A chunk whose seam files are lost is computed without its neighbours, to the same bits.
+A chunk of which some sums do not exist is computed without its neighbours, to the same bits.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
-from beam_inference.errors import ChunkFault
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import Sums, merge_sums, seam_boxes
 from beam_inference.job.messages import Record
 from beam_inference.job.records import Receipt
 from beam_inference.worker.chunk_steps import ChunkSteps
-from beam_inference.worker.device_turns import ChunkOutput
+from beam_inference.worker.device_turns import ChunkOutput, ReadInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.read_infer_write import run_chunks
 
@@ -26,24 +25,22 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _SeamInput:
+class _Sums:
     """Sums that make up a chunk.
 
     Attributes:
         receipt: the chunk's first receipt, if it owns patches.
-        contributors: chunks that add to it, in order.
-        sums: arrays of each contributor; None if they are lost.
+        of_contributors: chunks that add to it, each with its arrays.
         seconds: time spent on reading them.
     """
 
     receipt: Receipt | None
-    contributors: list[int]
-    sums: list[list[Sums]] | None
+    of_contributors: list[tuple[int, list[Sums]]]
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class _MergedChunk:
+class _FinishedChunk:
     """Boxes to write of a chunk.
 
     Attributes:
@@ -69,10 +66,10 @@ class MergeStage:
         self._channels = steps.opened.job.config.model.output_channels
 
     def run(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Finish chunks whose contributors are all computed; yield a record for each.
+        """Finish chunks; yield a record for each.
 
-        A chunk with a quarantined contributor is quarantined, too. A chunk whose contributors are
-        not computed yet, because the launch was stopped, is left as it is.
+        A chunk whose contributors are not computed yet, because the launch was stopped, is left as
+        it is.
 
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
@@ -88,18 +85,15 @@ class MergeStage:
         first_receipts = self._read_first_receipts(missing)
         ready = []
         for index in missing:
-            if steps.is_masked(index):
-                if not steps.should_stop():
-                    yield steps.write_blank(index)
-            elif uncomputed := self._uncomputed_contributors(index, first_receipts):
-                yield from self._quarantine_if_impossible(index, uncomputed)
-            else:
+            if not steps.is_masked(index):
                 ready.append(index)
+            elif not steps.should_stop():
+                yield steps.write_blank(index)
         arrays.give_back()  # what the network needed
         yield from run_chunks(
             ready,
-            lambda index: self._read(index, first_receipts.get(index)),
-            self._merge,
+            lambda index: self._read(index, first_receipts),
+            self._finish,
             self._write,
             steps.journal.quarantine,
             steps.should_stop,
@@ -113,54 +107,46 @@ class MergeStage:
         receipts = self._steps.opened.state.read_sums(sorted(chunks))
         return {receipt.chunk: receipt for receipt in receipts}
 
-    def _uncomputed_contributors(self, index: int, computed: Collection[int]) -> list[int]:
-        return [chunk for chunk in self._exchange.contributors(index) if chunk not in computed]
-
-    def _quarantine_if_impossible(self, index: int, uncomputed: Sequence[int]) -> Iterator[Record]:
-        """Yield a record if one of the contributors that are not computed is quarantined."""
-        records = self._steps.opened.state.read_quarantine(uncomputed)
-        causes = {record.chunk: record.cause for record in records}
-        if index in causes:
-            yield Record(index, "quarantined")
-        elif causes:
-            cause = "; ".join(f"chunk {chunk}: {cause}" for chunk, cause in causes.items())
-            fault = ChunkFault(f"it needs patches that could not be done: {cause}", "seams", 1)
-            yield self._steps.journal.quarantine(index, fault)
-
-    def _read(self, index: int, receipt: Receipt | None) -> _SeamInput:
-        start = time.perf_counter()
-        shapes = {
-            contributor: [box.shape for box in seam_boxes(self._exchange, contributor, index)]
-            for contributor in self._exchange.contributors(index)
-        }
-        wanted = [(contributor, some) for contributor, some in shapes.items() if some]
-        sums = self._steps.opened.seam_files.read(index, wanted, self._channels)
-        seconds = time.perf_counter() - start
-        return _SeamInput(receipt, [contributor for contributor, _ in wanted], sums, seconds)
-
-    def _merge(self, index: int, seams: _SeamInput) -> _MergedChunk:
-        if seams.sums is None:
-            return self._infer_alone(index, seams.seconds)
-        start = time.perf_counter()
-        sums = zip(seams.contributors, seams.sums, strict=True)
-        encode = self._steps.opened.postprocessing.encode
-        boxes = [
-            (box, encode(values, box, box))
-            for box, values in merge_sums(self._exchange, index, sums, self._channels)
-        ]
-        return _MergedChunk(boxes, seams.receipt, seams.seconds + time.perf_counter() - start)
-
-    def _infer_alone(self, index: int, seconds: float) -> _MergedChunk:
-        """Compute a chunk without its neighbours, after ``seconds`` spent on its seam files."""
+    def _read(self, index: int, first_receipts: Mapping[int, Receipt]) -> _Sums | ReadInput:
+        """Read the sums that make up a chunk; or its input, where some of them do not exist."""
+        contributors = self._exchange.contributors(index)
+        if first_receipts.keys() >= set(contributors):
+            start = time.perf_counter()
+            shapes = {
+                contributor: [box.shape for box in seam_boxes(self._exchange, contributor, index)]
+                for contributor in contributors
+            }
+            wanted = [(contributor, some) for contributor, some in shapes.items() if some]
+            sums = self._steps.opened.seam_files.read(index, wanted, self._channels)
+            if sums is not None:
+                with_sums = [contributor for contributor, _ in wanted]
+                return _Sums(
+                    first_receipts.get(index),
+                    list(zip(with_sums, sums, strict=True)),
+                    time.perf_counter() - start,
+                )
         logger.warning(
-            "chunk %d: its seam files are lost; it is computed without its neighbours", index
+            "chunk %d: some of the sums that it is made of do not exist; it is computed without "
+            "its neighbours",
+            index,
         )
-        read = self._steps.read(index, self._plan.work(index).input_box)
-        core = self._steps.infer_core(index, read)
-        box = self._plan.chunks.core_box(index)
-        return _MergedChunk([(box, core.array)], None, seconds, core)
+        return self._steps.read(index, self._plan.work(index).input_box)
 
-    def _write(self, index: int, merged: _MergedChunk) -> Record:
+    def _finish(self, index: int, read: _Sums | ReadInput) -> _FinishedChunk:
+        core_box = self._plan.chunks.core_box(index)
+        if isinstance(read, ReadInput):
+            core = self._steps.infer_core(index, read)
+            return _FinishedChunk([(core_box, core.array)], None, 0.0, core)
+        start = time.perf_counter()
+        encode = self._steps.opened.postprocessing.encode
+        merged = merge_sums(self._exchange, index, read.of_contributors, self._channels)
+        boxes = []
+        for box, values in merged:  # with its halo, if operators need one
+            written = box.intersection(core_box)
+            boxes.append((written, encode(values, box, written)))
+        return _FinishedChunk(boxes, read.receipt, read.seconds + time.perf_counter() - start)
+
+    def _write(self, index: int, merged: _FinishedChunk) -> Record:
         opened = self._steps.opened
         core = merged.core
         receipt = merged.receipt

@@ -10,7 +10,6 @@ from beam_inference.config.operators import Operator
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.loading import load_predictor, load_reference
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import settle
 from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import grown_shape
@@ -64,12 +63,6 @@ class OpenJob:
     batch_size: int
     watch: NetworkWatch
     seam_files: SeamFiles
-
-    @property
-    def encoding(self) -> Encoding:
-        """Encoding of a chunk's blended values: float32 if sums of them are exchanged."""
-        exchanges = self.job.plan.exchange is not None
-        return AS_COMPUTED if exchanges else self.postprocessing.device_encoding
 
 
 def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:

@@ -17,7 +17,7 @@ from beam_inference.worker.retries import attempt
 logger = logging.getLogger(__name__)
 
 _REMEMBERED_BOXES = 2**12
-"""Boxes for which the answer is kept: with seams: exchange neighbours look them up, too."""
+"""Boxes for which the answer is kept: with strategy: exchange neighbours look them up, too."""
 
 Value = TypeVar("Value")
 

@@ -21,14 +21,15 @@ from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.chunk_work import ChunkWork
+from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.geometry.fill import fill_outside, source_box
-from beam_inference.geometry.plan import make_plan
+from beam_inference.geometry.plan import InferencePlan, make_plan
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import LoadedNetwork, as_network
 from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.trial import boxes_to_try, largest_prediction
 
 _AT_HAND = "beam_inference.worker.predict:network"
 """Stands for the path of a network that is given itself."""
@@ -44,6 +45,7 @@ def predict(
     output_channels: int = 1,
     normalize: str | Mapping[str, Any] = "none",
     activation: Literal["none", "sigmoid", "softmax"] = "none",
+    prediction_bound: float | None = None,
     batch_size: int = 1,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     engine: str | None = None,
@@ -82,6 +84,8 @@ def predict(
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
             ``scale``, ``offset`` and ``clip``.
         activation: applied to the network's output, before blending.
+        prediction_bound: how large the network's values are, after the activation; by default 1
+            after an activation, else the largest value of a trial on three patches.
         batch_size: patches per network call; halved where the device is out of memory.
         device: where the network runs; "auto" is "cuda" if there is a CUDA device.
         engine: what runs the network; by default "numpy" for functions, else "torch".
@@ -112,6 +116,7 @@ def predict(
             "channels": None if augment == "none" else [{}] * output_channels,
             "normalize": normalize,
             "activation": activation,
+            "prediction_bound": prediction_bound,
             "crop_margin": list(crop_margin),
         },
         inference={
@@ -126,13 +131,16 @@ def predict(
         },
         fill={"fill": fill, "fill_value": fill_value},
     )
-    work = _whole_work(channels.shape[1:], config)
-    inference = ChunkInference(
-        _load(config, user_network),
-        make_normalization(_affine(config), channels.dtype),
-        output_channels,
-        batch_size,
-    )
+    plan = _plan(channels.shape[1:], config)
+    work = plan.work(0)
+    predictor = _load(config, user_network)
+    normalization = make_normalization(_affine(config), channels.dtype)
+    bound = config.model.stated_bound
+    if bound is None:
+        patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
+        largest = largest_prediction(predictor, patches, normalization, batch_size)
+        bound = bound_after_trial(largest)
+    inference = ChunkInference(predictor, normalization, output_channels, batch_size, bound)
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core
 
@@ -177,12 +185,12 @@ def _affine(config: JobConfig) -> Literal["none", "unit"] | Affine:
     return normalize
 
 
-def _whole_work(shape: Sequence[int], config: JobConfig) -> ChunkWork:
-    """All patches of the array, as one chunk's."""
+def _plan(shape: Sequence[int], config: JobConfig) -> InferencePlan:
+    """The plan of a job whose only chunk is the array."""
     z, y, x = shape
     box = BoundingBox((0, 0, 0), (z, y, x))
     zero: Zyx = (0, 0, 0)
-    plan = make_plan(
+    return make_plan(
         volume=box,
         roi=box,
         context=zero,
@@ -190,11 +198,10 @@ def _whole_work(shape: Sequence[int], config: JobConfig) -> ChunkWork:
         patch_overlap=config.inference.patch_overlap,
         chunk_shape=box.shape,
         crop_margin=config.model.crop_margin,
-        seams="recompute",
+        strategy="recompute",
         chunk_crop_margin=zero,
         block_shape=box.shape,
     )
-    return plan.work(0)
 
 
 def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:

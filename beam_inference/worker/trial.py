@@ -1,22 +1,33 @@
-"""Tries a network on one patch of a job's own input."""
+"""Tries a network on a few patches of a job's own input."""
 
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.trial import ContractReport, check_contract, check_difference
+from beam_inference.engines.trial import (
+    ContractReport,
+    check_contract,
+    check_difference,
+    without_blank,
+)
 from beam_inference.errors import (
     DeviceOutOfMemory,
     ModelContractError,
+    NonFiniteError,
     PermanentReadError,
     TransientReadError,
 )
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
+from beam_inference.geometry.zyx import triple
 from beam_inference.job.parts import cutout, normalization
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
@@ -24,19 +35,75 @@ from beam_inference.worker.network_watch import NetworkWatch
 logger = logging.getLogger(__name__)
 
 
+def boxes_to_try(plan: InferencePlan) -> list[BoundingBox]:
+    """Input boxes of up to three patches on the domain's diagonal, the one in its middle first.
+
+    Their places depend on the patch lattice alone, not on chunks.
+    """
+    lattice = plan.lattice
+    indices = [
+        triple(axis.count * quarters // 4 for axis in lattice.axes) for quarters in (2, 1, 3)
+    ]
+    return [lattice.patch_box(index).grow(plan.crop_margin) for index in dict.fromkeys(indices)]
+
+
 def patch_to_try(config: DefiniteConfig, volume: Volume, plan: InferencePlan) -> AnyArray:
-    """Read the network's input for the patch in the middle of the ROI.
+    """Read the network's input for the patch in the middle of the domain.
 
     Returns:
         Stored values, shape (C, Z, Y, X); zeros where they cannot be read.
     """
-    z, y, x = (axis.count // 2 for axis in plan.lattice.axes)
-    box = plan.lattice.patch_box((z, y, x)).grow(plan.crop_margin)
+    return _read(config, volume, boxes_to_try(plan)[0])
+
+
+def patches_to_try(
+    config: DefiniteConfig, volume: Volume, plan: InferencePlan
+) -> Iterator[AnyArray]:
+    """Read the network's input at :func:`boxes_to_try`, as :func:`patch_to_try` does."""
+    return (_read(config, volume, box) for box in boxes_to_try(plan))
+
+
+def _read(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
     try:
         return cutout(config, volume, box)
     except (TransientReadError, PermanentReadError) as error:
         logger.warning("trying the network on zeros, because %s", error)
         return np.zeros((volume.channels, *box.shape), volume.dtype)
+
+
+def largest_prediction(
+    predictor: Predictor,
+    patches: Iterable[AnyArray],
+    normalize: Callable[[Any], Any],
+    batch_size: int,
+) -> float:
+    """Measure how large a network's predictions are.
+
+    Args:
+        predictor: the network on its device.
+        patches: its inputs, stored values (C, Z, Y, X). For one of a single value noise is tried,
+            too: networks may say little of background.
+        normalize: maps a float32 batch of stored values to the network's input.
+        batch_size: patches of a batch that fits the device.
+
+    Returns:
+        The largest magnitude among the predictions.
+
+    Raises:
+        NonFiniteError: there are NaN or infinite values among them.
+    """
+    largest = 0.0
+    device = predictor.device
+    with device.session():
+        for patch in patches:
+            for values in [patch] if patch is (noise := without_blank(patch)) else [patch, noise]:
+                batch = device.empty((batch_size, *values.shape))
+                batch[:] = device.upload(values)
+                magnitude = float(device.largest_magnitude(predictor.predict(normalize(batch))))
+                if not math.isfinite(magnitude):
+                    raise NonFiniteError("the network returns NaN or infinite values")
+                largest = max(largest, magnitude)
+    return largest
 
 
 def try_network(
@@ -46,7 +113,7 @@ def try_network(
     plan: InferencePlan,
     reference: Predictor | None = None,
 ) -> ContractReport:
-    """Run the network on the patch in the middle of the ROI, and check its answer.
+    """Run the network on the patch in the middle of the domain, and check its answer.
 
     Args:
         predictor: the network on its device.

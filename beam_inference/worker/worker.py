@@ -19,12 +19,14 @@ from beam_inference.worker.sum_stage import SumStage
 
 def make_chunk_inference(opened: OpenJob) -> ChunkInference:
     """Make the inference of an opened job."""
+    bound = opened.job.prediction_bound
+    assert bound is not None  # a job that began by older rules was refused at launch
     return ChunkInference(
         opened.predictor,
         opened.normalize,
         opened.job.config.model.output_channels,
         opened.batch_size,
-        opened.encoding,
+        bound,
     )
 
 
@@ -88,13 +90,13 @@ class Worker:
         return self._infer_stage.run(indices)
 
     def sum_chunks(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Do the first stage of ``seams: exchange``: compute the patches that chunks own.
+        """Do the first stage of ``strategy: exchange``: compute the patches that chunks own.
 
         Args:
             indices: the chunks.
 
         Yields:
-            One record per chunk whose patches a chunk without a receipt needs.
+            One record per chunk whose sums are needed.
 
         Raises:
             WorkerFault: this process cannot go on; chunks done so far have their receipts.
@@ -102,14 +104,13 @@ class Worker:
         return self._sum_stage.run(indices)
 
     def waiting_chunks(self, indices: Sequence[int]) -> list[int]:
-        """Chunks without a receipt among the given ones and those that their patches touch."""
+        """Those of some chunks that have no receipt: the second stage finishes them."""
         return self._sum_stage.waiting_chunks(indices)
 
     def merge_seams(self, indices: Sequence[int]) -> Iterator[Record]:
-        """Do the second stage of ``seams: exchange``: finish chunks whose contributors are done.
+        """Do the second stage of ``strategy: exchange``: put chunks together, and write them.
 
-        A chunk with a quarantined contributor is quarantined, too. A chunk whose contributors are
-        not computed yet, because the launch was stopped, is left as it is.
+        A chunk of which some sums do not exist is computed without its neighbours.
 
         Args:
             indices: the chunks.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 from extension import run_with_extension
-from helpers import job_values, read_volume, write_job, write_volume
+from helpers import OF_RANGE, job_values, read_volume, write_job, write_volume
 
 from beam_inference.config.formats import get_format, installed_formats
 from beam_inference.config.job import JobConfig
@@ -71,7 +71,7 @@ def test_a_job_into_a_format_that_another_package_brings(tmp_path):
     for words in (["run", job], ["run", job], ["verify", job]):
         ran = run_with_extension(tmp_path / "site", *words)
         assert ran.returncode == 0, ran.stderr
-    np.testing.assert_allclose(read_volume(tmp_path / "out")[0], INPUT, rtol=1e-6)
+    np.testing.assert_allclose(read_volume(tmp_path / "out")[0], INPUT, rtol=0, atol=OF_RANGE)
     store = ts.open({"driver": "zarr3", "kvstore": f"file://{tmp_path}/out/"}).result()
     assert "blosc" in json.dumps(store.codec.to_json())
     record = json.loads((tmp_path / "out/_beam_inference/job.json").read_text())

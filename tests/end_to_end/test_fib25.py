@@ -4,6 +4,8 @@ The volume is of Drosophila brain. The network has instance normalisation: every
 depends on the whole patch, so that any error of geometry would show.
 """
 
+from itertools import cycle, product
+
 import numpy as np
 import pytest
 import torch
@@ -37,13 +39,15 @@ def oracle_of(fib25, plan, weights, batch_size):
     return blended[(slice(None), *plan.chunks.roi.slices_in(plan.lattice.domain))]
 
 
-def check_bit_identity(fib25, tmp_path, roi, chunk_shapes, batch_size):
+def check_bit_identity(fib25, tmp_path, roi, jobs, batch_size):
+    """Run jobs of several chunk shapes and strategies, and compare their bits."""
     results = []
     plans = []
-    for number, chunk_shape in enumerate(chunk_shapes):
+    for number, (chunk_shape, strategy) in enumerate(jobs):
         values = affinity_job(
             fib25, tmp_path / f"out{number}", chunk_shape, batch_size=batch_size, roi=roi
         )
+        values["inference"]["strategy"] = strategy
         result, job = run_affinities(tmp_path / f"job{number}.yaml", values)
         results.append(result)
         plans.append(job.plan)
@@ -64,7 +68,8 @@ def check_bit_identity(fib25, tmp_path, roi, chunk_shapes, batch_size):
 def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(
     fib25, tmp_path, batch_size, capsys
 ):
-    result, plan, job = check_bit_identity(fib25, tmp_path, SMALL, CHUNK_SHAPES, batch_size)
+    jobs = list(product(CHUNK_SHAPES, ("recompute", "exchange")))
+    result, plan, job = check_bit_identity(fib25, tmp_path, SMALL, jobs, batch_size)
     expected = oracle_of(fib25, plan, job.config.model.weights, batch_size)
     error = np.abs(result - expected).max()
     assert error <= 1e-6, "the output's range is 1"
@@ -77,8 +82,9 @@ def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(
     with capsys.disabled():
         print(
             f"\nFIB-25 {plan.chunks.roi.shape}, batch {batch_size}: {len(CHUNK_SHAPES)} chunk "
-            f"shapes bit-identical, |output - oracle| <= {error:.1e}; seams: crop differs by up "
-            f"to {difference.max():.3f}, 99.9th percentile {np.percentile(difference, 99.9):.4f}"
+            f"shapes by both strategies bit-identical, |output - oracle| <= {error:.1e}; seams: "
+            f"crop differs by up to {difference.max():.3f}, 99.9th percentile "
+            f"{np.percentile(difference, 99.9):.4f}"
         )
 
 
@@ -87,7 +93,8 @@ def test_every_chunk_shape_gives_the_same_bits_and_the_oracles_values(
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_whole_volume(fib25, tmp_path, batch_size, capsys):
     shapes = [(250, 250, 250), (127, 131, 250), (96, 160, 144), (97, 211, 101)]
-    result, plan, job = check_bit_identity(fib25, tmp_path, None, shapes, batch_size)
+    jobs = list(zip(shapes, cycle(("recompute", "exchange")), strict=False))
+    result, plan, job = check_bit_identity(fib25, tmp_path, None, jobs, batch_size)
     assert plan.chunks.roi == BoundingBox((0, 0, 0), (250, 250, 250))
     error = np.abs(result - oracle_of(fib25, plan, job.config.model.weights, batch_size)).max()
     with capsys.disabled():

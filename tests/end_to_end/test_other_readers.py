@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_job, write_volume
+from helpers import OF_RANGE, job_values, read_volume, write_job, write_volume
 
 from beam_inference.cli.main import main
 from beam_inference.launch.cost import job_totals
@@ -26,7 +26,7 @@ def done(request, tmp_path):
         )
         assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
         written = read_volume(tmp_path / "out")
-        np.testing.assert_allclose(written, array, rtol=1e-6)
+        np.testing.assert_allclose(written, array, rtol=0, atol=OF_RANGE)
         assert not written[:, :16, :32].any()
         return written
 

@@ -58,7 +58,14 @@ def inferred(predictor, chunk=(20, 40, 48), encoding=AS_COMPUTED, batch_size=2):
         work = geometry.work(index)
         cutout = array[(slice(None), *work.input_box.slices_in(BOX))]
         found = infer_once(
-            cutout, work, predictor, 2, batch_size, encoding, normalize=unit(array.dtype)
+            cutout,
+            work,
+            predictor,
+            2,
+            batch_size,
+            encoding,
+            normalize=unit(array.dtype),
+            bound=1.0,
         )
         result[(slice(None), *work.core_box.slices_in(BOX))] = found.core
     return result, found.batch_size
@@ -225,7 +232,7 @@ def test_a_cutout_on_its_way_gives_what_one_at_hand_does(device):
     predictor = torch_predictor(network(device), device)
     work = plan().work(0)
     array = volume()
-    inference = ChunkInference(predictor, unit(array.dtype), 2, 2)
+    inference = ChunkInference(predictor, unit(array.dtype), 2, 2, 1.0)
     plain = ChunkInput(array, work.input_box, lambda: predictor.device.upload(array))
     with ThreadPoolExecutor(1) as readers:
         sent = readers.submit(inference.start_upload, array, work.input_box).result()

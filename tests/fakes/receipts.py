@@ -67,6 +67,7 @@ def resolved(chunk_shape: Zyx = (16, 16, 16), **sections: Any) -> ResolvedJob:
         threads=inference.threads or 1,
         normalize=cast("Any", config.model.normalize),
         chunk_shape=chunk_shape,
+        strategy=config.stated_strategy or "recompute",
         chunk_crop_margin=inference.chunk_crop_margin,
         value_range=config.output.value_range,
     )

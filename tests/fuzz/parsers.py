@@ -682,7 +682,7 @@ PARSERS: Sequence[Parser] = (
     _source(".jpg", _picture("JPEG")),
     _entry(
         "receipts",
-        lambda state: (list(state.scan_receipts([0])), state.count_believed_receipts(1)),
+        lambda state: (list(state.scan_receipts([0])), state.tally_receipts(1)),
         _receipts,
     ),
     _entry("sums", lambda state: list(state.scan_sums([0])), _receipts),

@@ -15,7 +15,7 @@ def test_every_patch_of_a_chunk_fits_its_input_and_its_core_is_covered(plan):
         first, last = (tuple(r[end] for r in work.patches) for end in (0, -1))
         assert work.lattice.patch_box(first).grow(work.crop_margin).start == work.input_box.start
         assert work.lattice.patch_box(last).grow(work.crop_margin).stop == work.input_box.stop
-        if plan.seams != "crop":
+        if plan.strategy != "crop":
             assert work.lattice == plan.lattice
 
 
@@ -28,7 +28,7 @@ def test_the_domain_is_the_roi_with_its_context_clipped_to_the_volume():
 
 def test_crop_has_a_lattice_per_chunk_over_its_core_and_margin():
     plan = plan_of(
-        cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, seams="crop", chunk_crop_margin=(4, 4, 4)
+        cube(0, 64), (8,) * 3, (4,) * 3, (16,) * 3, strategy="crop", chunk_crop_margin=(4, 4, 4)
     )
     middle = plan.work(21)
     assert middle.core_box.start == (16, 16, 16)

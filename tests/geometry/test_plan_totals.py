@@ -34,7 +34,7 @@ def check_input_blocks(plan, works, axis):
 
 @given(plans())
 def test_totals_equal_the_sum_over_chunks(plan):
-    if plan.seams == "exchange":
+    if plan.strategy == "exchange":
         works = [
             work for index in range(plan.chunks.count) if (work := plan.exchange.owned_work(index))
         ]
@@ -43,7 +43,9 @@ def test_totals_equal_the_sum_over_chunks(plan):
             box.size for pair in pairs for box in seam_boxes(plan.exchange, *pair)
         )
         assert plan.totals.shared_voxels == sum(
-            box.size for c in range(plan.chunks.count) for box in plan.exchange.shared_boxes(c)
+            box.intersection(plan.chunks.core_box(c)).size
+            for c in range(plan.chunks.count)
+            for box in plan.exchange.shared_boxes(c)
         )
     else:
         works = [plan.work(index) for index in range(plan.chunks.count)]
@@ -61,7 +63,7 @@ def test_totals_equal_the_sum_over_chunks(plan):
         check_input_blocks(plan, works, axis)
         assert plan.totals.extremes.core[axis] == max(work.core_box.shape[axis] for work in works)
         boxes = [
-            plan.exchange.private_box(work.index) if plan.seams == "exchange" else work.core_box
+            plan.exchange.private_box(work.index) if plan.strategy == "exchange" else work.core_box
             for work in works
         ]
         assert plan.totals.extremes.private[axis] >= max(
@@ -95,12 +97,13 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         volume=volume,
         context=(0, 0, data.draw(st.integers(0, 30))),
         crop_margin=(0, 0, data.draw(st.integers(0, 12))),
-        seams=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
+        strategy=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=(0, 0, data.draw(st.integers(0, 12))),
         block_shape=(1, 1, data.draw(st.integers(1, 4))),
+        halo=(0, 0, data.draw(st.just(0) | st.integers(1, 6))),
         input_block_shape=(1, 1, data.draw(st.integers(1, 8))),
     )
-    if plan.seams == "exchange":
+    if plan.strategy == "exchange":
         works = [
             work for index in range(plan.chunks.count) if (work := plan.exchange.owned_work(index))
         ]
@@ -112,12 +115,11 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
     )
     assert plan.totals.extremes.input[2] == max(work.input_box.shape[2] for work in works)
     check_input_blocks(plan, works, axis=2)
-    if plan.seams == "exchange":
+    if plan.strategy == "exchange":
         axis = plan.exchange.ownership[2]
         positions = range(plan.chunks.count)
-        alone = [
-            axis.interval(position)[1] - axis.private_start(position) for position in positions
-        ]
+        private = map(plan.exchange.private_box, positions)
+        alone = [0 if box is None else box.shape[2] for box in private]
         assert plan.totals.extremes.touched[2] == max(map(axis.touched_voxels, positions))
         assert plan.totals.extremes.shared[2] == max(
             axis.touched_voxels(p) - n for p, n in zip(positions, alone, strict=True)
@@ -165,7 +167,7 @@ start = time.monotonic()
 roi = BoundingBox((0, 0, 0), (128_000, 1_024_000, 1_024_000))
 plan = make_plan(volume=roi, roi=roi, context=(0, 0, 0), patch_shape=(20, 256, 256),
     patch_overlap=(4, 64, 64), chunk_shape=(128, 1024, 1024), crop_margin=(0, 0, 0),
-    seams="recompute", chunk_crop_margin=(0, 0, 0), block_shape=(64, 64, 64))
+    strategy="recompute", chunk_crop_margin=(0, 0, 0), block_shape=(64, 64, 64))
 totals = plan.totals
 print(plan.chunks.count, totals.patch_count, totals.input_voxels, totals.extremes.input)
 peak = next(line.split()[1] for line in open("/proc/self/status") if "VmHWM" in line)

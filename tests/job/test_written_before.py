@@ -12,7 +12,9 @@ import pytest
 from fakes.gcs import GcsStandIn
 from helpers import write_volume
 
+from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
+from beam_inference.errors import StateError
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.run_job import run_job
 from beam_inference.volumes.opening import open_volume
@@ -43,14 +45,19 @@ def read(gcs, url):
 
 
 @pytest.mark.parametrize("seams", ["recompute", "exchange"])
-def test_a_job_of_7b7144c_is_finished(seams, bucket, tmp_path):
-    shutil.copy(WRITTEN / seams / "job.yaml", tmp_path)
+def test_a_job_of_7b7144c_is_refused_with_the_reason_and_begun_anew(seams, bucket, tmp_path):
+    """Its patches were added up in an order of their own: other bits."""
+    path = tmp_path / "job.yaml"
+    shutil.copy(WRITTEN / seams / "job.yaml", path)
     put_folder(bucket, WRITTEN / seams / "out", "out")
-    outcome = run_job(load_job(tmp_path / "job.yaml"))
-    assert (outcome.exit_code, outcome.done, outcome.missing_of_job) == (0, 8, 0)
-    assert outcome.summary is not None
-    assert outcome.summary.done == 2, "chunks with a receipt are not done again"
+    assert main(["status", str(path)]) == 0
+    before = read(bucket, "gs://bucket/out")
+    with pytest.raises(StateError, match="(?s)version 4 of the rules .* version 5, .* --overwrite"):
+        run_job(load_job(path))
+    np.testing.assert_array_equal(read(bucket, "gs://bucket/out"), before)
 
-    anew = run_job(load_job(tmp_path / "job.yaml", ["output.path=gs://bucket/anew"]))
+    outcome = run_job(load_job(path), overwrite=True)
+    assert (outcome.exit_code, outcome.done, outcome.missing_of_job) == (0, 8, 0)
+    anew = run_job(load_job(path, ["output.path=gs://bucket/anew"]))
     assert anew.exit_code == 0
     np.testing.assert_array_equal(read(bucket, "gs://bucket/out"), read(bucket, "gs://bucket/anew"))

@@ -128,12 +128,12 @@ def test_what_contradicts_itself_is_refused(slow, capsys):
 def test_the_plan_as_json(slow, capsys):
     assert main(["plan", slow, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(told["seams"]) == {"exchange", "recompute", "crop"}
-    assert told["seams"]["recompute"]["this_job"]
+    assert set(told["strategies"]) == {"exchange", "recompute", "crop"}
+    assert told["strategies"]["recompute"]["this_job"]
     assert (
-        told["seams"]["exchange"]["network_calls"]
+        told["strategies"]["exchange"]["network_calls"]
         <= told["patches"]
-        == told["seams"]["recompute"]["network_calls"]
+        == told["strategies"]["recompute"]["network_calls"]
     )
     assert told["stored_bytes"] == 40 * 70 * 50 * 4
 

@@ -57,6 +57,7 @@ def test_fingerprints_of_jobs_begun_earlier_stay(name):
         "format": "zarr3" if name == "argmax" else "precomputed",
     }
     inference = {
+        "seams": "recompute",
         "patch_shape": [8, 16, 16],
         "patch_overlap": [0, 4, 4],
         "chunk_shape": [16, 32, 32],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 from fakes.gcs import GcsStandIn
-from helpers import job_values, read_volume, write_job
+from helpers import OF_RANGE, job_values, read_volume, write_job
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
@@ -88,7 +88,8 @@ def test_a_file_by_its_file_url(volume_in, tmp_path):
     by_path = prepare(job_with("o ps.py:scaled", volume_in, tmp_path))
     assert by_url.read_job().fingerprint == by_path.read_job().fingerprint
     list(Worker(by_url).infer_chunks(range(by_url.read_job().plan.chunks.count)))
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), 3.0 * read_volume(volume_in), 1e-6)
+    out = read_volume(tmp_path / "out")
+    np.testing.assert_allclose(out, 3.0 * read_volume(volume_in), rtol=0, atol=3 * OF_RANGE)
 
 
 def test_a_file_by_url_is_fetched_once_and_refused_where_it_was_changed(
@@ -100,7 +101,8 @@ def test_a_file_by_url_is_fetched_once_and_refused_where_it_was_changed(
     values["postprocess"] = [own(f"{url}/ops.py:scaled")]
     job = str(write_job(tmp_path / "job.yaml", values))
     assert main(["run", job]) == 0
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), 2.0 * read_volume(volume_in), 1e-6)
+    out = read_volume(tmp_path / "out")
+    np.testing.assert_allclose(out, 2.0 * read_volume(volume_in), rtol=0, atol=2 * OF_RANGE)
     launch = prepare(parse_job(values, tmp_path))
     requests.clear()
     (folder / "ops.py").write_text(SOURCE.format(5))
@@ -130,7 +132,8 @@ def test_a_job_in_a_bucket_with_its_file_beside_it(volume_in, tmp_path, monkeypa
         gcs.put("data", "jobs/ops.py", SOURCE.format(4).encode())
         gcs.put("data", "jobs/job.yaml", yaml.safe_dump(values).encode())
         assert main(["run", "gs://data/jobs/job.yaml"]) == 0
-    np.testing.assert_allclose(read_volume(tmp_path / "out"), 4.0 * read_volume(volume_in), 1e-6)
+    out = read_volume(tmp_path / "out")
+    np.testing.assert_allclose(out, 4.0 * read_volume(volume_in), rtol=0, atol=4 * OF_RANGE)
 
 
 def test_a_file_beside_a_job_file_in_a_bucket():

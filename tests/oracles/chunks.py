@@ -57,16 +57,22 @@ def infer_once(
     batch_size: int = 1,
     encoding: Encoding = AS_COMPUTED,
     normalize: Any = unchanged,
+    bound: float = 64.0,  # of what networks of tests predict for values from 0 to 1
     **options: Any,
 ) -> ChunkResult:
     """The result of a new :class:`ChunkInference` for one chunk's input (C, Z, Y, X)."""
-    inference = ChunkInference(network, normalize, channels, batch_size, encoding, **options)
-    return infer(inference, cutout, work)
+    inference = ChunkInference(network, normalize, channels, batch_size, bound, **options)
+    return infer(inference, cutout, work, encoding)
 
 
-def infer(inference: ChunkInference, cutout: NDArray[Any], work: ChunkWork) -> ChunkResult:
+def infer(
+    inference: ChunkInference,
+    cutout: NDArray[Any],
+    work: ChunkWork,
+    encoding: Encoding = AS_COMPUTED,
+) -> ChunkResult:
     """The result for one chunk's input (C, Z, Y, X)."""
-    return inference.infer(inference.start_upload(cutout, work.input_box), work)
+    return inference.infer(inference.start_upload(cutout, work.input_box), work, encoding)
 
 
 def infer_all(

@@ -39,8 +39,9 @@ def plans(draw: st.DrawFn) -> InferencePlan:
         volume=volume,
         context=draw(triples(0, 4)),
         crop_margin=draw(triples(0, 3)),
-        seams=draw(st.sampled_from(["recompute", "exchange", "crop"])),
+        strategy=draw(st.sampled_from(["recompute", "exchange", "crop"])),
         chunk_crop_margin=draw(triples(0, 5)),
         block_shape=draw(triples(1, 4)),
+        halo=draw(st.just((0, 0, 0)) | triples(0, 5)),
         input_block_shape=draw(triples(1, 4)),
     )

@@ -146,7 +146,7 @@ def test_masked_chunks_are_neither_read_nor_computed_nor_stored(tmp_path, seams,
     values = job_values(
         tmp_path / "in",
         tmp_path / "out",
-        model=toy("counted"),
+        model=toy("counted", prediction_bound=256),
         inference=inference,
         output=AS_STORED,
     ) | {"mask": {"path": mask_volume(tmp_path)}}
