@@ -27,6 +27,7 @@ from beam_inference.models.exported_program import (
 )
 from beam_inference.models.loading import ModelLoader
 from beam_inference.models.pickles import ALLOW_HINT, first_line
+from beam_inference.models.tensors import tensor_fault
 
 _KIND = "torch.export file"
 _TALKERS = ("torch.export", "torch.export.pt2_archive._package", "torch._export.serde.serialize")
@@ -65,6 +66,7 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
         with nullcontext() if allow_pickle else set_variable(variable, "1"), _quiet(failures):
             program = torch.export.load(path)
         if not allow_pickle:
+            _check_tensors(program)
             check_example_inputs(program.example_inputs)
             check_calls(program)
         return program
@@ -80,6 +82,13 @@ def load_file(path: Path, *, allow_pickle: bool) -> Any:
 
 
 LOADER = ModelLoader(load=load_file)
+
+
+def _check_tensors(program: torch.export.ExportedProgram) -> None:
+    for name, value in [*program.state_dict.items(), *program.constants.items()]:
+        fault = tensor_fault(value)
+        if fault:
+            raise UnsafeProgram(f"its {name!a:.60} is {fault}, not a dense tensor of plain numbers")
 
 
 def _unsafe(path: Path, reason: str) -> ModelContractError:

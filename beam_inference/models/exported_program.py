@@ -16,6 +16,7 @@ import torch
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.models.expressions import NoArithmetic, check_guard, check_symbols
+from beam_inference.models.tensors import tensor_fault
 
 
 class UnsafeProgram(Exception):
@@ -132,8 +133,10 @@ def check_example_inputs(value: object) -> None:
         for key, item in value.items():
             _check_name(key, "the example inputs")
             check_example_inputs(item)
-    elif not isinstance(value, torch.Tensor | int | float | None):
-        raise UnsafeProgram(f"the example inputs hold a {type(value).__name__}")
+    elif not isinstance(value, int | float | None):
+        fault = tensor_fault(value)
+        if fault:
+            raise UnsafeProgram(f"the example inputs hold {fault}")
 
 
 def _count_expressions(value: Any, key: str = "") -> int:

@@ -13,6 +13,7 @@ from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.pickles import first_line, unpickle
+from beam_inference.models.tensors import tensor_fault
 
 
 def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> None:
@@ -73,6 +74,13 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
         raise ModelContractError(
             f"{path} is not a state dict: expected names with tensors, found {type(state).__name__}"
         )
+    for key, value in state.items():
+        fault = tensor_fault(value)
+        if fault and not allow_pickle:
+            raise ModelContractError(
+                f"the weights {path} hold {fault}, {key!a:.60}: expected dense tensors of plain "
+                "numbers. Save the state dict of a network that is neither sparse nor quantised."
+            )
     return dict(state)
 
 

@@ -426,6 +426,52 @@ def test_operators_that_do_not_check_bounds(tmp_path, refuse):
     assert "_sparse_coo_tensor_unsafe" in told
 
 
+def odd_tensors():
+    sparse = torch.ops.aten._sparse_coo_tensor_unsafe(  # its index lies far outside of it
+        torch.tensor([[10**9], [0], [0], [0], [0]]), torch.ones(1), [2, 1, 3, 3, 3]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch will have no quantised tensors one day
+        quantised = torch.quantize_per_tensor(torch.ones(2, 1, 3, 3, 3), 0.1, 0, torch.qint8)
+        nested = torch.nested.nested_tensor([torch.ones(1, 3, 3, 3), torch.ones(1, 2, 3, 3)])
+    return {"a sparse tensor": sparse, "a quantised tensor": quantised, "a nested tensor": nested}
+
+
+class Adding(torch.nn.Module):
+    """Adds a buffer to its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = toy_networks.conv()
+        self.register_buffer("shift", torch.zeros(2, 1, 1, 1, 1))
+
+    def forward(self, batch):
+        return self.conv(batch) + self.shift.sum()
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch, about prototypes
+@pytest.mark.parametrize("kind", odd_tensors())
+@pytest.mark.parametrize("legacy", [False, True])
+def test_tensors_whose_indices_are_believed(kind, legacy, tmp_path, refuse):
+    module = Adding() if legacy else toy_networks.conv()
+    state = {
+        **module.state_dict(keep_vars=True),
+        "shift" if legacy else "weight": odd_tensors()[kind],
+    }
+    torch.save(state, tmp_path / "w.pt")
+    if legacy:
+        exported = tmp_path / "sound.pt2"
+        export(module, exported)
+        with zipfile.ZipFile(exported) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        root = exported.stem
+        members[f"{root}/data/weights/model.pt"] = (tmp_path / "w.pt").read_bytes()
+        model = of_file(write_zip(tmp_path / "net.pt2", members))
+    else:
+        model = with_weights(tmp_path / "w.pt")
+    assert kind in refuse(model)
+
+
 def test_exported_networks_that_change_themselves(tmp_path, refuse):
     assert "order in which patches" in refuse(export(Counting(), tmp_path / "net.pt2"))
 
