@@ -7,6 +7,7 @@ not theirs. Others return memory as it is, with what the process had in it befor
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from beam_inference.config.fields import Json
 from beam_inference.models.exported_program import UnsafeProgram
 
 _ENUMERATIONS = ("ScalarType", "Layout", "MemoryFormat")
+_LARGEST = 1 << 63
+_HIGHEST_POWER = 8
 
 
 def check_calls(program: torch.export.ExportedProgram) -> None:
@@ -43,7 +46,8 @@ def check_calls(program: torch.export.ExportedProgram) -> None:
 def guard_calls(network: fx.GraphModule) -> fx.GraphModule:
     """Have a program's network check shapes before it calls operators that believe them.
 
-    What it would take from memory as it is becomes zeros.
+    What it would take from memory as it is becomes zeros. Python's own integers are bounded: they
+    have no largest one, and computing with long ones could not be interrupted.
 
     Args:
         network: is changed in place.
@@ -72,25 +76,40 @@ def _arguments(schema: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return dict(zip(names, args, strict=False)) | dict(kwargs)
 
 
-def _guard(operator: Any, check: Callable[[Json], bool]) -> Callable[..., Any]:
+def _guard(target: Any, check: Callable[[Json], bool]) -> Callable[..., Any]:
     """A function that does what an operator does, if its arguments fit each other."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not check(_arguments(operator._schema, args, kwargs)):
-            raise ValueError(f"{operator} is given tensors whose shapes do not fit each other")
-        return operator(*args, **kwargs)
+        if not check(_arguments(target._schema, args, kwargs)):
+            raise ValueError(f"{target} is given tensors whose shapes do not fit each other")
+        return target(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = f"guarded_{operator}".replace(".", "_")
+    call.__name__ = call.__qualname__ = f"guarded_{target}".replace(".", "_")
     return call
 
 
-def _clear(operator: Any) -> Callable[..., Any]:
+def _clear(target: Any) -> Callable[..., Any]:
     """A function that gives zeros, of the shape and kind that an operator gives."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return operator(*args, **kwargs).zero_()
+        return target(*args, **kwargs).zero_()
 
-    call.__name__ = call.__qualname__ = f"cleared_{operator}".replace(".", "_")
+    call.__name__ = call.__qualname__ = f"cleared_{target}".replace(".", "_")
+    return call
+
+
+def _bound(operation: Callable[[Any, Any], Any], largest_second: int) -> Callable[[Any, Any], Any]:
+    """A function that does what one of Python does, if the numbers are those of sizes."""
+
+    def call(first: Any, second: Any) -> Any:
+        for value, largest in ((first, _LARGEST), (second, largest_second)):
+            if isinstance(value, str | list | tuple) or (
+                isinstance(value, int) and abs(value) > largest
+            ):
+                raise ValueError(f"{operation.__name__} is given what is no size of an array")
+        return operation(first, second)
+
+    call.__name__ = call.__qualname__ = f"bounded_{operation.__name__}"
     return call
 
 
@@ -131,37 +150,44 @@ def _fits_attention(call: Json) -> bool:
 
 
 _ATEN = torch.ops.aten
-_GUARDED: dict[Any, Callable[..., Any]] = {
-    operator: _guard(operator, check)
-    for check, operators in (
-        (
-            _fits_batch_norm,
+_GUARDED: dict[Any, Callable[..., Any]] = (
+    {
+        each: _guard(each, check)
+        for check, operators in (
             (
-                _ATEN._batch_norm_no_update.default,
-                _ATEN._batch_norm_with_update.default,
-                _ATEN._batch_norm_with_update_functional.default,
-                _ATEN._native_batch_norm_legit.default,
-                _ATEN._native_batch_norm_legit.no_stats,
-                _ATEN._native_batch_norm_legit_functional.default,
-                _ATEN._native_batch_norm_legit_no_training.default,
+                _fits_batch_norm,
+                (
+                    _ATEN._batch_norm_no_update.default,
+                    _ATEN._batch_norm_with_update.default,
+                    _ATEN._batch_norm_with_update_functional.default,
+                    _ATEN._native_batch_norm_legit.default,
+                    _ATEN._native_batch_norm_legit.no_stats,
+                    _ATEN._native_batch_norm_legit_functional.default,
+                    _ATEN._native_batch_norm_legit_no_training.default,
+                ),
             ),
-        ),
-        (_fits_weight_norm, (_ATEN._weight_norm.default, _ATEN._weight_norm_interface.default)),
-        (_fits_attention, (_ATEN._scaled_dot_product_flash_attention_for_cpu.default,)),
-    )
-    for operator in operators
-} | {
-    operator: _clear(operator)
-    for operator in (
-        _ATEN.empty.memory_format,
-        _ATEN.empty_like.default,
-        _ATEN.empty_permuted.default,
-        _ATEN.empty_strided.default,
-        _ATEN.new_empty.default,
-        _ATEN.new_empty_strided.default,
-        torch.ops.prims.empty.default,
-        torch.ops.prims.empty_permuted.default,
-        torch.ops.prims.empty_strided.default,
-    )
-}
+            (_fits_weight_norm, (_ATEN._weight_norm.default, _ATEN._weight_norm_interface.default)),
+            (_fits_attention, (_ATEN._scaled_dot_product_flash_attention_for_cpu.default,)),
+        )
+        for each in operators
+    }
+    | {
+        each: _clear(each)
+        for each in (
+            _ATEN.empty.memory_format,
+            _ATEN.empty_like.default,
+            _ATEN.empty_permuted.default,
+            _ATEN.empty_strided.default,
+            _ATEN.new_empty.default,
+            _ATEN.new_empty_strided.default,
+            torch.ops.prims.empty.default,
+            torch.ops.prims.empty_permuted.default,
+            torch.ops.prims.empty_strided.default,
+        )
+    }
+    | {
+        operator.mul: _bound(operator.mul, _LARGEST),
+        operator.pow: _bound(operator.pow, _HIGHEST_POWER),
+    }
+)
 """What takes the place of operators that do not check shapes, or give memory as it is."""

@@ -1,5 +1,7 @@
 """Programs of torch.export call operators directly, past the checks of modules."""
 
+import operator
+
 import pytest
 import torch
 import toy_networks
@@ -136,6 +138,33 @@ def test_enumerations_that_are_numbers(operator, within):
     call.kwargs = {**call.kwargs, "dtype": -1}
     with pytest.raises(UnsafeProgram, match=r"the number -1 as its dtype"):
         check_calls(program)
+
+
+@pytest.mark.parametrize(
+    ("target", "first", "second"),
+    [
+        (operator.pow, 10**18, 10**18),
+        (operator.mul, 10**30, 10**30),
+        (operator.mul, [1], 10**9),
+        (operator.mul, 10**9, "text"),
+    ],
+)
+def test_integers_without_end(target, first, second):
+    class Scaled(torch.nn.Module):
+        def forward(self, batch):
+            return batch * batch.shape[0]
+
+    sizes = {0: torch.export.Dim("batch", min=1, max=64)}
+    program = torch.export.export(Scaled(), (BATCH,), dynamic_shapes=(sizes,))
+    network = guard_calls(program.module(check_guards=False))
+    torch.testing.assert_close(network(BATCH), BATCH * 2)
+    network = program.module(check_guards=False)
+    (output,) = network.graph.find_nodes(op="output")
+    with network.graph.inserting_before(output):
+        network.graph.call_function(target, (first, second))
+    network.recompile()
+    with pytest.raises(ValueError, match="no size of an array"):
+        guard_calls(network)(BATCH)
 
 
 def test_a_job_s_network_is_guarded(tmp_path):
