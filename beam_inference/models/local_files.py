@@ -36,11 +36,24 @@ def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
 
 
 def file_sha256(path: Path) -> str:
-    """The hash, in hexadecimal, of a local file's content, or of a folder's files and names."""
+    """The hash, in hexadecimal, of a local file's content, or of a folder's files and names.
+
+    Raises:
+        ModelContractError: the folder holds a link to a folder, or a name of more than one line, of
+            which the hash could not tell what is loaded.
+    """
     if path.is_dir():
         digest = hashlib.sha256()
-        for inner in sorted(each for each in path.rglob("*") if each.is_file()):
-            digest.update(f"{inner.relative_to(path).as_posix()} {file_sha256(inner)}\n".encode())
+        for inner in sorted(path.rglob("*")):
+            name = inner.relative_to(path).as_posix()
+            if not name.isprintable() or (inner.is_symlink() and inner.is_dir()):
+                raise ModelContractError(
+                    f"{path} holds {name!a:.100}: expected files and folders with printable names, "
+                    "no links to folders, so that all of it is part of the job's identity. Copy it "
+                    "without links (cp -rL)."
+                )
+            if inner.is_file():
+                digest.update(f"{name} {file_sha256(inner)}\n".encode())
         return digest.hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

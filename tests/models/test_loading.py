@@ -16,6 +16,7 @@ from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
 from beam_inference.models.hashes import model_sha256
+from beam_inference.models.local_files import file_sha256
 
 TOYS = Path(toy_networks.__file__)
 BATCH = np.random.default_rng(0).random((2, 1, 4, 6, 8), np.float32)
@@ -505,6 +506,26 @@ def test_a_kind_of_model_that_is_a_folder(tmp_path):
     assert model_sha256(config(model).model) != first
     with pytest.raises(ModelContractError, match="there is no folder"):
         predict({"path": str(tmp_path / "absent.bundle")}, {"engine": "numpy"})
+
+
+def test_all_of_a_folder_is_hashed(tmp_path):
+    folder = tmp_path / "net"
+    folder.mkdir()
+    (folder / "a").write_text("A")
+    (folder / "b").write_text("B")
+    (tmp_path / "elsewhere").mkdir()
+    sound = file_sha256(folder)
+    (folder / "b").unlink()
+    (folder / "b").symlink_to("../elsewhere/b")  # of a file: its content counts
+    (tmp_path / "elsewhere/b").write_text("B")
+    assert file_sha256(folder) == sound
+    (folder / "variables").symlink_to("../elsewhere")
+    with pytest.raises(ModelContractError, match="'variables'.*no links to folders"):
+        file_sha256(folder)
+    (folder / "variables").unlink()
+    (folder / "b").rename(folder / "a 559aead08264d5795d3909718cdd05ab\nb")
+    with pytest.raises(ModelContractError, match="printable names"):
+        file_sha256(folder)
 
 
 @pytest.mark.usefixtures("bundles")
