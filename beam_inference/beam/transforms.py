@@ -54,9 +54,18 @@ class RecordCoder(Coder):
 registry.register_coder(Record, RecordCoder)
 
 
-def _run_length(launch: Launch, workers: int) -> int:
+def run_length(launch: Launch, workers: int) -> int:
+    """Return the number of chunks in a run of a launch.
+
+    Args:
+        launch: the launch.
+        workers: see :class:`GenerateRuns`.
+    """
     job = launch.read_job()
-    return job.config.job.run_length or default_run_length(job.plan.chunks.count, workers)
+    plan = job.plan
+    chunk_seconds = job.patch_seconds * plan.totals.patch_count / plan.chunks.count
+    stated = job.config.job.run_length
+    return stated or default_run_length(plan.chunks.count, workers, chunk_seconds)
 
 
 class GenerateRuns(beam.PTransform):
@@ -88,9 +97,9 @@ class GenerateRuns(beam.PTransform):
             return self._runs_of_indices(source)
         job = self._launch.read_job()
         count = job.plan.chunks.count
-        length = _run_length(self._launch, self._workers)
+        length = run_length(self._launch, self._workers)
         if self._launch.chunks_file is None:
-            ranges = index_ranges(count, self._workers)
+            ranges = index_ranges(count, self._workers, length)
             runs = (
                 source
                 | "IndexRanges" >> _CreateAfter(ranges)
@@ -112,7 +121,7 @@ class GenerateRuns(beam.PTransform):
         if not isinstance(indices, PCollection):
             raise TypeError('input_kind="chunks" needs a PCollection of chunk indices')
         count = self._launch.read_job().plan.chunks.count
-        length = _run_length(self._launch, self._workers)
+        length = run_length(self._launch, self._workers)
         return (
             indices
             | "Global" >> beam.WindowInto(GlobalWindows())
@@ -275,7 +284,7 @@ class InferVolume(beam.PTransform):
         is_alone = launch.chunks_file is not None or self._input_kind == "chunks"
         if launch.read_job().plan.exchange is None or is_alone:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch)).with_output_types(Record)
-        length = _run_length(launch, self._workers)
+        length = run_length(launch, self._workers)
         handle = shared.Shared()
         return (
             runs

@@ -147,6 +147,14 @@ def _memory_rows(job: PlannedJob) -> Iterator[Row]:
         f"{format_bytes(memory.host_bytes)} per worker process with {place.threads_per_process} "
         "harness threads, for its chunks;",
     )
+    depth = job.io_depth(place)
+    if depth > 1:
+        deepest = job.memory(place, io_depth=depth)
+        yield (
+            "",
+            f"up to {format_bytes(deepest.host_bytes)} where stores are slow, and {depth} chunks "
+            "are read ahead and written behind;",
+        )
     yield "", "beside the libraries, the weights, and what the network itself allocates for a batch"
     if job.settings.device == "cuda":
         yield "", f"{format_bytes(memory.device_bytes)} on the GPU, likewise"

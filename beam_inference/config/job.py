@@ -40,6 +40,9 @@ from beam_inference.config.volumes import Input, Mask, Output, Roi
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.plan import Strategy
 
+MOST_DEPTH = 64
+"""Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
+
 MOST_THREADS = 1024
 """Most ``inference.threads``: no machine has more cores, and each thread takes memory."""
 
@@ -308,6 +311,13 @@ class Job(Model):
     state_path: WritableUrl | None = Field(None, description="default <output>/_beam_inference")
     run_length: Count | None = Field(
         None, description="chunks per Beam element; default from their number"
+    )
+    io_depth: Annotated[Count, Field(le=MOST_DEPTH)] | None = Field(
+        None,
+        description=(
+            "chunks per thread that are read ahead, and written behind, at most. Default: as many "
+            "as hide how long the stores take, up to 8, as far as memory allows"
+        ),
     )
     timeouts: Timeouts = Field(Timeouts(), description="what a single step may take")
 

@@ -25,6 +25,7 @@ class Launch:
         honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
         allow_pickle: load models that can execute code.
         threads_per_process: harness threads that share a worker.
+        io_depth: most chunks that a run reads ahead, and most that it is writing.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
             themselves.
@@ -38,6 +39,7 @@ class Launch:
     threads_per_process: int
     contract_checked: bool
     chunks_file: str | None = None
+    io_depth: int = 1
 
     def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""

@@ -60,6 +60,8 @@ class ResolvedJob(Frozen):
             :mod:`beam_inference.geometry.exact_sums`. None in records of numerics less than 5.
         working_set_bytes: memory that the network allocates for a batch, as measured; not part of
             the fingerprint.
+        patch_seconds: time that the network took for a patch when it was tried, 0 if it was not;
+            not part of the fingerprint.
         versions: versions of libraries at first launch; not part of the fingerprint. Another
             version is only warned about.
         numerics: :data:`NUMERICS` at first launch.
@@ -81,6 +83,7 @@ class ResolvedJob(Frozen):
     engine: dict[str, str]
     prediction_bound: float | None = None
     working_set_bytes: int
+    patch_seconds: float = 0.0
     versions: dict[str, str]
     numerics: int = 1
 
@@ -145,6 +148,7 @@ class ResolvedJob(Frozen):
             engine=self.engine,
             prediction_bound=prediction_bound,
             working_set_bytes=self.working_set_bytes,
+            patch_seconds=self.patch_seconds,
             versions=self.versions,
             numerics=self.numerics,
         )

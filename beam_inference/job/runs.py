@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.storage import Storage
@@ -100,9 +101,22 @@ def _missing(index_range: tuple[int, int], state: State | None) -> Iterator[int]
     yield from list_absent(*index_range, list_done)
 
 
-def default_run_length(chunks: int, workers: int) -> int:
-    """Chunks per Beam element.
+SHORT_RUN_SECONDS = 30.0
+"""Computing time that a run is to have at least, so that it is no waiting for its first input."""
+
+
+def default_run_length(chunks: int, workers: int, chunk_seconds: float = 0.0) -> int:
+    """Choose the number of chunks per Beam element.
 
     Enough to overlap reading and computing, few enough to balance the load at the end.
+
+    Args:
+        chunks: number of chunks to do.
+        workers: workers that run at a time; on this machine each thread is one.
+        chunk_seconds: that the network takes for a chunk; 0 where it is not known.
     """
-    return max(1, min(8, chunks // (16 * workers)))
+    balanced = min(8, chunks // (16 * workers))
+    if chunk_seconds <= 0:
+        return max(1, balanced)
+    long_enough = ceil(SHORT_RUN_SECONDS / chunk_seconds)
+    return max(1, balanced, min(long_enough, chunks // workers))

@@ -24,7 +24,9 @@ count.
 
 from __future__ import annotations
 
+import math
 import platform
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -64,21 +66,33 @@ from beam_inference.volumes.kvstores import (
 class StopRequest:
     """Whether a launch was asked to stop, looked up at most once a second.
 
-    It is called before every chunk, and a request to the store is not free.
+    It is called before every chunk, and a request to the store is not free: only the first call
+    waits for its answer. Later looks are taken while chunks are computed.
     """
 
     def __init__(self, state: State, launch: str) -> None:
         self._state = state
         self._launch = launch
         self._is_stopped = False
-        self._next_look = 0.0
+        self._lock = threading.Lock()
+        self._next_look: float | None = None
 
     def __call__(self) -> bool:
-        """Whether the launch is to stop."""
-        if time.monotonic() >= self._next_look and not self._is_stopped:
-            self._is_stopped = self._state.has_stop_request(self._launch)
-            self._next_look = time.monotonic() + 1
+        """Whether the launch is to stop, as far as is known."""
+        with self._lock:
+            is_first = self._next_look is None
+            is_due = is_first or (self._next_look or 0.0) <= time.monotonic()
+            if is_due and not self._is_stopped:
+                self._next_look = math.inf  # while one is under way
+                if is_first:
+                    self._look()
+                else:
+                    threading.Thread(target=self._look, daemon=True).start()
         return self._is_stopped
+
+    def _look(self) -> None:
+        self._is_stopped = self._state.has_stop_request(self._launch)
+        self._next_look = time.monotonic() + 1
 
 
 class State:

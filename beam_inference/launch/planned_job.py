@@ -62,7 +62,7 @@ from beam_inference.volumes.outputs import (
     open_output,
 )
 from beam_inference.volumes.volume import Volume
-from beam_inference.worker.read_infer_write import LOOK_AHEAD, TRAILING_WRITES
+from beam_inference.worker.read_infer_write import LARGEST_DEPTH
 
 logger = logging.getLogger(__name__)
 
@@ -145,24 +145,49 @@ class PlannedJob:
         batch_size = 1 if inference.batch_size == "auto" else inference.batch_size
         return NetworkNeeds.of_engine(inference.engine, batch_size)
 
-    def memory(self, place: Place, needs: NetworkNeeds | None = None) -> MemoryProjection:
+    def memory(
+        self, place: Place, needs: NetworkNeeds | None = None, io_depth: int = 1
+    ) -> MemoryProjection:
         """Project the memory of one worker process.
 
         Args:
             place: where the workers run.
             needs: memory of the network; by default what the job file tells.
+            io_depth: chunks per thread that are read ahead, and written behind.
         """
         plan = self.plan
-        return self.memory_for(plan, plan.totals.extremes, place, needs or self.default_needs)
+        needs = needs or self.default_needs
+        return self.memory_for(plan, plan.totals.extremes, place, needs, io_depth)
 
-    def all_memory(self, place: Place, needs: NetworkNeeds | None = None) -> list[MemoryProjection]:
+    def all_memory(
+        self, place: Place, needs: NetworkNeeds | None = None, io_depth: int = 1
+    ) -> list[MemoryProjection]:
         """Project the memory of one worker process by each way in which chunks may be done.
 
         By the strategy ``exchange`` a chunk is done without its neighbours where sums are lost.
         """
+        own = self.memory(place, needs, io_depth)
         if self.plan.exchange is None:
-            return [self.memory(place, needs)]
-        return [self.memory(place, needs), self.with_strategy("recompute").memory(place, needs)]
+            return [own]
+        return [own, self.with_strategy("recompute").memory(place, needs, io_depth)]
+
+    def io_depth(self, place: Place, needs: NetworkNeeds | None = None) -> int:
+        """Choose how many chunks per thread may be read ahead, and written behind.
+
+        It is what the job file says; or else as many as fit the memory that ``chunk_shape: auto``
+        leaves to a worker process, and at least one.
+        """
+        stated = self.config.job.io_depth
+        if stated is not None:
+            return stated
+        depth = LARGEST_DEPTH
+        while depth > 1 and not self._fits(place, needs, depth):
+            depth -= 1
+        return depth
+
+    def _fits(self, place: Place, needs: NetworkNeeds | None, io_depth: int) -> bool:
+        bytes_of_each = [memory.host_bytes for memory in self.all_memory(place, needs, io_depth)]
+        return max(bytes_of_each) <= AUTO_MEMORY_BYTES
 
     def memory_for(
         self,
@@ -170,6 +195,7 @@ class PlannedJob:
         extremes: Extremes[Any],
         place: Place,
         needs: NetworkNeeds,
+        io_depth: int = 1,
     ) -> MemoryProjection:
         """Project the memory of one worker process for another plan.
 
@@ -178,6 +204,7 @@ class PlannedJob:
             extremes: its largest chunks.
             place: where the workers run.
             needs: memory of the network.
+            io_depth: chunks per thread that are read ahead, and written behind.
         """
         config = self.config
         by_section = isinstance(self.settings.normalize, Sections)
@@ -205,8 +232,8 @@ class PlannedJob:
         )
         process = ProcessSettings(
             threads=place.threads_per_process,
-            look_ahead=LOOK_AHEAD,
-            trailing_writes=TRAILING_WRITES,
+            look_ahead=io_depth,
+            trailing_writes=io_depth,
             batch_size=needs.batch_size,
             working_set_bytes=needs.working_set_bytes,
             keeps_working_set=needs.keeps_working_set,

@@ -112,6 +112,11 @@ def prepare(
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
     launch_id = uuid.uuid4().hex[:12]
     chunks = None if sample is None else _sample(job, *sample)
+    inference = job.config.inference
+    needs = NetworkNeeds.of_engine(inference.engine, inference.batch_size, job.working_set_bytes)
+    planned = planned.with_strategy(inference.plan_strategy)
+    io_depth = planned.io_depth(place, needs)
+    _check_memory(planned, place, needs, io_depth)
     launch = Launch(
         job=job.model_dump_json(),
         state_url=state.url,
@@ -121,6 +126,7 @@ def prepare(
         threads_per_process=place.threads_per_process,
         contract_checked=place.is_this_machine,
         chunks_file=chunks_file if chunks is None else state.chunks_url(launch_id),
+        io_depth=io_depth,
     )
     with _state_errors():
         if overwrite:
@@ -193,6 +199,7 @@ def resolve(
         description = trial.predictor.description
         needs = replace(trial.needs, batch_size=definite.inference.batch_size)
         prediction_bound = prediction_bound or find_prediction_bound(planned, trial)
+        patch_seconds = trial.report.seconds / fitting
         warn_of_range(definite, trial.report.low, trial.report.high)
     else:
         engine = choose_engine_elsewhere(planned, model, earlier)
@@ -200,6 +207,7 @@ def resolve(
         description = describe_engine(model, definite.inference)
         needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
         prediction_bound = prediction_bound or prediction_bound_elsewhere(config)
+        patch_seconds = 0.0
     _check_memory(planned, place, needs)
     return ResolvedJob(
         config=definite,
@@ -218,13 +226,16 @@ def resolve(
         engine=description,
         prediction_bound=prediction_bound,
         working_set_bytes=needs.working_set_bytes,
+        patch_seconds=patch_seconds,
         versions=_library_versions() | _extension_versions(definite),
         numerics=NUMERICS,
     )
 
 
-def _check_memory(planned: PlannedJob, place: Place, needs: NetworkNeeds) -> None:
-    for memory in planned.all_memory(place, needs):
+def _check_memory(
+    planned: PlannedJob, place: Place, needs: NetworkNeeds, io_depth: int = 1
+) -> None:
+    for memory in planned.all_memory(place, needs, io_depth):
         check_memory(memory, place, planned.settings.device)
 
 

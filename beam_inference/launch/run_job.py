@@ -17,6 +17,7 @@ from beam_inference.beam.execution import ExecutionResult, execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
 from beam_inference.beam.stage_runner import StageRecords
+from beam_inference.beam.transforms import run_length
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -209,7 +210,7 @@ def run_job(
     execution = execute(
         options,
         lambda pipeline: job_pipeline.build(pipeline, launch, workers, scales),
-        len(index_ranges(work.count_of_job, workers)),
+        len(index_ranges(work.count_of_job, workers, run_length(launch, workers))),
         Progress(*phases),
         request_stop,
     )

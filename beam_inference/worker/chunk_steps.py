@@ -21,6 +21,7 @@ from beam_inference.worker.device_turns import ChunkOutput, DeviceTurns, ReadInp
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
 from beam_inference.worker.open_job import OpenJob
+from beam_inference.worker.read_infer_write import Pace
 
 MOST_STALLED_READS = 3
 """Reads that a process gives up, one after the other, before it is itself at fault."""
@@ -46,6 +47,7 @@ class ChunkSteps:
         journal: receipts, quarantine records and log lines.
         device: the network's turns.
         should_stop: whether the launch was asked to stop.
+        pace: how many chunks are read ahead, and written behind.
     """
 
     def __init__(self, opened: OpenJob, inference: ChunkInference) -> None:
@@ -54,6 +56,7 @@ class ChunkSteps:
         self.device = DeviceTurns(opened, inference, self.journal)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
         self._claim = Claim(opened.job, opened.state.url)
+        self.pace = Pace(opened.launch.io_depth)
         self._inference = inference
         self._stalled_reads = 0
 

@@ -43,6 +43,7 @@ class InferStage:
             self._write,
             steps.journal.quarantine,
             steps.should_stop,
+            steps.pace,
         )
 
     def _read(self, index: int) -> ReadInput:

@@ -97,6 +97,7 @@ class MergeStage:
             self._write,
             steps.journal.quarantine,
             steps.should_stop,
+            steps.pace,
         )
 
     def _read_first_receipts(self, indices: Sequence[int]) -> dict[int, Receipt]:

@@ -1,26 +1,73 @@
 """A run of chunks with look-ahead reads and trailing writes, over three callables.
 
-While the device computes chunk k, the input of chunk k + 1 is read and the result of chunk k - 1 is
-written.
+While the device computes a chunk, the inputs of the following ones are read and the results of
+earlier ones are written: as many as hide how long the store takes, and no more than memory allows.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Literal, ParamSpec, TypeVar
 
 from beam_inference.errors import ChunkFault
 
 Input = TypeVar("Input")
 Result = TypeVar("Result")
 Outcome = TypeVar("Outcome")
+Value = TypeVar("Value")
+Arguments = ParamSpec("Arguments")
 
-LOOK_AHEAD = 1
-"""Inputs read ahead of the one in use."""
-TRAILING_WRITES = 1
-"""Results being written while the next one is computed."""
+LARGEST_DEPTH = 8
+"""Most inputs that are read ahead, and results that are being written, if nothing else is said."""
+
+_REMEMBERED = 8
+"""Chunks over which times are averaged; the latest ones count most."""
+
+_RESERVE = 1.5
+"""Stores are not always as fast: so many times the mean is covered."""
+
+
+class Pace:
+    """How long the stages of chunks take, as all runs of a process measure it.
+
+    Args:
+        depth: most inputs that are read ahead, and most results that are being written.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._means: dict[str, float] = {}
+
+    def measured(
+        self,
+        stage: Literal["read", "infer", "write"],
+        action: Callable[Arguments, Value],
+        *arguments: Arguments.args,
+        **keywords: Arguments.kwargs,
+    ) -> Value:
+        """Do an action of a stage, and note how long it took."""
+        start = time.perf_counter()
+        value = action(*arguments, **keywords)
+        seconds = time.perf_counter() - start
+        mean = self._means.get(stage, seconds)
+        self._means[stage] = mean + (seconds - mean) / _REMEMBERED
+        return value
+
+    def needed(self, stage: Literal["read", "write"]) -> int:
+        """How many of a stage are to be under way, at least one.
+
+        As long as nothing was measured it is as many as are allowed: few chunks leave no time to
+        find out.
+        """
+        seconds = self._means.get(stage)
+        computing = self._means.get("infer")
+        if seconds is None or computing is None:
+            return self.depth
+        return max(1, min(self.depth, math.ceil(_RESERVE * seconds / max(computing, 1e-6))))
 
 
 def run_chunks(
@@ -30,57 +77,64 @@ def run_chunks(
     write: Callable[[int, Result], Outcome],
     quarantine: Callable[[int, ChunkFault], Outcome],
     should_stop: Callable[[], bool],
+    pace: Pace,
 ) -> Iterator[Outcome]:
     """Do chunks in order; yield each one's outcome once it is written or quarantined.
 
     Args:
         indices: the chunks.
-        read: reads a chunk's input, on a thread of its own.
+        read: reads a chunk's input, on threads of its own.
         infer: computes a chunk's result from its input, on the caller's thread.
-        write: writes a chunk's result, on a thread of its own.
+        write: writes a chunk's result, on threads of its own.
         quarantine: is given each :class:`ChunkFault`; the run then goes on.
         should_stop: no further chunk is started once this is true.
+        pace: says how many inputs are read ahead, and how many results are being written.
 
     Raises:
         Exception: any other error of a callable; it ends the run, but only after the writes under
             way are finished, so nothing is torn.
     """
-    with ThreadPoolExecutor(1, "read") as readers, ThreadPoolExecutor(1, "write") as writers:
+    with (
+        ThreadPoolExecutor(pace.depth, "read") as readers,
+        ThreadPoolExecutor(pace.depth, "write") as writers,
+    ):
         reads: deque[tuple[int, Future[Input]]] = deque()
         writes: deque[tuple[int, Future[Outcome]]] = deque()
         waiting = deque(indices)
-
-        def await_write() -> Outcome:
-            index, future = writes.popleft()
-            try:
-                return future.result()
-            except ChunkFault as fault:
-                return quarantine(index, fault)
-            finally:
-                # it holds the fault, whose traceback holds this frame, and the chunk's arrays
-                del future
-
         try:
             while waiting or reads:
                 if should_stop():
                     break
-                while waiting and len(reads) <= LOOK_AHEAD:
+                while waiting and len(reads) <= pace.needed("read"):
                     index = waiting.popleft()
-                    reads.append((index, readers.submit(read, index)))
+                    reads.append((index, readers.submit(pace.measured, "read", read, index)))
                 index, chunk_input = reads.popleft()
+                wait([chunk_input])  # so that this is not counted as computing
                 try:
-                    result = infer(index, chunk_input.result())
+                    result = pace.measured("infer", infer, index, chunk_input.result())
                 except ChunkFault as fault:
                     yield quarantine(index, fault)
                     continue
                 finally:
                     del chunk_input  # the array it holds is as large as the next one's
-                if len(writes) == TRAILING_WRITES:
-                    yield await_write()
-                writes.append((index, writers.submit(write, index, result)))
+                while len(writes) >= pace.needed("write"):
+                    yield _await_write(*writes.popleft(), quarantine)
+                writes.append((index, writers.submit(pace.measured, "write", write, index, result)))
                 del result
             while writes:
-                yield await_write()
+                yield _await_write(*writes.popleft(), quarantine)
         finally:
             for _, future in reads:
                 future.cancel()
+
+
+def _await_write(
+    index: int, future: Future[Outcome], quarantine: Callable[[int, ChunkFault], Outcome]
+) -> Outcome:
+    try:
+        return future.result()
+    except ChunkFault as fault:
+        return quarantine(index, fault)
+    finally:
+        # it holds the fault, whose traceback holds this frame, and the chunk's arrays
+        del future

@@ -61,6 +61,7 @@ class SumStage:
             lambda index, output: self._write(index, output, receivers[index]),
             self._leave,
             steps.should_stop,
+            steps.pace,
         )
 
     def _list_receivers(self, indices: Sequence[int]) -> dict[int, set[int]]:

@@ -1,4 +1,6 @@
 import re
+import threading
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -17,7 +19,7 @@ from beam_inference.job.records import (
 )
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import missing_runs
-from beam_inference.job.state import State
+from beam_inference.job.state import State, StopRequest
 from beam_inference.volumes.kvstores import open_kvstore
 
 
@@ -323,3 +325,35 @@ def test_what_launches_have_left(tmp_path):
     assert [note.summary and note.summary.done for note in notes] == [3, None, None]
     assert [note.stopped for note in notes] == [False, False, True]
     assert all(note.node and note.started <= datetime.now(UTC) for note in notes)
+
+
+def test_a_request_to_stop_is_looked_up_beside_the_work(tmp_path, monkeypatch):
+    """The first call waits for its answer, so that a stopped launch begins nothing."""
+    state = State(f"file://{tmp_path}")
+    state.request_stop("a")
+    assert StopRequest(state, "a")()
+    asked = threading.Event()
+    answered = threading.Event()
+    looks = []
+
+    def look(launch):
+        looks.append(launch)
+        if len(looks) > 1:
+            asked.set()
+            assert answered.wait(10)
+        return len(looks) > 1
+
+    monkeypatch.setattr(state, "has_stop_request", look)
+    request = StopRequest(state, "b")
+    assert not request()
+    assert not request(), "at most once a second"
+    assert looks == ["b"]
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2)
+    assert not request(), "the answer is not waited for"
+    assert asked.wait(10)
+    assert not request()
+    answered.set()
+    deadline = time.perf_counter() + 10
+    while not request():
+        assert time.perf_counter() < deadline
+    assert looks == ["b", "b"]

@@ -1,9 +1,13 @@
+import sys
 from dataclasses import fields
 
 import numpy as np
 import pytest
+from helpers import job_values, write_volume
 
+from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
+from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.memory import (
     HOLES,
     KEPT_BESIDE_HOLES,
@@ -18,7 +22,10 @@ from beam_inference.launch.memory import (
     ValueSizes,
     check_trial_memory,
 )
+from beam_inference.launch.planned_job import plan_job
+from beam_inference.launch.prepare import prepare
 from beam_inference.limits import CACHED_CUTOUTS, WRITTEN_BYTES, layers_at_once
+from beam_inference.worker.read_infer_write import LARGEST_DEPTH
 
 BASE = {
     "input": (20, 100, 100),
@@ -210,3 +217,20 @@ def test_a_patch_for_which_there_is_no_memory_now_is_refused():
     check_trial_memory(memory, None)
     with pytest.raises(ConfigError, match=r"\[10, 50, 50\] .* inference.patch_shape smaller"):
         check_trial_memory(memory, memory.patch_bytes - 1)
+
+
+def test_as_many_chunks_are_read_ahead_as_memory_allows(tmp_path, monkeypatch):
+    write_volume(tmp_path / "in", np.zeros((32, 64, 64), np.uint8))
+    values = job_values(tmp_path / "in", tmp_path / "out")
+    job = plan_job(parse_job(values, tmp_path))
+    assert job.io_depth(THIS_PROCESS) == LARGEST_DEPTH
+    deeper = [job.memory(THIS_PROCESS, io_depth=depth).host_bytes for depth in (1, 2, 3)]
+    assert deeper[0] < deeper[1] < deeper[2]
+    module = sys.modules[plan_job.__module__]
+    monkeypatch.setattr(module, "AUTO_MEMORY_BYTES", deeper[1])
+    assert job.io_depth(THIS_PROCESS) == 2
+    monkeypatch.setattr(module, "AUTO_MEMORY_BYTES", 0)
+    assert job.io_depth(THIS_PROCESS) == 1
+    stated = plan_job(parse_job(values | {"job": {"io_depth": 5}}, tmp_path))
+    assert stated.io_depth(THIS_PROCESS) == 5
+    assert prepare(parse_job(values | {"job": {"io_depth": 5}}, tmp_path)).io_depth == 5

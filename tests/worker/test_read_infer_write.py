@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from beam_inference.errors import ChunkFault, WorkerFault
-from beam_inference.worker.read_infer_write import LOOK_AHEAD, TRAILING_WRITES, run_chunks
+from beam_inference.worker.read_infer_write import Pace, run_chunks
 
 
 def never():
@@ -28,7 +28,13 @@ def test_results_come_in_order_once_written():
 
     outcomes = list(
         run_chunks(
-            [4, 2, 9, 1], lambda i: i * 10, lambda i, cutout: cutout + 1, write, no_fault, never
+            [4, 2, 9, 1],
+            lambda i: i * 10,
+            lambda i, cutout: cutout + 1,
+            write,
+            no_fault,
+            never,
+            Pace(1),
         )
     )
     assert outcomes == [(4, 41), (2, 21), (9, 91), (1, 11)]
@@ -58,10 +64,11 @@ def test_the_next_cutout_is_read_and_the_last_result_written_while_the_device_co
             assert proceed.wait(5)
         return index
 
-    assert list(run_chunks([0, 1, 2], read, infer, write, no_fault, never)) == [0, 1, 2]
+    assert list(run_chunks([0, 1, 2], read, infer, write, no_fault, never, Pace(1))) == [0, 1, 2]
 
 
-def test_reads_ahead_and_trailing_writes_are_bounded():
+@pytest.mark.parametrize("depth", [1, 3])
+def test_reads_ahead_and_trailing_writes_are_bounded(depth):
     alive = set()
     most = []
     lock = threading.Lock()
@@ -78,10 +85,67 @@ def test_reads_ahead_and_trailing_writes_are_bounded():
             alive.discard(index)
         return index
 
-    list(run_chunks(range(30), read, lambda i, cutout: cutout, write, no_fault, never))
-    # One cutout in use and LOOK_AHEAD read; one result new and TRAILING_WRITES being written, one
-    # more just ended.
-    assert max(most) <= 1 + LOOK_AHEAD + 1 + TRAILING_WRITES
+    pace = Pace(depth)
+    list(run_chunks(range(30), read, lambda i, cutout: cutout, write, no_fault, never, pace))
+    # One cutout in use and others read ahead; one result new and others being written, one more
+    # just ended.
+    assert depth < max(most) <= 1 + depth + 1 + depth
+
+
+def test_as_many_are_read_at_once_as_hide_how_long_a_read_takes():
+    """A read takes as long as six chunks are computed, and no chunk waits but the first."""
+    waits = []
+    under_way = []
+    lock = threading.Lock()
+
+    def read(index):
+        with lock:
+            under_way.append(index)
+        time.sleep(0.12)
+        return time.perf_counter()
+
+    def infer(index, arrived):
+        waits.append(arrived)
+        time.sleep(0.02)
+        return index
+
+    pace = Pace(16)
+    done = list(run_chunks(range(40), read, infer, lambda i, r: i, no_fault, never, pace))
+    assert done == list(range(40))
+    assert 6 <= pace.needed("read") <= 12
+    assert pace.needed("write") == 1
+
+
+def test_where_stores_are_fast_no_memory_is_taken_by_waiting_chunks():
+    pace = Pace(8)
+    assert (pace.needed("read"), pace.needed("write")) == (8, 8), "nothing is measured"
+    alive = []
+
+    def read(index):
+        alive.append(index)
+        return index
+
+    def infer(index, cutout):
+        time.sleep(0.01)
+        ahead.append(max(alive) - index)
+        return index
+
+    ahead = []
+    list(run_chunks(range(20), read, infer, lambda i, r: i, no_fault, never, pace))
+    assert ahead[-8:][0] <= 1 + 1
+    assert (pace.needed("read"), pace.needed("write")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "needed"), [(0.0, 1), (0.5, 1), (1.0, 2), (3.0, 5), (100.0, 8)]
+)
+def test_half_as_much_again_is_covered(seconds, needed, monkeypatch):
+    pace = Pace(8)
+    clock = iter([0.0, seconds, 0.0, 1.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    pace.measured("read", lambda: None)
+    pace.measured("infer", lambda: None)
+    assert pace.needed("read") == needed
 
 
 @pytest.mark.parametrize("stage", ["read", "infer", "write"])
@@ -92,7 +156,9 @@ def test_a_chunk_fault_is_quarantined_and_the_run_goes_on(stage):
         return index
 
     stages = {"read": lambda i: i, "infer": lambda i, c: c, "write": lambda i, r: i} | {stage: fail}
-    outcomes = list(run_chunks(range(7), *stages.values(), lambda i, f: f"{i}: {f}", never))
+    outcomes = list(
+        run_chunks(range(7), *stages.values(), lambda i, f: f"{i}: {f}", never, Pace(2))
+    )
     assert sorted(map(str, outcomes)) == ["0", "1: bad block", "2", "3", "4: bad block", "5", "6"]
 
 
@@ -109,10 +175,10 @@ def test_the_arrays_of_a_chunk_whose_write_fails_are_let_go_of():
 
     gc.disable()
     try:
-        assert list(run_chunks(range(2), lambda i: i, infer, write, lambda i, fault: i, never)) == [
-            0,
-            1,
-        ]
+        outcomes = run_chunks(
+            range(2), lambda i: i, infer, write, lambda i, fault: i, never, Pace(1)
+        )
+        assert list(outcomes) == [0, 1]
         assert [there() is None for there in made] == [True, True]
     finally:
         gc.enable()
@@ -134,7 +200,11 @@ def test_any_other_error_ends_the_run_after_the_writes_under_way(stage):
         return action
 
     with pytest.raises(WorkerFault, match="sick"):
-        list(run_chunks(range(6), step("read"), step("infer"), step("write"), no_fault, never))
+        list(
+            run_chunks(
+                range(6), step("read"), step("infer"), step("write"), no_fault, never, Pace(1)
+            )
+        )
     assert written[:2] == [0, 1]
     assert 2 not in written
 
@@ -148,5 +218,7 @@ def test_stopping_starts_no_further_chunk_and_finishes_writes():
             stop.set()
         return cutout
 
-    done = list(run_chunks(range(100), lambda i: i, infer, lambda i, r: i, no_fault, stop.is_set))
+    done = list(
+        run_chunks(range(100), lambda i: i, infer, lambda i, r: i, no_fault, stop.is_set, Pace(4))
+    )
     assert done == [0, 1, 2]

@@ -289,7 +289,7 @@ def test_a_lost_device_is_raised_at_once_and_nothing_is_quarantined(launch):
 
 
 def test_a_write_failure_is_never_the_chunks_fault(launch, monkeypatch):
-    worker = Worker(launch(job={"attempts": 2}))
+    worker = Worker(launch(job={"attempts": 2, "io_depth": 1}))
     monkeypatch.setattr(
         Volume, "write", fails_on({1}, 99, TransientWriteError("UNAVAILABLE"), Volume.write)
     )
