@@ -5,6 +5,7 @@ How a file becomes such a model is in :mod:`beam_inference.config.job_file`.
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -376,6 +377,12 @@ class JobConfig(Model):
     def network_interval(self) -> tuple[float, float] | None:
         """Lowest and highest value of the network, known after an activation; else None."""
         return None if self.model.activation == "none" else (0.0, 1.0)
+
+    @property
+    def largest_prediction(self) -> float:
+        """The largest magnitude that an activation allows; infinity without one."""
+        interval = self.network_interval
+        return math.inf if interval is None else max(map(abs, interval))
 
     @model_validator(mode="after")
     def _check(self) -> Self:

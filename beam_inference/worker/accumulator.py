@@ -38,6 +38,7 @@ class Accumulator:
         channels: output channels of the network.
         encoding: dtype and value range of the core.
         bound: the job's prediction bound, a power of two.
+        largest: the largest prediction that the network's activation allows; infinity without one.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class Accumulator:
         channels: int,
         encoding: Encoding,
         bound: float,
+        largest: float,
     ) -> None:
         self._depth, y, x = work.core_box.shape
         self._bound = bound
+        self._can_exceed = largest > largest_exact(bound)
         self._beyond_bound: Any = 0
         self._slices = slices
         self._device = device
@@ -92,10 +95,11 @@ class Accumulator:
         self._device.multiply(prediction.swapaxes(0, 1)[region], weights, weighted)
         sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
         self._device.add_rounded(sums, weighted, step_of(self._bound))
-        # A comparison with NaN is false: NaN is noticed where rows leave the slab. On a GPU the
-        # count stays there, so that nobody waits for it.
-        largest = self._device.largest_magnitude(prediction)
-        self._beyond_bound = self._beyond_bound + (largest > largest_exact(self._bound))
+        if self._can_exceed:
+            # A comparison with NaN is false: NaN is noticed where rows leave the slab. On a GPU the
+            # count stays there, so that nobody waits for it.
+            largest = self._device.largest_magnitude(prediction)
+            self._beyond_bound = self._beyond_bound + (largest > largest_exact(self._bound))
 
     def count_beyond_bound(self) -> int:
         """Count the patches so far whose predictions were too large: their sums may be rounded.

@@ -20,6 +20,7 @@ nothing is moved.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -82,6 +83,7 @@ class ChunkInference:
         channels: output channels of the network.
         batch_size: patches per network call.
         bound: the prediction bound, a power of two.
+        largest: the largest prediction that the network's activation allows; infinity without one.
         uniform_answers: number of uniform values whose predictions are kept.
 
     Attributes:
@@ -98,6 +100,7 @@ class ChunkInference:
         batch_size: int,
         bound: float,
         *,
+        largest: float = math.inf,
         uniform_answers: int = UNIFORM_ANSWERS,
     ) -> None:
         self.batch_size = batch_size
@@ -106,6 +109,7 @@ class ChunkInference:
         self._normalize = normalize
         self._channels = channels
         self._bound = bound
+        self._largest = largest
         self._uniform_answers = uniform_answers
 
     def start_upload(self, array: AnyArray, box: BoundingBox) -> ChunkInput:
@@ -146,6 +150,7 @@ class ChunkInference:
                     self._channels,
                     encoding,
                     self._bound,
+                    self._largest,
                 )
             waiting = deque(product(*work.patches))
             while waiting:

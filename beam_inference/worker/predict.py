@@ -140,7 +140,14 @@ def predict(
         patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
         largest = largest_prediction(predictor, patches, normalization, batch_size)
         bound = bound_after_trial(largest)
-    inference = ChunkInference(predictor, normalization, output_channels, batch_size, bound)
+    inference = ChunkInference(
+        predictor,
+        normalization,
+        output_channels,
+        batch_size,
+        bound,
+        largest=config.largest_prediction,
+    )
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core
 

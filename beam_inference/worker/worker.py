@@ -27,6 +27,7 @@ def make_chunk_inference(opened: OpenJob) -> ChunkInference:
         opened.job.config.model.output_channels,
         opened.batch_size,
         bound,
+        largest=opened.job.config.largest_prediction,
     )
 
 
