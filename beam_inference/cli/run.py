@@ -160,10 +160,11 @@ def drop_empty_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> l
 def run(options: RunOptions) -> int:
     """Run a job, or the part of it that is missing, and print the outcome."""
     from beam_inference.cli.status_text import as_json, outcome_values, print_outcome
-    from beam_inference.launch.run_job import run_job
 
     _check_job_comes_first(options)
     config = options.load()
+    from beam_inference.launch.run_job import run_job  # slow: a mistake in the job is told before
+
     flags = _flags_with_gpus(options)
     check_device(config.inference.device, options.gpus, flags)
     # with --json, standard output is for the object alone: a network may print, too

@@ -10,13 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 
 from beam_inference.beam.flags import beam_options, place_of
-from beam_inference.beam.stage_runner import (
-    StageRecords,
-    begun_names,
-    check_place,
-    run_stages,
-    stage_job,
-)
+from beam_inference.beam.stage_runner import check_place, run_stages
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import (
     OutputSpec,
@@ -40,6 +34,7 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
 from beam_inference.job.replacement import Replacement, plan_replacement
+from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
 from beam_inference.pyramid.pyramid import begun_folders
 from beam_inference.volumes.kvstores import is_within, place_of_url, url_of
 from beam_inference.volumes.outputs import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from beam_inference.beam.stages import DoChunk
 from beam_inference.config.formats import OutputSpec
 from beam_inference.conversion.copying import (
     WINDOW_BYTES,
@@ -18,6 +17,7 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.job.stage_job import DoChunk
 from beam_inference.volumes.outputs import open_output
 
 _CUBE_EDGE = 64

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 import os
+import runpy
+import sys
 import tempfile
+from pathlib import Path
 
 _CLAIMS: list[int] = []
 
@@ -33,7 +38,9 @@ def claim_cuda_device(count: int) -> int:
 
 
 def has_cuda() -> bool:
-    """Whether PyTorch is there and sees a CUDA device."""
+    """Whether PyTorch is there and sees a CUDA device; it is not imported where it cannot."""
+    if "torch" not in sys.modules and not may_have_cuda():
+        return False
     try:
         import torch
     except ImportError:
@@ -41,12 +48,37 @@ def has_cuda() -> bool:
     return torch.cuda.is_available()
 
 
+def may_have_cuda() -> bool:
+    """Whether PyTorch may see a CUDA device, as far as that is known before it is imported.
+
+    A PyTorch that was built without CUDA and ROCm sees none, nor one for CUDA without its driver.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        built_for = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    except Exception:  # a PyTorch that lies there otherwise
+        return True
+    if not {"cuda", "hip"} <= built_for.keys() or built_for["hip"] is not None:
+        return True
+    return built_for["cuda"] is not None and _has_cuda_driver()
+
+
+def _has_cuda_driver() -> bool:
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def device_memory() -> int | None:
     """Bytes of memory of the CUDA device, or None where there is none."""
-    try:
-        import torch
-    except ImportError:
+    if not has_cuda():
         return None
-    return (
-        int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else None
-    )
+    import torch
+
+    return int(torch.cuda.get_device_properties(0).total_memory)

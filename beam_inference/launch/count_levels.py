@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from beam_inference.beam.stage_runner import (
-    StageOutcome,
-    StageRecords,
-    check_place,
-    run_stages,
-    stage_job,
-)
+from beam_inference.beam.stage_runner import StageOutcome, check_place, run_stages
 from beam_inference.config.storage import Storage
+from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.operators.level_counts import describe_input, plan_level_stages
 from beam_inference.volumes.drafts import sweep_drafts_of_file
 from beam_inference.volumes.kvstores import (

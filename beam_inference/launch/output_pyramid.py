@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from beam_inference.beam.stage_runner import StageRecords, stage_job
 from beam_inference.config.job import JobConfig
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError
@@ -21,6 +20,7 @@ from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
+from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.launch.cost import Totals
 from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.pyramid.multiscale import multiscale_volume

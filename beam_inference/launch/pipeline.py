@@ -7,12 +7,13 @@ from collections.abc import Iterable
 
 import apache_beam as beam
 
-from beam_inference.beam.stage_runner import StageRecords
-from beam_inference.beam.stages import DoStages, StageJob
+from beam_inference.beam.stages import DoStages
 from beam_inference.beam.transforms import InferVolume
 from beam_inference.errors import WorkerFault
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.records import LaunchSummary
+from beam_inference.job.stage_job import StageJob
+from beam_inference.job.stage_records import StageRecords
 from beam_inference.pyramid.pyramid import list_complete_scales, remove_scales
 
 

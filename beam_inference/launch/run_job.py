@@ -16,7 +16,6 @@ from apache_beam.options.pipeline_options import GoogleCloudOptions
 from beam_inference.beam.execution import ExecutionResult, execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.beam.stage_runner import StageRecords
 from beam_inference.beam.transforms import run_length
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import (
@@ -32,6 +31,7 @@ from beam_inference.job.messages import Launch
 from beam_inference.job.records import LaunchSummary, QuarantineRecord
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import chunks_of_file
+from beam_inference.job.stage_records import StageRecords
 from beam_inference.job.state import State
 from beam_inference.launch import pipeline as job_pipeline
 from beam_inference.launch.checks import check_paths

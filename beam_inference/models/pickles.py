@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from beam_inference.errors import ModelContractError
 
 ALLOW_HINT = "If you trust it, pass --allow_pickle."
@@ -18,6 +16,8 @@ def unpickle(path: Path) -> Any:
     Raises:
         ModelContractError: it cannot be loaded.
     """
+    import torch
+
     try:
         return torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:

@@ -1,16 +1,21 @@
-"""Files with the suffixes .pt, .ts and .pth: TorchScript, or a network pickled whole."""
+"""Files with the suffixes .pt, .ts and .pth: TorchScript, or a network pickled whole.
+
+PyTorch is imported with the first file, not with this module: a plan asks which kinds there are.
+"""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.loading import ModelLoader
 from beam_inference.models.pickles import first_line, unpickle
+
+if TYPE_CHECKING:
+    import torch
 
 
 def load_file(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
@@ -28,6 +33,8 @@ def load_file(path: Path, *, allow_pickle: bool) -> torch.nn.Module:
             "this file as model.weights. If it is a whole pickled network that you trust, pass "
             "--allow_pickle."
         )
+    import torch
+
     module = unpickle(path)
     if not isinstance(module, torch.nn.Module):
         raise ModelContractError(
@@ -48,6 +55,8 @@ def _is_torchscript(path: Path) -> bool:
 
 
 def _load_torchscript(path: Path) -> torch.nn.Module:
+    import torch
+
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(

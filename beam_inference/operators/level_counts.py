@@ -95,7 +95,7 @@ class CountValues:
         return open_volume(self.path, scale=self.scale, channel=channel, storage=self.storage)
 
     def make_worker(self) -> Callable[[int], None]:
-        """See :class:`beam_inference.beam.stages.ChunkStage`."""
+        """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         volume = self.volume()
         store = open_kvstore(self.counts_url, self.storage)
 
@@ -128,7 +128,7 @@ class SumCounts:
     count: int = 1
 
     def make_worker(self) -> Callable[[int], None]:
-        """See :class:`beam_inference.beam.stages.ChunkStage`."""
+        """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         counting = self.counting
         volume = counting.volume()
         store = open_kvstore(counting.counts_url, counting.storage)

@@ -9,11 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from beam_inference.beam.stage_runner import StageOutcome, StageRecords, run_stages, stage_job
-from beam_inference.beam.stages import DoChunk, StageJob
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import VolumeSource
@@ -21,6 +20,8 @@ from beam_inference.errors import ConfigError, UserError, VolumeError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.stage_job import DoChunk, StageJob
+from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.pyramid.downsampling import Method, downsample
 from beam_inference.pyramid.multiscale import MultiscaleVolume, multiscale_volume
 from beam_inference.pyramid.scale_geometry import (
@@ -38,6 +39,9 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
+if TYPE_CHECKING:
+    from beam_inference.beam.stage_runner import StageOutcome
+
 CHUNK_BYTES = 2**26
 """Bytes that a chunk reads, at most, where its blocks allow: 64 MiB."""
 PART_BYTES = 2**24
@@ -54,7 +58,7 @@ class NoScaleNeeded(ConfigError):
 
 @dataclass(frozen=True)
 class MakeScale:
-    """The stage that makes one scale; see :class:`~beam_inference.beam.stages.ChunkStage`.
+    """The stage that makes one scale; see :class:`~beam_inference.job.stage_job.ChunkStage`.
 
     Attributes:
         volume: the volume that gets the scale.
@@ -316,6 +320,8 @@ def run_pyramid(
         VolumeError: the volume has such a scale, which was not made by this pyramid.
         StateError: another pyramid was begun there.
     """
+    from beam_inference.beam.stage_runner import run_stages  # slow to import
+
     job = pyramid.job()
     records = StageRecords(job)
     if overwrite:

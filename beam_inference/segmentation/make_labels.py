@@ -5,19 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from beam_inference.beam.stage_runner import (
-    StageOutcome,
-    StageRecords,
-    begun_names,
-    run_stages,
-    stage_job,
-)
-from beam_inference.beam.stages import StageJob
+from beam_inference.beam.stage_runner import StageOutcome, run_stages
 from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.replacement import Replacement, plan_replacement
+from beam_inference.job.stage_job import StageJob
+from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
 from beam_inference.pyramid.multiscale import multiscale_volume
 from beam_inference.pyramid.pyramid import (
     NoScaleNeeded,

@@ -8,9 +8,10 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 
-from beam_inference.beam.stage_runner import StageRecords, run_stages, stage_job
+from beam_inference.beam.stage_runner import run_stages
 from beam_inference.beam.stages import DoStages, StageWorker
 from beam_inference.errors import PermanentReadError, StateError, TransientReadError, WorkerFault
+from beam_inference.job.stage_records import StageRecords, stage_job
 from beam_inference.volumes.kvstores import LOCAL
 
 

@@ -420,8 +420,8 @@ class _Copy:
 
 def _parse_stage_records(content: bytes, folder: Path) -> object:
     """A description, a record that a chunk is done, and one of its failure, on lines apart."""
-    from beam_inference.beam.stage_runner import StageRecords
-    from beam_inference.beam.stages import StageJob
+    from beam_inference.job.stage_job import StageJob
+    from beam_inference.job.stage_records import StageRecords
     from beam_inference.volumes.kvstores import LOCAL
 
     job = StageJob("convert", {"a": 1}, f"file://{folder}", LOCAL, (_Copy(),), "one")
@@ -446,7 +446,7 @@ def _parse_stage_records(content: bytes, folder: Path) -> object:
 
 
 def _stage_records() -> list[bytes]:
-    from beam_inference.beam.stages import StageJob
+    from beam_inference.job.stage_job import StageJob
     from beam_inference.volumes.kvstores import LOCAL
 
     job = StageJob("convert", {"a": 1}, "file:///", LOCAL, (_Copy(),), "one")

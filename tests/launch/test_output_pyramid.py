@@ -15,10 +15,10 @@ from apache_beam.runners.direct.direct_runner import BundleBasedDirectRunner
 from helpers import job_values, toy, truncated, write_job, write_volume
 from oracles.downsampling import level_above
 
-from beam_inference.beam.stage_runner import StageRecords
 from beam_inference.cli.main import main
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import THIS_PROCESS
+from beam_inference.job.stage_records import StageRecords
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.output_pyramid import (
     begin_scales,

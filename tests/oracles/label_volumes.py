@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from beam_inference.beam.stages import ChunkStage
 from beam_inference.config.formats import OutputSpec
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
+from beam_inference.job.stage_job import ChunkStage
 from beam_inference.segmentation.layout import Layout
 from beam_inference.segmentation.plans import LabelPlan
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
