@@ -37,6 +37,11 @@ an overlap of a quarter, uint8 in and out, three channels.
 
 {idle}
 
+The share of the time from the first call of the network to the last in which nothing is computed,
+with a network that sleeps and a store that answers late (`python -m benchmarks.latency`):
+
+{latencies}
+
 A null network, patches of 16×64×64, 16×32×32 and 16×16×16. The memory beside each chunk's arrays
 counts most where the arrays are small:
 
@@ -108,6 +113,7 @@ def page() -> str:
         processes=_ratio(job["two processes / one"]),
         threads=_ratio(job["two processes / one"]["one of two threads"]),
         idle=_idle(job, "a U-Net of widths 4 and 8"),
+        latencies=_latencies(),
         gpu=_gpu(),
         memory=_megabytes(growths[0]),
         small_memory=_megabytes(growths[1]),
@@ -255,6 +261,23 @@ def _idle(job: dict[str, Any], network: str) -> str:
         f"with {seconds['infer']:.2f} s of computing,\n{seconds['read']:.2f} s of reading and "
         f"{seconds['write']:.2f} s of writing."
     )
+
+
+def _latencies() -> str:
+    """Idle shares of a network that sleeps, by what the store and the network take."""
+    rows = json.loads((RESULTS / "latency.json").read_text())["rows"]
+    computing = sorted({(row["computing"], row["chunks"]) for row in rows})
+    head = " | ".join(f"{chunks} chunks of {seconds:g} s" for seconds, chunks in computing)
+    lines = [f"| a request takes | {head} |", "|---" * (1 + len(computing)) + "|"]
+    for latency in sorted({row["latency"] for row in rows}):
+        of_latency = {
+            (row["computing"], row["chunks"]): row["idle share"]
+            for row in rows
+            if row["latency"] == latency
+        }
+        cells = " | ".join(f"{of_latency[each]:.1%}" for each in computing)
+        lines.append(f"| {latency:g} s | {cells} |")
+    return "\n".join(lines)
 
 
 def _gpu_results() -> dict[str, Any]:

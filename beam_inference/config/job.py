@@ -317,7 +317,7 @@ class Job(Model):
         None,
         description=(
             "chunks per thread that are read ahead, and written behind, at most. Default: as many "
-            "as hide how long the stores take, up to 8, as far as memory allows"
+            "as hide how long the stores take, up to 16, as far as memory allows"
         ),
     )
     timeouts: Timeouts = Field(Timeouts(), description="what a single step may take")

@@ -21,7 +21,7 @@ Outcome = TypeVar("Outcome")
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
 
-LARGEST_DEPTH = 8
+LARGEST_DEPTH = 16
 """Most inputs that are read ahead, and results that are being written, if nothing else is said."""
 
 _REMEMBERED = 8
