@@ -34,9 +34,10 @@ _DECODINGS = 8
 
 _HIDDEN = "…"
 
-# A secret may hold a slash or an @. A number after the colon is a port, and no password.
-# Lengths are bounded, so that no text takes long.
-_USER = re.compile(r"(?<=://)(?:[^/]{0,2000}:(?!\d+(?:/|$))[^@]{0,4000}@|[^/]{0,4000}@)")
+# A secret may hold a slash or an @, so it ends at the last @ of its word, not at the first. A
+# number after the colon is a port, and no password. Lengths are bounded, so that no text takes
+# long.
+_USER = re.compile(r"(?<=://)(?:[^/]{0,2000}:(?!\d+(?:/|$)).{0,4000}@|[^/]{0,4000}@)", re.DOTALL)
 _PARAMETER = re.compile(
     r"([?&#;][^=&]{0,200}"
     r"(?:signature|token|credential|secret|password|passwd|pwd|key|sig|auth|jwt|code)"
@@ -44,7 +45,8 @@ _PARAMETER = re.compile(
     re.IGNORECASE,
 )
 _ASSIGNMENT = re.compile(
-    r"((?:passw(?:or)?d|secret|token|credential|(?:api|access)_?key)\w*=).+", re.IGNORECASE
+    r"((?:passw(?:or)?d|secret|token|credential|(?:api|access)_?key)\w*=).+",
+    re.IGNORECASE | re.DOTALL,
 )
 _AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _SECRET_NAME = re.compile("headers|secret|token|passw|access_key", re.IGNORECASE)
@@ -68,10 +70,10 @@ def is_secret_name(name: str) -> bool:
 
 def remove_credentials(text: str) -> str:
     """The text with an ellipsis in place of each credential, those in its URLs above all."""
-    text = _AUTHORIZATION.sub(rf"\1 {_HIDDEN}", text)
     if "@" in text or "=" in text or "%" in text:
         text = re.sub(r"\S+", lambda match: _clean_word(match[0]), text)
-    return text
+    # last, because a word that was percent-decoded may name a scheme
+    return _AUTHORIZATION.sub(rf"\1 {_HIDDEN}", text)
 
 
 def escape_controls(text: str) -> str:
@@ -84,7 +86,8 @@ def clean_text(text: str) -> str:
     if len(text) > _LONGEST_TEXT:
         # without its last word: half of a URL does not show that it holds a password
         text = text[:_LONGEST_TEXT].rpartition(" ")[0] + f" {_HIDDEN}"
-    return escape_controls(remove_credentials(text))
+    # before, because some end a word, and a secret with them; after, because some were encoded
+    return escape_controls(remove_credentials(escape_controls(text)))
 
 
 def describe_error(error: BaseException, *, with_type: bool = True) -> str:

@@ -29,6 +29,11 @@ SECRETS = [
     "https://host/em%253Ftoken%253Dplanted",
     "https://host/em%25253Ftoken%25253Dplanted",
     "https://user%20name:planted@host/em",
+    "https://user:p@x@planted@host/em",
+    "https://user:p%40x%40planted%40host/em",
+    "https://user:p@x/planted@host/em",
+    "https://user:x\u2028planted@host/em",
+    "https://host/em?token=x\x85planted",
 ]
 PLAIN = [
     "http://localhost:8080/a@b",
@@ -60,6 +65,9 @@ def test_credentials_are_found_and_removed_wherever_they_stand(text):
         "AWS_SECRET_ACCESS_KEY=planted",
         "--set=storage.s3.secret_key=planted",
         "access_key=planted",
+        "passw%6Frd=x%0Aplanted",
+        "password=x\x85planted",
+        "https://u:p%40bearer planted-abc",
     ],
 )
 def test_credentials_outside_of_urls_are_removed(text):
