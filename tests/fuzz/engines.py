@@ -103,9 +103,10 @@ def try_with_hypothesis(parser: Parser, attempts: Attempts, seconds: float, seed
     from fuzz.mutations import hostile_contents
 
     seeds = parser.seeds()
-    deadline = time.monotonic() + seconds
     for content in seeds:
         attempts(content)
+    # only now: the first content waits for what is imported where it is used
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
 
         @with_seed(seed)
