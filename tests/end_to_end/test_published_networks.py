@@ -75,6 +75,7 @@ def test_the_cleft_network_reproduces_its_stored_results(shared_data, tmp_path, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # two jobs, each of which passes the whole sample seven times
 def test_the_second_samples_running_result_was_stored_after_the_statistics_had_moved(
     shared_data, tmp_path, monkeypatch
 ):
@@ -109,6 +110,7 @@ def test_the_second_samples_running_result_was_stored_after_the_statistics_had_m
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_the_clefts_are_found_only_with_batch_statistics(shared_data, tmp_path):
     """What the job must state, because it decides whether synapses are found at all."""
     folder = shared_data / "seunglab_synapse"

@@ -261,7 +261,7 @@ def test_with_a_quarantined_chunk_there_is_none_and_resuming_makes_it(job, tmp_p
         assert not list((tmp_path / "out" / "_beam_inference" / "pyramid").rglob("done"))
     file = tmp_path / "out" / "_beam_inference" / "quarantine.jsonl"
     assert main(["run", path, "--chunks", str(file)]) == 0
-    assert "pyramid: complete, 2 levels" in capsys.readouterr().out
+    assert "pyramid: complete, 2 scales by mean" in capsys.readouterr().out
     assert_levels_are_of_the_base(tmp_path / "out", 2)
 
 
@@ -409,7 +409,7 @@ def test_the_graph_does_not_grow_with_the_chunks(job):
 IN_SMALL_CHUNKS = """
 import sys
 from functools import partial
-from beam_inference import output_pyramid
+from beam_inference.launch import output_pyramid
 output_pyramid.plan_pyramid = partial(output_pyramid.plan_pyramid, chunk_bytes=1)
 from beam_inference.cli.main import main
 sys.exit(main(sys.argv[1:]))
