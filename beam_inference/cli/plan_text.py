@@ -96,11 +96,14 @@ def _geometry_rows(job: PlannedJob) -> Iterator[Row]:
     )
     terms = lattice.most_patches
     bound = job.config.model.stated_bound
-    of_bound = "of the largest value, which the first launch finds" if bound is None else ""
+    if bound is None:  # a trial will find a power of two, up to twice the largest value
+        rounding = f"{largest_rounding(2.0, terms):.1e} of the largest value"
+    else:
+        rounding = f"{largest_rounding(bound, terms):.1e}"
     yield (
         "sums",
-        f"rounded by at most {largest_rounding(bound or 1.0, terms):.1e} {of_bound}".rstrip()
-        + f", where {terms} patches overlap; the same bits by every strategy",
+        f"of at most {terms} patches a voxel, off by {rounding} at most; the same bits however the "
+        "job is cut",
     )
 
 
