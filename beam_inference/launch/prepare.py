@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 import platform
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 
-from beam_inference.config.definite import DefiniteConfig, make_definite
+from beam_inference.config.definite import DefiniteConfig, EngineSettings, make_definite
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.job import JobConfig
 from beam_inference.config.plugins import list_versions
-from beam_inference.engines.choice import describe_engine
+from beam_inference.engines import identity
+from beam_inference.engines.choice import describe_engine, engine_description
 from beam_inference.environment import available_memory
 from beam_inference.errors import ConfigError, ModelContractError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
@@ -30,7 +31,9 @@ from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.decide import (
+    batch_size_request,
     decide_prediction_bound,
+    engine_request,
     prediction_bound_elsewhere,
     warn_of_smaller_batch,
 )
@@ -99,9 +102,7 @@ def prepare(
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    job = resolve(planned, place, earlier, allow_pickle=allow_pickle)
-    if earlier is not None:
-        check_same(earlier, job, state.url)
+    job = _resolve_what_is_left(planned, place, earlier, state, allow_pickle=allow_pickle)
     owner = owner_of(job, state.url)
     if not overwrite:
         with _state_errors():
@@ -209,10 +210,107 @@ def resolve(
         prediction_bound = prediction_bound or prediction_bound_elsewhere(config)
         patch_seconds = 0.0
     _check_memory(planned, place, needs)
+    return _record(
+        planned,
+        _ResolvedNetwork(
+            config=definite,
+            sha256=sha256,
+            engine=description,
+            prediction_bound=prediction_bound,
+            working_set_bytes=needs.working_set_bytes,
+            patch_seconds=patch_seconds,
+            requested_batch_size=requested_batch_size,
+        ),
+    )
+
+
+def _resolve_what_is_left(
+    planned: PlannedJob,
+    place: Place,
+    earlier: ResolvedJob | None,
+    state: State,
+    *,
+    allow_pickle: bool,
+) -> ResolvedJob:
+    """Resolve a job, with its network only if there are chunks left to do.
+
+    Raises:
+        StateError: it was launched before, and is another job by now.
+    """
+    if earlier is None:
+        return resolve(planned, place, allow_pickle=allow_pickle)
+    if _is_done(state, earlier):
+        job = resolve_without_network(planned, earlier)
+    else:
+        job = resolve(planned, place, earlier, allow_pickle=allow_pickle)
+    check_same(earlier, job, state.url)
+    return job
+
+
+def _is_done(state: State, job: ResolvedJob) -> bool:
+    """Whether every chunk of a job has a receipt that can be believed."""
+    count = job.plan.chunks.count
+    receipts = state.of(job)
+    with _state_errors():
+        return receipts.count_receipts(0, count) == count == receipts.tally_receipts(count).chunks
+
+
+def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> ResolvedJob:
+    """Resolve a job whose chunks are all done: its network is hashed, but neither loaded nor tried.
+
+    What only the network tells is taken as its first launch recorded it.
+
+    Args:
+        planned: the job without its network.
+        earlier: the job as its first launch resolved it.
+
+    Raises:
+        UserError: the network's files are gone, or its engine is.
+    """
+    config = planned.config
+    name, memory_format = engine_request(config, earlier)
+    batch_size = batch_size_request(config, earlier)
+    if batch_size == "auto":
+        batch_size = earlier.config.inference.batch_size
+    settings = EngineSettings(name, memory_format, batch_size)
+    definite = make_definite(config, planned.settings, settings)
+    model = local_model(config.model, config.storage)
+    engine = dict(identity.DESCRIPTION)
+    if model.path != "identity":
+        engine = engine_description(model, definite.inference)
+    if "parameters" in earlier.engine:  # a hash that takes the network itself
+        engine["parameters"] = earlier.engine["parameters"]
+    return _record(
+        planned,
+        _ResolvedNetwork(
+            config=definite,
+            sha256=model_sha256(model),
+            engine=engine,
+            prediction_bound=decide_prediction_bound(config, earlier),
+            working_set_bytes=earlier.working_set_bytes,
+            patch_seconds=earlier.patch_seconds,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _ResolvedNetwork:
+    """What a job records of its network; see :class:`ResolvedJob`."""
+
+    config: DefiniteConfig
+    sha256: str
+    engine: Mapping[str, str]
+    prediction_bound: float | None
+    working_set_bytes: int
+    patch_seconds: float
+    requested_batch_size: int | None = None
+
+
+def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
     return ResolvedJob(
-        config=definite,
-        requested_normalize=levels_request(config),
-        requested_batch_size=requested_batch_size,
+        config=network.config,
+        requested_normalize=levels_request(planned.config),
+        requested_batch_size=network.requested_batch_size,
         input_bounds=planned.input.bounds,
         input_channels=planned.input.channels,
         input_dtype=planned.input.dtype.name,
@@ -221,13 +319,13 @@ def resolve(
         roi=planned.roi,
         output_bounds=planned.output.bounds,
         voxel_size_nm=planned.output.voxel_size_nm,
-        model_sha256=sha256,
+        model_sha256=network.sha256,
         operator_sha256=dict(planned.operator_sha256),
-        engine=description,
-        prediction_bound=prediction_bound,
-        working_set_bytes=needs.working_set_bytes,
-        patch_seconds=patch_seconds,
-        versions=_library_versions() | _extension_versions(definite),
+        engine=dict(network.engine),
+        prediction_bound=network.prediction_bound,
+        working_set_bytes=network.working_set_bytes,
+        patch_seconds=network.patch_seconds,
+        versions=_library_versions() | _extension_versions(network.config),
         numerics=NUMERICS,
     )
 

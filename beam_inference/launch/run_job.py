@@ -1,7 +1,8 @@
 """Run a job from its job file to an exit code.
 
 The outcome of a job is judged from its receipts and quarantine records, never from what a runner
-reports.
+reports. Beam is imported for a pipeline, and to check flags of Beam: where nothing is left to do
+and no such flag was given, neither Beam nor PyTorch is.
 """
 
 from __future__ import annotations
@@ -10,13 +11,9 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from apache_beam.options.pipeline_options import GoogleCloudOptions
-
-from beam_inference.beam.execution import ExecutionResult, execute, explain
-from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
-from beam_inference.beam.transforms import run_length
 from beam_inference.config.job import JobConfig
 from beam_inference.errors import (
     COMPLETE,
@@ -28,12 +25,12 @@ from beam_inference.errors import (
 from beam_inference.geometry.partition import index_ranges
 from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.messages import Launch
-from beam_inference.job.records import LaunchSummary, QuarantineRecord
+from beam_inference.job.place import THIS_PROCESS
+from beam_inference.job.records import LaunchSummary, QuarantineRecord, ReceiptTally
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.stage_records import StageRecords
 from beam_inference.job.state import State
-from beam_inference.launch import pipeline as job_pipeline
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.output_pyramid import (
     PyramidStatus,
@@ -44,6 +41,11 @@ from beam_inference.launch.output_pyramid import (
 from beam_inference.launch.prepare import prepare
 from beam_inference.pyramid.pyramid import Pyramid
 from beam_inference.worker.seam_files import SeamFiles
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    from beam_inference.beam.execution import ExecutionResult
 
 logger = logging.getLogger(__name__)
 
@@ -170,12 +172,20 @@ def run_job(
     Raises:
         UserError: something is wrong with the job; nothing was created.
     """
-    options = beam_options(flags)
-    place = place_of(options)
-    # Paths come first, before anything asks services for their buckets.
-    check_paths(config, place, chunks_file)
-    check_options(options)
-    workers = workers_of(options)
+    options: PipelineOptions | None = None
+    place = THIS_PROCESS
+    workers = place.processes_per_host * place.threads_per_process
+    if flags:
+        from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
+
+        options = beam_options(flags)
+        place = place_of(options)
+        # Paths come first, before anything asks services for their buckets.
+        check_paths(config, place, chunks_file)
+        check_options(options)
+        workers = workers_of(options)
+    else:
+        check_paths(config, place, chunks_file)
     check_scales(config, overwrite=overwrite)
     launch = prepare(
         config,
@@ -188,6 +198,44 @@ def run_job(
     )
     work = ChunksToDo.of(launch)
     pyramid = begin_scales(launch, overwrite=overwrite)
+    # A pipeline that is staged for another to run is staged in any case.
+    is_staged = options is not None and _template_of(options) is not None
+    outcome = None if is_staged else _judge_finished(work, pyramid)
+    return outcome or _execute(work, pyramid, options, workers)
+
+
+def _judge_finished(work: ChunksToDo, pyramid: Pyramid | None) -> JobOutcome | None:
+    """Judge a launch that has nothing to do, pyramid included; None if there is something."""
+    start = time.monotonic()
+    count = work.count_of_job
+    if work.list_done_of_job() < count:
+        return None
+    if pyramid is not None and not pyramid_status(pyramid).complete:
+        return None
+    tally = work.state.tally_receipts(count)
+    if tally.chunks < count:
+        return None
+    summary = LaunchSummary(done=0, skipped=work.count, quarantined=0)
+    work.state.write_summary(work.launch.id, summary)
+    return _judge(work, pyramid, tally, time.monotonic() - start)
+
+
+def _template_of(options: PipelineOptions) -> str | None:
+    from apache_beam.options.pipeline_options import GoogleCloudOptions
+
+    return options.view_as(GoogleCloudOptions).template_location or None
+
+
+def _execute(
+    work: ChunksToDo, pyramid: Pyramid | None, options: PipelineOptions | None, workers: int
+) -> JobOutcome:
+    """Run a launch's pipeline to its end, and judge it."""
+    from beam_inference.beam.execution import execute
+    from beam_inference.beam.flags import beam_options
+    from beam_inference.beam.transforms import run_length
+    from beam_inference.launch import pipeline as job_pipeline
+
+    launch = work.launch
     scales = None if pyramid is None else replace(pyramid.job(), launch=launch.id)
     start = time.monotonic()
     phases = list_phases(work)
@@ -207,6 +255,7 @@ def run_job(
             # Its state lies beside the output, where the job's own may not be.
             scales.state().request_stop(launch.id)
 
+    options = beam_options(()) if options is None else options
     execution = execute(
         options,
         lambda pipeline: job_pipeline.build(pipeline, launch, workers, scales),
@@ -214,8 +263,9 @@ def run_job(
         Progress(*phases),
         request_stop,
     )
-    outcome = _judge(work, pyramid, execution, time.monotonic() - start)
-    staged_at = options.view_as(GoogleCloudOptions).template_location
+    tally = work.state.tally_receipts(work.count_of_job)
+    outcome = _judge(work, pyramid, tally, time.monotonic() - start, execution)
+    staged_at = _template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
     return outcome
@@ -247,16 +297,27 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
 
 
 def _judge(
-    work: ChunksToDo, pyramid: Pyramid | None, execution: ExecutionResult, seconds: float
+    work: ChunksToDo,
+    pyramid: Pyramid | None,
+    tally: ReceiptTally,
+    seconds: float,
+    execution: ExecutionResult | None = None,
 ) -> JobOutcome:
-    """Judge a launch from the records of its job, and tidy up after it."""
-    error = execution.error
+    """Judge a launch from the records of its job, and tidy up after it.
+
+    Args:
+        work: the chunks to do.
+        pyramid: the pyramid to make.
+        tally: of the receipts of the whole job.
+        seconds: how long the launch took.
+        execution: how its pipeline ended; None if it needed none.
+    """
+    error = None if execution is None else execution.error
     records = list(work.state.read_quarantined(0, work.count_of_job))
     try:
         work.state.write_quarantine_file(records)
     except BeamInferenceError as failure:
         error = error or failure  # the error that ended the launch comes first
-    tally = work.state.tally_receipts(work.count_of_job)
     done_of_job = tally.chunks
     is_job_done = done_of_job == work.count_of_job
     if work.job.exchange is not None and is_job_done:
@@ -281,11 +342,14 @@ def _judge(
         outcome,
         work.job.config.job.max_failed_chunks,
         is_job_done=is_job_done,
-        was_interrupted=execution.interrupted,
+        was_interrupted=execution is not None and execution.interrupted,
         has_failed=error is not None,
     )
-    text = None if error is None or exit_code == COMPLETE else explain(error)
-    return replace(outcome, exit_code=exit_code, error=text)
+    if error is None or exit_code == COMPLETE:
+        return replace(outcome, exit_code=exit_code)
+    from beam_inference.beam.execution import explain
+
+    return replace(outcome, exit_code=exit_code, error=explain(error))
 
 
 def _exit_code(

@@ -43,11 +43,11 @@ def finished_job(job, tmp_path):
     return path
 
 
-def test_looking_at_a_job_needs_neither_pytorch_nor_beam(finished_job):
-    commands = (["status"], ["verify"], ["verify", "--deep"], ["clean"])
+def test_looking_at_a_job_and_running_a_complete_one_need_neither_pytorch_nor_beam(finished_job):
+    commands = (["run"], ["run", "--json"], ["status"], ["verify"], ["verify", "--deep"], ["clean"])
     imported, codes = large_libraries_after(*([*words, finished_job] for words in commands))
     assert imported == []
-    assert codes == [0, 0, 0, 0]
+    assert codes == [0] * 6
 
 
 @pytest.mark.skipif(may_have_cuda(), reason="device: auto asks PyTorch for the CUDA device")
