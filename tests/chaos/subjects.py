@@ -64,7 +64,14 @@ def make_job(seams: str) -> Callable[[str, Path, Path], list[str]]:
         values = job_values(
             f"{inputs}/em",
             output,
-            model=toy("conv", weights=str(weights), output_channels=2, normalize="unit"),
+            model=toy(
+                "conv",
+                weights=str(weights),
+                output_channels=2,
+                normalize="unit",
+                # a launch on Dask has no trial that could tell
+                prediction_bound=4,
+            ),
             output={"block_shape": list(CHUNK_SHAPE)},
             inference={
                 "patch_shape": [4, 8, 8],
