@@ -11,6 +11,7 @@ import apache_beam as beam
 from apache_beam.pvalue import PBegin, PCollection
 from apache_beam.utils import shared
 
+from beam_inference.beam.dask_workers import stop_sampling
 from beam_inference.errors import TransientReadError, WorkerFault
 from beam_inference.foreign_text import describe_error
 from beam_inference.geometry.partition import index_ranges
@@ -138,6 +139,10 @@ class _DoRun(beam.DoFn):
         self._job = job
         self._number = number
         self._shared = shared.Shared()
+
+    def setup(self) -> None:
+        """Set this process, once."""
+        stop_sampling()
 
     def process(self, run: tuple[int, ...]) -> Iterator[int]:
         """Do the chunks of a run; the first run of a process opens what the stage needs."""

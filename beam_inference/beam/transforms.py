@@ -20,6 +20,7 @@ from apache_beam.transforms.combiners import Count
 from apache_beam.transforms.window import GlobalWindows
 from apache_beam.utils import shared
 
+from beam_inference.beam.dask_workers import stop_sampling
 from beam_inference.environment import use_one_heap
 from beam_inference.errors import Stage, WorkerFault
 from beam_inference.geometry.partition import in_runs, index_ranges
@@ -183,6 +184,7 @@ class _WorkerDoFn(beam.DoFn):
     def setup(self) -> None:
         """Open stores and network, once per process."""
         use_one_heap()
+        stop_sampling()
         self._worker: Worker = self._shared.acquire(
             lambda: Worker(self._launch), tag=self._launch.id
         )

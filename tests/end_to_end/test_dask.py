@@ -225,7 +225,7 @@ def test_a_scheduler_that_dies_is_told_of(slow_job, cluster, tmp_path):
 def test_a_cluster_that_notices_no_hung_worker_is_told_of(ttl, told, caplog):
     with (
         dask.config.set({"distributed.scheduler.worker-ttl": ttl}),
-        LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
     ):
         flags = ["--runner=DaskRunner", f"--dask_client_address={cluster.scheduler_address}"]
         assert workers_of(beam_options(flags)) >= 1
