@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
-from beam_inference.foreign_text import clean_text
+from beam_inference.foreign_text import clean_text, shorten_message
 
 Stage: TypeAlias = Literal["read", "infer", "postprocess", "merge", "seams", "write"]
 """What a worker does to a chunk, in order; "seams" stands for what other chunks owe it."""
@@ -26,12 +26,12 @@ INTERRUPTED = 130
 class BeamInferenceError(Exception):
     """Base of all errors raised on purpose by this package.
 
-    Messages name paths, values and other errors, which may hold anything. They are made clean here,
-    once for all places that a message goes to.
+    Messages name paths, values and other errors, which may hold anything, of any length. They are
+    made clean and short enough to read here, once for all places that a message goes to.
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(clean_text(message))
+        super().__init__(shorten_message(clean_text(message)))
 
 
 class UserError(BeamInferenceError):

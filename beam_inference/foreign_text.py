@@ -14,6 +14,9 @@ from itertools import islice
 from typing import Any
 from urllib.parse import unquote
 
+_LONGEST_MESSAGE = 6000
+"""Characters of a message: the error of another library in it may go on for pages."""
+
 _LONGEST_VALUE = 200
 """Most characters of a value in a message."""
 
@@ -111,6 +114,14 @@ def describe_error(error: BaseException, *, with_type: bool = True) -> str:
 def shorten_value(value: object) -> str:
     """A value for a message: clean, short, and soon at hand, whatever its size and depth."""
     return _cut(_shortener.repr(value), _LONGEST_VALUE)
+
+
+def shorten_message(text: str) -> str:
+    """A message without its middle, if it is longer than anybody reads: its end says what to do."""
+    if len(text) <= _LONGEST_MESSAGE:
+        return text
+    half = _LONGEST_MESSAGE // 2
+    return f"{text[:half]} … {text[-half:]}"
 
 
 def shorten_text(text: str) -> str:

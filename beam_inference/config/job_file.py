@@ -57,6 +57,10 @@ def parse_job(values: object, folder: str | Path, source: str = "the job") -> Jo
         job = JobConfig.model_validate(values)
         # Once more: what a relative path leads to may be what cannot be written to.
         return JobConfig.model_validate(_with_absolute_paths(job, folder).model_dump())
+    except UnicodeEncodeError:
+        raise ConfigError(
+            f"{source} holds halves of characters (surrogates): write it in UTF-8"
+        ) from None
     except ValidationError as error:
         faults = [f"  {_explain(each)}" for each in error.errors()[:_MOST_FAULTS]]
         if error.error_count() > len(faults):

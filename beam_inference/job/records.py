@@ -118,7 +118,7 @@ class Receipt(Frozen):
     attempts: dict[Stage, int]
     finished_at: Moment
     worker: SafeText
-    launch: str
+    launch: SafeText
     fingerprint: str
 
 
@@ -156,7 +156,7 @@ class QuarantineRecord(Frozen):
     stage: Stage
     cause: SafeText
     attempts: int
-    launch: str
+    launch: SafeText
     fingerprint: str
 
 
@@ -185,7 +185,7 @@ class LaunchNote(Frozen):
         summary: how it ended; None if it did not, or was killed.
     """
 
-    launch: str
+    launch: SafeText
     started: Moment
     node: SafeText
     stopped: bool

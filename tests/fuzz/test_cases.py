@@ -73,6 +73,12 @@ def run_program(content: bytes, folder: Path) -> object:
     subprocess.run(["true"], check=True)
 
 
+def refuse_at_length(content: bytes, folder: Path) -> object:
+    error = VolumeError("no")
+    error.args = ("a" * 20_000,)  # as if it had not been shortened
+    raise error
+
+
 def crash(content: bytes, folder: Path) -> object:
     raise KeyError("a")
 
@@ -84,7 +90,7 @@ def crash(content: bytes, folder: Path) -> object:
         (write_outside, "outside"),
         (refuse(f"no {SECRET}"), "secret"),
         (refuse(" "), "characters"),
-        (refuse("a" * 20_000), "characters"),
+        (refuse_at_length, "characters"),
         (lambda content, folder: SECRET, "secret"),
         (run_program, "touched subprocess"),
         (crash, "KeyError at test_cases.py"),
