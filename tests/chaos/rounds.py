@@ -322,12 +322,16 @@ class Round:
                 raise Lost(f"a launch speaks of what is {word}: {ending.text[-1500:]}")
 
     def _put_back(self, scene: Scene, ending: Ending) -> None:
-        """Put back the description of the job that a launch refuses, as its message asks."""
+        """Mend what a launch refuses, as its message asks: a description, or a damaged block."""
         for path, content in list(scene.copies.items()):
             if ending.code == 0 or str(path.parent) in ending.text:
                 with contextlib.suppress(OSError):
                     path.write_bytes(content)
                     del scene.copies[path]
+        # a launch looks at one chunk that is done, and its block may be a damaged one
+        match = re.search(r"says that chunk (\d+) is done", ending.text)
+        if match and scene.damaged_blocks:
+            _remove_receipts(scene, match[1])
 
     def _judge(self, scene: Scene, expected: dict[str, bytes]) -> None:
         """Compare the output with the undisturbed one, and with what the commands say of it."""
@@ -354,8 +358,7 @@ class Round:
             match = re.match(r"chunk (\d+) ", line)
             if match is None:
                 raise Lost(f"verify --deep does not name the chunk: {line}")
-            for receipt in scene.state.glob(f"receipts/*/*/{int(match[1]):012d}.json"):
-                receipt.unlink()
+            _remove_receipts(scene, match[1])
         self._end_calmly(scene)
         again = self._verify()
         if again:
@@ -416,6 +419,13 @@ def ask(*words: str) -> Ending:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as err:
         code = cli_main([*words])
     return Ending(words, code, f"{out.getvalue()}{err.getvalue()}")
+
+
+def _remove_receipts(scene: Scene, chunk: str) -> None:
+    for stage in ("receipts", "sums"):
+        for receipt in scene.state.glob(f"{stage}/*/*/{int(chunk):012d}.json"):
+            with contextlib.suppress(OSError):  # the disk may be read-only
+                receipt.unlink()
 
 
 def _differing(found: dict[str, bytes], expected: dict[str, bytes]) -> list[str]:
