@@ -56,6 +56,12 @@ def _used_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "empty", used)
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give each test a cache of its own: none is spared a trial by another one's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
 @pytest.fixture
 def volume_in(tmp_path: Path) -> Path:
     """A volume of 40×70×50 random uint8 voxels at offset (3, -5, 2)."""

@@ -28,6 +28,11 @@ Precision = Literal["float32", "tf32", "bfloat16", "float16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
+def make_anew(make: Callable[[], bytes]) -> bytes:
+    """Return what a function makes: the default of :attr:`LoadRequest.keep`."""
+    return make()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
     """What an engine is to load.
@@ -42,6 +47,8 @@ class LoadRequest:
         weights: the local path of ``model.weights``, for a file; None if the job names none.
         model: the job's section ``model``.
         inference: the job's section ``inference``, with nothing left to choose.
+        keep: returns what a function makes of the network, or what it made in an earlier process
+            of the same files, settings, libraries and machine: for conversions that take long.
     """
 
     network: Any
@@ -51,6 +58,7 @@ class LoadRequest:
     weights: Path | None
     model: Network
     inference: Inference
+    keep: Callable[[Callable[[], bytes]], bytes] = make_anew
 
     @property
     def threads(self) -> int:

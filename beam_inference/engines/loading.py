@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from beam_inference.config.engines import Engine, LoadRequest, NetworkKind, get_engine
+from beam_inference.config.engines import (
+    Engine,
+    LoadRequest,
+    NetworkKind,
+    get_engine,
+    make_anew,
+)
 from beam_inference.config.job import Inference, Network
+from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import engine_description
 from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
 from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.surroundings import describe_surroundings
 from beam_inference.errors import (
     DeviceOutOfMemory,
     EngineError,
@@ -22,6 +30,7 @@ from beam_inference.errors import (
     WorkerFault,
 )
 from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.models.hashes import NetworkFiles, file_states
 from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
 from beam_inference.models.local_files import existing_file
 
@@ -90,12 +99,15 @@ class _Source:
         kind: what the network is.
         device: the device as PyTorch names it.
         parameters: hash of the network's parameters, where no file of weights states them.
+        files: the files that determine the network, as they were before it was loaded; None where
+            none do.
     """
 
     network: Any
     kind: NetworkKind
     device: str
     parameters: str | None = None
+    files: NetworkFiles | None = None
 
 
 def _load(
@@ -106,7 +118,8 @@ def _load(
     if engine.arrays == "torch" or engine.networks == "torch":
         _check_torch(model)
     if network is None:
-        source = _source(engine, model, inference, allow_pickle)
+        files = None if allow_pickle else NetworkFiles.of(model)
+        source = replace(_source(engine, model, inference, allow_pickle), files=files)
     else:
         _check_runs(engine, network, model)
         source = _prepare_source(engine, network, model, inference)
@@ -217,11 +230,12 @@ def _forward(
     if not engine.has_fixed_shape:
         return engine.load(request)
     files = [file for file in (source.network, request.weights) if isinstance(file, Path)]
-    states = _file_states(files)
+    states = file_states(files)
 
     def convert(shape: tuple[int, ...]) -> Callable[[Any], Any]:
-        forward = _convert(engine, replace(request, batch_shape=shape))
-        if isinstance(source.network, Path) and _file_states(files) != states:
+        shaped = replace(request, batch_shape=shape)
+        forward = _convert(engine, replace(shaped, keep=_keeper(engine, shaped, source.files)))
+        if isinstance(source.network, Path) and file_states(files) != states:
             raise WorkerFault(
                 f"model.path {model.path}: the network's files were changed since they were loaded "
                 "first, so batches of another size would be run by another network. Restore them, "
@@ -238,10 +252,38 @@ def _forward(
         ) from None
 
 
-def _file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
-    """What shows that files were written again, or replaced."""
-    stats = [file.stat() for file in files]
-    return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
+def _keeper(
+    engine: Engine, request: LoadRequest, files: NetworkFiles | None
+) -> Callable[[Callable[[], bytes]], bytes]:
+    """Make what keeps an engine's conversions of a network from one process to the next."""
+    if files is None:
+        return make_anew
+
+    def keep(make: Callable[[], bytes]) -> bytes:
+        key = {
+            "network": files.sha256,
+            "kind": request.kind,
+            "engine": engine.name,
+            "batch_shape": list(request.batch_shape),
+            "device": request.device,
+            "settings": [
+                request.model.batch_norm,
+                request.model.dims,
+                request.inference.precision,
+                request.inference.memory_format,
+                request.threads,
+            ],
+            "surroundings": describe_surroundings(),
+        }
+        cache = user_cache()
+        content = cache.read("conversion", key)
+        if content is None:
+            content = make()
+            if files.are_unchanged():
+                cache.write("conversion", key, content)
+        return content
+
+    return keep
 
 
 def _convert(engine: Engine, request: LoadRequest) -> Callable[[Any], Any]:

@@ -32,8 +32,11 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
         options.inter_op_num_threads = 1
         # its threads share cores with others
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        is_file = isinstance(source, Path)
-        network = str(source) if is_file else _as_onnx(source, request.batch_shape)
+        network = (
+            str(source)
+            if isinstance(source, Path)
+            else request.keep(lambda: _as_onnx(source, request.batch_shape))
+        )
         session = onnxruntime.InferenceSession(network, options, ["CPUExecutionProvider"])
         check_one_output(len(session.get_outputs()))
         name = session.get_inputs()[0].name

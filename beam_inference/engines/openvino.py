@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from beam_inference.config.engines import Engine, LoadRequest
+from beam_inference.config.engines import Engine, LoadRequest, make_anew
 
 if TYPE_CHECKING:
+    from openvino import Model
     from torch import Tensor
+
+_LENGTH_BYTES = 8
 
 
 def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
@@ -19,11 +23,17 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
-    return openvino_forward(request.network, request.batch_shape, request.threads, request.weights)
+    return openvino_forward(
+        request.network, request.batch_shape, request.threads, request.weights, request.keep
+    )
 
 
 def openvino_forward(
-    source: Any, shape: tuple[int, ...], threads: int, weights: Path | None = None
+    source: Any,
+    shape: tuple[int, ...],
+    threads: int,
+    weights: Path | None = None,
+    keep: Callable[[Callable[[], bytes]], bytes] = make_anew,
 ) -> Callable[[Tensor], Tensor]:
     """Convert a network for OpenVINO, in float32.
 
@@ -33,13 +43,14 @@ def openvino_forward(
         threads: that it may use. OpenVINO would bind them to cores, the same ones in every process,
             which would then wait for each other; here it does not.
         weights: the file that holds the weights of ``source``, if that is a file of OpenVINO's.
+        keep: see :attr:`beam_inference.config.engines.LoadRequest.keep`.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
     import torch
 
-    from beam_inference.engines.conversion import check_one_output, export_network, quiet_conversion
+    from beam_inference.engines.conversion import check_one_output, quiet_conversion
 
     with quiet_conversion("openvino"):
         # Its telemetry forks this process and calls home at every conversion; without the package
@@ -54,18 +65,18 @@ def openvino_forward(
         core.set_property({"ENABLE_MMAP": False})
         if isinstance(source, Path):
             network = core.read_model(source, *([] if weights is None else [weights]))
+            network.reshape(list(shape))
+            replace_long_sums(network)
         else:
-            is_script = isinstance(source, torch.jit.ScriptModule)
-            graph = source if is_script else export_network(source, shape)
-            network = openvino.convert_model(graph, example_input=torch.zeros(shape))
-        network.reshape(list(shape))
+            # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
+            network = core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
         }
-        compiled = core.compile_model(replace_long_sums(network), "CPU", settings)
+        compiled = core.compile_model(network, "CPU", settings)
         check_one_output(len(compiled.outputs))
         request = compiled.create_infer_request()
 
@@ -74,6 +85,38 @@ def openvino_forward(
         return torch.from_numpy(results[0])
 
     return forward
+
+
+def _convert(source: Any, shape: tuple[int, ...]) -> Model:
+    """Convert a network of PyTorch."""
+    import openvino
+    import torch
+
+    from beam_inference.engines.conversion import export_network
+    from beam_inference.engines.openvino_norms import replace_long_sums
+
+    is_script = isinstance(source, torch.jit.ScriptModule)
+    graph = source if is_script else export_network(source, shape)
+    network = openvino.convert_model(graph, example_input=torch.zeros(shape))
+    network.reshape(list(shape))
+    return replace_long_sums(network)
+
+
+def _pack(network: Model) -> bytes:
+    """The two files of a network in OpenVINO's own form, with the length of the first before it."""
+    import openvino
+
+    with tempfile.TemporaryDirectory() as folder:
+        structure = Path(folder) / "network.xml"
+        weights = Path(folder) / "network.bin"
+        openvino.serialize(network, structure, weights)
+        text = structure.read_bytes()
+        return len(text).to_bytes(_LENGTH_BYTES) + text + weights.read_bytes()
+
+
+def _unpack(content: bytes) -> tuple[bytes, bytes]:
+    start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES])
+    return content[_LENGTH_BYTES:start], content[start:]
 
 
 ENGINE = Engine(

@@ -96,7 +96,7 @@ def try_network_here(
     trier = _Trier(job, place, model, allow_pickle)
     if engine == "fastest":
         engine, memory_format = trier.find_fastest_engine(batch_size)
-    engines = engines_to_try(model, _open_inference(job, engine))
+    engines = engines_to_try(model, open_inference(job, engine))
     for candidate in engines[:-1]:
         try:
             return trier.try_engine(candidate, memory_format, batch_size)
@@ -123,7 +123,7 @@ def choose_engine_elsewhere(
     batch_size = batch_size_request(job.config, earlier)
     if batch_size == "auto":
         raise ConfigError("inference.batch_size: auto is determined by a trial: write a number")
-    *_, engine = engines_to_try(model, _open_inference(job, engine))  # it runs any network
+    *_, engine = engines_to_try(model, open_inference(job, engine))  # it runs any network
     return EngineSettings(engine, memory_format, batch_size)
 
 
@@ -208,7 +208,7 @@ class _Trier:
         refusal = ModelContractError("inference.engine: fastest: there is none")
         best: EngineSettings | None = None
         least = math.inf
-        for keys in engines_to_measure(self.model, _open_inference(self.job, "fastest")):
+        for keys in engines_to_measure(self.model, open_inference(self.job, "fastest")):
             settings = EngineSettings(
                 engine=keys["engine"],
                 memory_format=keys.get("memory_format", self.job.config.inference.memory_format),
@@ -276,7 +276,7 @@ class _Trier:
         return try_network(predictor, config, self.job.input, self.job.plan, reference)
 
 
-def _open_inference(job: PlannedJob, engine: str) -> Inference:
+def open_inference(job: PlannedJob, engine: str) -> Inference:
     """The section ``inference`` with its device decided and its engine as it is to be tried."""
     values = dict(job.config.inference) | {"device": job.settings.device, "engine": engine}
     return Inference.model_validate(values)

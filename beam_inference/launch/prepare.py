@@ -20,7 +20,7 @@ from beam_inference.config.plugins import list_versions
 from beam_inference.engines import identity
 from beam_inference.engines.choice import describe_engine, engine_description
 from beam_inference.environment import available_memory
-from beam_inference.errors import ConfigError, ModelContractError, StateError, WorkerFault
+from beam_inference.errors import ConfigError, StateError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
@@ -39,10 +39,9 @@ from beam_inference.launch.decide import (
 )
 from beam_inference.launch.engine_trial import (
     choose_engine_elsewhere,
-    find_prediction_bound,
-    try_network_here,
     warn_of_range,
 )
+from beam_inference.launch.kept_trial import find_out_about_network
 from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import (
@@ -176,13 +175,19 @@ def resolve(
     requested_batch_size = None
     prediction_bound = decide_prediction_bound(config, earlier)
     if place.is_this_machine:
-        trial = try_network_here(
-            planned, place, allow_pickle=allow_pickle, earlier=earlier, model=model
+        tried = find_out_about_network(
+            planned,
+            place,
+            model,
+            allow_pickle=allow_pickle,
+            earlier=earlier,
+            needs_bound=prediction_bound is None,
         )
-        engine = trial.engine
-        fitting = trial.config.inference.batch_size
+        trial = tried.findings
+        engine = trial.settings
+        fitting = trial.fitting_batch_size
         if earlier is None and planned.leaves_strategy:
-            planned = _with_cheaper_strategy(planned, trial.report.seconds / fitting)
+            planned = _with_cheaper_strategy(planned, trial.seconds / fitting)
         if earlier is None and fitting != engine.batch_size:
             requested_batch_size = engine.batch_size
             engine = replace(engine, batch_size=fitting)
@@ -191,17 +196,14 @@ def resolve(
                 fitting,
                 requested_batch_size,
             )
-        if model_sha256(model) != sha256:
-            raise ModelContractError(
-                f"model.path {config.model.path}: the network's files were changed while they were "
-                "loaded. Give the same command again once nobody writes them."
-            )
         definite = make_definite(config, planned.settings, engine)
-        description = trial.predictor.description
-        needs = replace(trial.needs, batch_size=definite.inference.batch_size)
-        prediction_bound = prediction_bound or find_prediction_bound(planned, trial)
-        patch_seconds = trial.report.seconds / fitting
-        warn_of_range(definite, trial.report.low, trial.report.high)
+        description = tried.description
+        needs = NetworkNeeds.of_engine(
+            engine.engine, definite.inference.batch_size, trial.working_set_bytes
+        )
+        prediction_bound = prediction_bound or trial.prediction_bound
+        patch_seconds = trial.seconds / fitting
+        warn_of_range(definite, trial.low, trial.high)
     else:
         engine = choose_engine_elsewhere(planned, model, earlier)
         definite = make_definite(config, planned.settings, engine)

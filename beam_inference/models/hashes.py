@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
+from beam_inference.config.plugins import list_plugins
 from beam_inference.errors import ModelContractError
 from beam_inference.models.loading import loader_of, source_file, suffix_of
 from beam_inference.models.local_files import existing_file, file_sha256
@@ -25,9 +29,7 @@ def model_sha256(model: Network) -> str:
     """
     if model.path == "identity":
         return "identity"
-    files = [_model_file(model)]
-    if model.weights is not None:
-        files.append(existing_file(model.weights, "model.weights"))
+    files = _files(model)
     suffix = suffix_of(model)
     if suffix == ".onnx":
         check_self_contained(files[0])
@@ -45,6 +47,59 @@ def model_sha256(model: Network) -> str:
             "It is another file, or was changed or damaged."
         )
     return "+".join(digests)
+
+
+@dataclass(frozen=True)
+class NetworkFiles:
+    """The files that a network is loaded of, as they were when this was made.
+
+    Attributes:
+        model: the job's section, its files local.
+        states: what shows that the files were written again, or replaced.
+    """
+
+    model: Network
+    states: Sequence[tuple[int, ...]]
+
+    @classmethod
+    def of(cls, model: Network) -> NetworkFiles | None:
+        """The files of a model, before it is loaded.
+
+        Returns:
+            None where files do not determine the network: a factory runs code of its own, and other
+            people's loaders may.
+
+        Raises:
+            ModelContractError: a file is absent.
+        """
+        if model.path == "identity" or factory_parts(model.path):
+            return None
+        plugin = list_plugins("models").get(suffix_of(model).removeprefix("."))
+        if plugin is not None and not plugin.object.startswith("beam_inference."):
+            return None
+        return cls(model, file_states(_files(model)))
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the files; see :func:`model_sha256`."""
+        return model_sha256(self.model)
+
+    def are_unchanged(self) -> bool:
+        """Whether the files are those that they were, so that what was loaded has their hash."""
+        return file_states(_files(self.model)) == self.states
+
+
+def file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
+    """What shows that files were written again, or replaced."""
+    stats = [file.stat() for file in files]
+    return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
+
+
+def _files(model: Network) -> list[Path]:
+    files = [_model_file(model)]
+    if model.weights is not None:
+        files.append(existing_file(model.weights, "model.weights"))
+    return files
 
 
 def _model_file(model: Network) -> Path:

@@ -458,6 +458,26 @@ def _stage_records() -> list[bytes]:
 # --------------------------------------------------------------------------------- networks
 
 
+def _parse_cache_entry(content: bytes, folder: Path) -> object:
+    """An entry that was kept, which is believed only as it was written."""
+    from beam_inference.engines.cache import Cache
+
+    kept = Cache(folder / "cache")
+    kept.write("trial", {"a": 1}, b"found")
+    (path,) = (folder / "cache").iterdir()
+    path.write_bytes(content)
+    return kept.read("trial", {"a": 1})
+
+
+def _cache_entries() -> list[bytes]:
+    from beam_inference.engines.cache import Cache
+
+    with tempfile.TemporaryDirectory() as folder:
+        Cache(Path(folder) / "cache").write("trial", {"a": 1}, b"found")
+        (path,) = (Path(folder) / "cache").iterdir()
+        return [path.read_bytes()]
+
+
 @cache
 def _network() -> Any:
     import torch
@@ -702,6 +722,7 @@ PARSERS: Sequence[Parser] = (
     ),
     Parser("stage-records", _stage_records, _parse_stage_records),
     Parser("levels", _levels, _parse_levels),
+    Parser("cache", _cache_entries, _parse_cache_entry, (b'"sha256"', b"\n")),
     Parser("torchscript", lambda: [_torchscript()], _parse_network(".pt"), (b"PK\x01\x02",)),
     Parser("pt2", lambda: [_exported()], _parse_network(".pt2"), (b"PK\x01\x02", b".so")),
     Parser("pt2-program", _program, _parse_program, (b"torch.ops.aten.", b"use_pickle")),
