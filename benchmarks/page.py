@@ -42,6 +42,8 @@ with a network that sleeps and a store that answers late (`python -m benchmarks.
 
 {latencies}
 
+{startup}
+
 A null network, patches of 16×64×64, 16×32×32 and 16×16×16. The memory beside each chunk's arrays
 counts most where the arrays are small:
 
@@ -90,6 +92,14 @@ The memory that PyTorch leaves free on its heap differs from process to process 
 whole. The projection is for the worst case that was seen.
 """
 
+_STARTUP_GOALS = {
+    "`run` with nothing to do": 0.5,
+    "`status`": 0.2,
+    "`plan`": 0.3,
+    "`run` until its first chunk": 1.5,
+}
+"""Largest ratios that are aimed at of the time that processes take to start."""
+
 
 def page() -> str:
     """The page's text."""
@@ -114,6 +124,7 @@ def page() -> str:
         threads=_ratio(job["two processes / one"]["one of two threads"]),
         idle=_idle(job, "a U-Net of widths 4 and 8"),
         latencies=_latencies(),
+        startup=_startup(),
         gpu=_gpu(),
         memory=_megabytes(growths[0]),
         small_memory=_megabytes(growths[1]),
@@ -194,6 +205,11 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             [job["idle"]["idle share"]],
             "on a CPU",
         ),
+    ]
+    startup = json.loads((RESULTS / "startup.json").read_text())["rows"]
+    rows += [
+        (f"{name}, over importing the libraries", goal, [startup[name]["ratio"]], "")
+        for name, goal in _STARTUP_GOALS.items()
     ]
     gpu = _gpu_results()
     if gpu:
@@ -277,6 +293,23 @@ def _latencies() -> str:
         }
         cells = " | ".join(f"{of_latency[each]:.1%}" for each in computing)
         lines.append(f"| {latency:g} s | {cells} |")
+    return "\n".join(lines)
+
+
+def _startup() -> str:
+    """What starting takes, over imports alone."""
+    rows = json.loads((RESULTS / "startup.json").read_text())["rows"]
+    lines = [
+        "Seconds from the start of a process to its end, over those of importing PyTorch, Beam and",
+        "TensorStore alone; of `run` also until its first chunk is begun, over",
+        "importing PyTorch and Beam (`python -m benchmarks.startup`):\n",
+        "| | ratio | longest imports |",
+        "|---|---|---|",
+    ]
+    for name, row in rows.items():
+        imports = row.get("longest imports", {})
+        told = ", ".join(f"{package} {seconds:.2f} s" for package, seconds in imports.items())
+        lines.append(_row(name, _ratio(row), told))
     return "\n".join(lines)
 
 
