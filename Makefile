@@ -26,7 +26,7 @@ demo: $(READY)  ## segment a brain MRI template, verify the result and draw it: 
 	$(BIN)/beam-inference demo
 
 test: $(READY)  ## run all tests but the slow ones; under ten minutes on two cores
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 test-all: $(READY)  ## run all tests, also the slow ones
 	$(BIN)/python -m pytest -m "not gpu"

@@ -69,6 +69,7 @@ setup(
             "pre-commit>=4.0",
             "pytest>=8.3",
             "pytest-timeout>=2.3",
+            "pytest-xdist>=3.6",
             "ruff>=0.8",
             "selenium>=4.25",
             "types-PyYAML>=6.0",

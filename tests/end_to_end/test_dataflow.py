@@ -181,6 +181,7 @@ def test_the_submitted_graph_is_executed_with_retries_and_gives_the_same_bytes(
         assert "8 of 8 chunks done" in run.stdout
         np.testing.assert_array_equal(result_of(cloud.gcs), local)
         assert cloud.gcs.refused == 3, "three attempts of a bundle ended with an error"
+        assert cloud.reports, cloud.logs
         assert cloud.reports[0]["counters"]["chunks_done"] == 8
         assert sum(cloud.gcs.failures.values()) > 2
         (job,) = dataflow.jobs.values()
