@@ -62,7 +62,7 @@ class OwnershipAxis:
         start = self.start + position * self.chunk
         return start, min(start + self.chunk, self.stop)
 
-    def needed(self, position: int) -> tuple[int, int]:
+    def interval_of_sums(self, position: int) -> tuple[int, int]:
         """Start and stop of the voxels whose sums a chunk needs: its own, and its halo."""
         return self._with_halo(*self.interval(position))
 
@@ -102,14 +102,14 @@ class OwnershipAxis:
 
     def contributors(self, position: int) -> list[int]:
         """The chunks whose patches touch what a chunk needs, in order."""
-        touching = self.lattice.touching(*self.needed(position))
+        touching = self.lattice.touching(*self.interval_of_sums(position))
         candidates = range(self._owner(touching[0]), self._owner(touching[-1]) + 1)
         owned = {p: self.owned_patches(p) for p in candidates}
         return [p for p in candidates if max(owned[p].start, touching.start) < owned[p].stop]
 
     def touched_voxels(self, position: int) -> int:
         """Voxels that a chunk needs, each as often as there are chunks whose patches touch it."""
-        start, stop = self.needed(position)
+        start, stop = self.interval_of_sums(position)
         reaches = map(self.reach, self.contributors(position))
         return sum(max(0, min(high, stop) - max(low, start)) for low, high in reaches)
 

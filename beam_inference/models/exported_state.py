@@ -32,7 +32,7 @@ def check_stateless(program: Any, path: str) -> None:
         *signature.buffers_to_mutate.values(),
         *getattr(signature, "parameters_to_mutate", {}).values(),
     }
-    written = _written(program.graph)
+    written = _nodes_written_to(program.graph)
     for node in program.graph.nodes:
         if node.op != "placeholder" or node.name not in own:
             continue
@@ -50,7 +50,7 @@ def check_stateless(program: Any, path: str) -> None:
         )
 
 
-def _written(graph: Any) -> set[Any]:
+def _nodes_written_to(graph: Any) -> set[Any]:
     """The nodes to whose tensors a program writes in place, also by views of them."""
     return {
         source

@@ -42,7 +42,7 @@ class Pace:
         self.depth = depth
         self._means: dict[str, float] = {}
 
-    def measured(
+    def measure(
         self,
         stage: Literal["read", "infer", "write"],
         action: Callable[Arguments, Value],
@@ -57,7 +57,7 @@ class Pace:
         self._means[stage] = mean + (seconds - mean) / _REMEMBERED
         return value
 
-    def needed(self, stage: Literal["read", "write"]) -> int:
+    def suitable_depth(self, stage: Literal["read", "write"]) -> int:
         """How many of a stage are to be under way, at least one.
 
         As long as nothing was measured it is as many as are allowed: few chunks leave no time to
@@ -105,21 +105,21 @@ def run_chunks(
             while waiting or reads:
                 if should_stop():
                     break
-                while waiting and len(reads) <= pace.needed("read"):
+                while waiting and len(reads) <= pace.suitable_depth("read"):
                     index = waiting.popleft()
-                    reads.append((index, readers.submit(pace.measured, "read", read, index)))
+                    reads.append((index, readers.submit(pace.measure, "read", read, index)))
                 index, chunk_input = reads.popleft()
                 wait([chunk_input])  # so that this is not counted as computing
                 try:
-                    result = pace.measured("infer", infer, index, chunk_input.result())
+                    result = pace.measure("infer", infer, index, chunk_input.result())
                 except ChunkFault as fault:
                     yield quarantine(index, fault)
                     continue
                 finally:
                     del chunk_input  # the array it holds is as large as the next one's
-                while len(writes) >= pace.needed("write"):
+                while len(writes) >= pace.suitable_depth("write"):
                     yield _await_write(*writes.popleft(), quarantine)
-                writes.append((index, writers.submit(pace.measured, "write", write, index, result)))
+                writes.append((index, writers.submit(pace.measure, "write", write, index, result)))
                 del result
             while writes:
                 yield _await_write(*writes.popleft(), quarantine)

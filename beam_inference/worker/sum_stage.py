@@ -40,7 +40,7 @@ class SumStage:
         return self._steps.journal.log_run(indices, self._run(indices))
 
     def waiting_chunks(self, indices: Sequence[int]) -> list[int]:
-        """Those of some chunks that have no receipt: the second stage finishes them."""
+        """Return the chunks that have no receipt: the second stage finishes them."""
         done = self._steps.journal.read_receipts(indices)
         return [index for index in indices if index not in done]
 
@@ -105,7 +105,7 @@ class SumStage:
         opened.state.write_sums(self._steps.journal.receipt(index, [], effort))
 
     def _done_chunks(self, chunks: Collection[int]) -> set[int]:
-        """Those of some chunks that have a receipt; a listing says which are worth a request."""
+        """Return the chunks that have a receipt; a listing says which are worth a request."""
         state = self._steps.opened.state
         count = self._steps.opened.job.plan.chunks.count
         wanted = {index // CHUNKS_PER_FOLDER for index in chunks}

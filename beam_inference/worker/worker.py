@@ -105,7 +105,7 @@ class Worker:
         return self._sum_stage.run(indices)
 
     def waiting_chunks(self, indices: Sequence[int]) -> list[int]:
-        """Those of some chunks that have no receipt: the second stage finishes them."""
+        """Return the chunks that have no receipt: the second stage finishes them."""
         return self._sum_stage.waiting_chunks(indices)
 
     def merge_seams(self, indices: Sequence[int]) -> Iterator[Record]:

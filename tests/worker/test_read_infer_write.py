@@ -112,13 +112,15 @@ def test_as_many_are_read_at_once_as_hide_how_long_a_read_takes():
     pace = Pace(16)
     done = list(run_chunks(range(40), read, infer, lambda i, r: i, no_fault, never, pace))
     assert done == list(range(40))
-    assert 6 <= pace.needed("read") <= 12
-    assert pace.needed("write") == 1
+    assert 6 <= pace.suitable_depth("read") <= 12
+    assert pace.suitable_depth("write") == 1
 
 
 def test_where_stores_are_fast_no_memory_is_taken_by_waiting_chunks():
     pace = Pace(8)
-    assert (pace.needed("read"), pace.needed("write")) == (8, 8), "nothing is measured"
+    assert (pace.suitable_depth("read"), pace.suitable_depth("write")) == (8, 8), (
+        "nothing is measured"
+    )
     alive = []
 
     def read(index):
@@ -133,7 +135,7 @@ def test_where_stores_are_fast_no_memory_is_taken_by_waiting_chunks():
     ahead = []
     list(run_chunks(range(20), read, infer, lambda i, r: i, no_fault, never, pace))
     assert ahead[-8:][0] <= 1 + 1
-    assert (pace.needed("read"), pace.needed("write")) == (1, 1)
+    assert (pace.suitable_depth("read"), pace.suitable_depth("write")) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +145,9 @@ def test_half_as_much_again_is_covered(seconds, needed, monkeypatch):
     pace = Pace(8)
     clock = iter([0.0, seconds, 0.0, 1.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
-    pace.measured("read", lambda: None)
-    pace.measured("infer", lambda: None)
-    assert pace.needed("read") == needed
+    pace.measure("read", lambda: None)
+    pace.measure("infer", lambda: None)
+    assert pace.suitable_depth("read") == needed
 
 
 @pytest.mark.parametrize("stage", ["read", "infer", "write"])
