@@ -10,7 +10,7 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Discriminator, Field, PositiveFloat, Tag, model_validator
+from pydantic import Discriminator, Field, PositiveFloat, Tag, field_validator, model_validator
 
 from beam_inference.config.engines import CHOOSE, EngineName, get_engine
 from beam_inference.config.factories import factory_parts
@@ -164,6 +164,28 @@ _BatchSize = Annotated[
 BatchSize = int | Literal["auto"]
 
 
+class Mirror(Model):
+    """Test-time augmentation by flips alone."""
+
+    mirror: list[Literal["z", "y", "x"]] = Field(
+        min_length=1, description="the axes of which all combinations are flipped"
+    )
+
+    @field_validator("mirror")
+    @classmethod
+    def _sort(cls, axes: list[str]) -> list[str]:
+        if len(set(axes)) < len(axes):
+            raise ValueError(f"mirror {axes} names an axis twice")
+        return sorted(axes, key="zyx".index)
+
+
+Augment = Annotated[
+    Annotated[Literal["none", "xy", "xyz"], Tag("word")] | Annotated[Mirror, Tag("Mirror")],
+    Discriminator(lambda value: "Mirror" if isinstance(value, dict | Mirror) else "word"),
+]
+"""How a network's answers are averaged over symmetries of a patch."""
+
+
 class Inference(Model):
     """How the network is applied."""
 
@@ -214,10 +236,11 @@ class Inference(Model):
             "how PyTorch lays out the network's arrays; which is faster depends on network and GPU"
         ),
     )
-    augment: Literal["none", "xy", "xyz"] = Field(
+    augment: Augment = Field(
         "none",
         description=(
-            "mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each patch"
+            "mean over the 8 flips and transposes of y and x, or 16 with flips of z, of each "
+            "patch; or over the flips of the axes that mirror lists"
         ),
     )
     threads: Annotated[Count, Field(le=MOST_THREADS)] | None = Field(
@@ -379,6 +402,15 @@ class JobConfig(Model):
         return None if self.model.activation == "none" else (0.0, 1.0)
 
     @property
+    def output_interval(self) -> tuple[float, float] | None:
+        """Lowest and highest value after the operators; None if they are not known.
+
+        Raises:
+            ValueError: an operator makes no sense for the values that it is given.
+        """
+        return interval_after(self.postprocess, self.network_interval, self.model.output_channels)
+
+    @property
     def largest_prediction(self) -> float:
         """The largest magnitude that an activation allows; infinity without one."""
         interval = self.network_interval
@@ -389,7 +421,6 @@ class JobConfig(Model):
         self._check_labels()
         self._check_inference()
         self._check_output()
-        interval_after(self.postprocess, self.network_interval, self.model.output_channels)
         return self
 
     def _check_labels(self) -> None:
@@ -404,11 +435,13 @@ class JobConfig(Model):
             largest = largest_label(self.postprocess, self.model.output_channels)
             if largest > np.iinfo(self.output.dtype).max:
                 raise ValueError(
-                    f"argmax gives labels up to {largest}, which {self.output.dtype} does not hold"
+                    f"postprocess gives labels up to {largest}, which {self.output.dtype} does not "
+                    "hold"
                 )
         if self.output.dtype in LABEL_DTYPES and not self.gives_labels:
             raise ValueError(
-                f"output.dtype: {self.output.dtype} is for labels, which argmax or threshold make"
+                f"output.dtype: {self.output.dtype} is for labels, which argmax, regions or "
+                "threshold make"
             )
 
     def _check_inference(self) -> None:
@@ -422,20 +455,23 @@ class JobConfig(Model):
             )
         if inference.augment != "none" and model.channels is None:
             raise ValueError(
-                f"inference.augment: {inference.augment} needs to know what each output channel "
-                "says: write model.channels: "
+                "inference.augment needs to know what each output channel says: write "
+                "model.channels: "
                 f"[{', '.join(['{}'] * min(3, model.output_channels))}] for values of voxels, "
                 "{affinity: [z, y, x]} for affinities"
             )
         plane = [list(shape[1:]) for shape in (inference.patch_shape, model.crop_margin)]
-        if inference.augment != "none" and any(y != x for y, x in plane):
+        if inference.augment in ("xy", "xyz") and any(y != x for y, x in plane):
             raise ValueError(
                 f"inference.augment: {inference.augment} swaps y and x, but patches are {plane[0]} "
-                f"and crop margins {plane[1]} there (y, x): they must be equal"
+                f"and crop margins {plane[1]} there (y, x): they must be equal; or write "
+                "inference.augment: {mirror: [y, x]}, which only flips"
             )
-        if model.dims == 2 and inference.augment == "xyz":
+        flips = inference.augment.mirror if isinstance(inference.augment, Mirror) else []
+        if model.dims == 2 and (inference.augment == "xyz" or "z" in flips):
             raise ValueError(
-                "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy"
+                "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy, or "
+                "{mirror: [y, x]}"
             )
         if model.batch_norm == "batch" and inference.batch_size != 1:
             raise ValueError(
@@ -450,8 +486,10 @@ class JobConfig(Model):
                 f"output.encoding: {self.output.encoding} is for one channel (readers disagree "
                 f"about the order of more), and there are {channels}"
             )
-        scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
-        if scaled and self.output.value_range is None and self.model.activation == "none":
+        interval = self.output_interval  # raises what operators cannot do with their values
+        is_scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
+        is_known = interval is not None or self.model.activation != "none"
+        if is_scaled and self.output.value_range is None and not is_known:
             raise ValueError(
                 f"output.value_range is needed to write {self.output.dtype} without an activation: "
                 "[low, high] of the network's values"

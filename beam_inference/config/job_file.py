@@ -96,7 +96,13 @@ def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-_BRANCHED = ("model.normalize", "inference.batch_size", "inference.chunk_shape", "input.scale")
+_BRANCHED = (
+    "model.normalize",
+    "inference.augment",
+    "inference.batch_size",
+    "inference.chunk_shape",
+    "input.scale",
+)
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -38,26 +38,37 @@ class Symmetry:
         return (z, x, y) if self.transpose else (z, y, x)
 
 
-def symmetries(kind: str) -> list[Symmetry]:
-    """The eight of the plane ("xy"), or with flips of z sixteen ("xyz"); the identity first."""
-    z_flips = (False, True) if kind == "xyz" else (False,)
+def symmetries(flipped_axes: str, *, transpose: bool) -> list[Symmetry]:
+    """All combinations of some flips, and perhaps of a transpose of y and x; the identity first.
+
+    Args:
+        flipped_axes: letters of the axes, such as "yx".
+        transpose: whether each combination comes transposed, too.
+    """
+    z, y, x = ((False, True) if axis in flipped_axes else (False,) for axis in "zyx")
+    transposes = (False, True) if transpose else (False,)
     return [
-        Symmetry((z, y, x), transpose)
-        for z, transpose, y, x in product(z_flips, (False, True), (False, True), (False, True))
+        Symmetry((flip_z, flip_y, flip_x), is_transposed)
+        for flip_z, is_transposed, flip_y, flip_x in product(z, transposes, y, x)
     ]
 
 
-def augment(forward: Forward, device: Device, kind: str, offsets: Sequence[Zyx | None]) -> Forward:
+def augment(
+    forward: Forward,
+    device: Device,
+    symmetries: Sequence[Symmetry],
+    offsets: Sequence[Zyx | None],
+) -> Forward:
     """A forward pass whose answers are means over symmetries.
 
     Args:
         forward: the network's own forward pass.
         device: where its arrays are.
-        kind: "xy" or "xyz"; batches must be as long in y as in x.
+        symmetries: of a patch; with transposes, batches must be as long in y as in x.
         offsets: of each output channel, ZYX in voxels; None for a channel that is about voxels
             themselves.
     """
-    mappings = [(symmetry, _sources(symmetry, offsets)) for symmetry in symmetries(kind)]
+    mappings = [(symmetry, _sources(symmetry, offsets)) for symmetry in symmetries]
     shares: dict[tuple[int, ...], Any] = {}
 
     def zeros(shape: tuple[int, ...]) -> Any:

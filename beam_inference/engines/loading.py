@@ -14,7 +14,7 @@ from beam_inference.config.engines import (
     get_engine,
     make_anew,
 )
-from beam_inference.config.job import Inference, Network
+from beam_inference.config.job import Inference, Mirror, Network
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import engine_description
 from beam_inference.engines.identity import identity_predictor
@@ -61,10 +61,14 @@ def load_predictor(
         predictor = _load(model, inference, allow_pickle, network)
     if inference.augment == "none":
         return predictor
-    from beam_inference.engines.augmented import augment
+    from beam_inference.engines.augmented import augment, symmetries
 
+    if isinstance(inference.augment, Mirror):
+        over = symmetries("".join(inference.augment.mirror), transpose=False)
+    else:
+        over = symmetries("zyx" if inference.augment == "xyz" else "yx", transpose=True)
     offsets = [channel.affinity for channel in model.channels or ()]
-    forward = augment(predictor.predict, predictor.device, inference.augment, offsets)
+    forward = augment(predictor.predict, predictor.device, over, offsets)
     return replace(predictor, predict=forward)
 
 

@@ -93,7 +93,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             **engine,
             **({} if job.prediction_bound is None else {"sum_step": step_of(job.prediction_bound)}),
             "batch_size": config.inference.batch_size,
-            "augment": config.inference.augment,
+            "augment": _as_json(config.inference.augment),
         },
         "geometry": {
             "roi": identify_box(job.roi),

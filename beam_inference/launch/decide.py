@@ -182,12 +182,13 @@ def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> 
 def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
     """Choose the values that map onto an integer dtype's range.
 
-    The default is 0 to 1: the job file has a sigmoid or softmax then, or was refused.
+    The default is what the operators give of the network's values; where they do not say, 0 to 1:
+    the job file has a sigmoid or softmax then, or was refused.
     """
     output = config.output
     is_scaled = output.dtype in INTEGER_DTYPES and not config.gives_labels
     if is_scaled and output.value_range is None:
-        return (0.0, 1.0)
+        return config.output_interval or (0.0, 1.0)
     return output.value_range
 
 
@@ -210,7 +211,7 @@ def prediction_bound_elsewhere(config: JobConfig) -> float:
         ConfigError: the job file does not say how large its values are.
     """
     value_range = config.output.value_range
-    if value_range is None:
+    if value_range is None or config.postprocess:  # operators may have changed the values' unit
         raise ConfigError(
             "nothing says how large the network's values are: it has no activation, and cannot be "
             "tried here, where its workers do not run. Write model.prediction_bound: a magnitude "

@@ -155,21 +155,22 @@ def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:
     """Warn where the values of the tried patch fit neither output.value_range nor postprocess."""
+    try:
+        written = interval_after(config.postprocess, (low, high), config.model.output_channels)
+    except ValueError as error:
+        if config.network_interval is None:  # else the job file was checked against it
+            logger.warning("on a patch from the middle of the ROI: %s", error)
+        return
     limits = config.output.value_range
-    if limits is not None and (low < limits[0] or high > limits[1]):
+    if limits is None or written is None:
+        return
+    if written[0] < limits[0] or written[1] > limits[1]:
         logger.warning(
-            "on a patch from the middle of the ROI the network's values reach from %g to %g; "
-            "values beyond output.value_range %s are clipped",
-            low,
-            high,
+            "on a patch from the middle of the ROI the values to be written reach from %g to %g; "
+            "those beyond output.value_range %s are clipped",
+            *written,
             list(limits),
         )
-    if config.network_interval is not None:
-        return  # the job file was checked against it
-    try:
-        interval_after(config.postprocess, (low, high), config.model.output_channels)
-    except ValueError as error:
-        logger.warning("on a patch from the middle of the ROI: %s", error)
 
 
 @dataclass(frozen=True, slots=True)

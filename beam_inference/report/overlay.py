@@ -36,16 +36,15 @@ def channels_to_colour(
 def colour_ranges(config: JobConfig, planes: Sequence[Plane]) -> list[tuple[float, float]]:
     """The stored values of each channel that get no colour and full colour.
 
-    After an activation these stand for 0 and 1; else they bound the middle 99 % of the planes.
+    Where it is known what values there can be, these are the ends; else they bound the middle 99 %
+    of the planes.
     """
     channels = range(len(planes[0].output))
-    if config.model.activation != "none" and config.output.value_range is None:
-        full = (
-            float(np.iinfo(config.output.dtype).max)
-            if config.output.dtype in INTEGER_DTYPES
-            else 1.0
-        )
-        return [(0.0, full) for _ in channels]
+    interval = config.output_interval
+    if interval is not None and config.output.value_range is None:
+        if config.output.dtype in INTEGER_DTYPES:
+            interval = (0.0, float(np.iinfo(config.output.dtype).max))
+        return [interval for _ in channels]
     return [brightness_range([plane.output[channel] for plane in planes]) for channel in channels]
 
 

@@ -50,7 +50,7 @@ def predict(
     device: Literal["auto", "cpu", "cuda"] = "auto",
     engine: str | None = None,
     threads: int | None = None,
-    augment: Literal["none", "xy", "xyz"] = "none",
+    augment: Literal["none", "xy", "xyz"] | Mapping[str, Sequence[str]] = "none",
     fill: Literal["reflect", "constant"] = "reflect",
     fill_value: float = 0.0,
 ) -> NDArray[np.float32]:
@@ -91,7 +91,8 @@ def predict(
         engine: what runs the network; by default "numpy" for functions, else "torch".
         threads: CPU threads of the network, by default as many as there are cores; they change its
             last bits.
-        augment: average over flips and transposes of each patch.
+        augment: average over flips and transposes of each patch, or with ``{"mirror": "zyx"}``
+            over flips of these axes alone.
         fill: what lies outside the array, where patches and crop margins reach beyond it.
         fill_value: value for ``fill="constant"``, in stored units.
 
@@ -127,7 +128,11 @@ def predict(
             "device": "cpu" if is_function else _definite_device(device),
             "engine": engine or ("numpy" if is_function else "torch"),
             "threads": threads or usable_cores(),
-            "augment": augment,
+            "augment": (
+                augment
+                if isinstance(augment, str)
+                else {name: list(axes) for name, axes in augment.items()}
+            ),
         },
         fill={"fill": fill, "fill_value": fill_value},
     )

@@ -5,6 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+import toy_networks
 from helpers import job_values, read_volume, toy, write_job, write_volume
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,12 +64,12 @@ def mapped(patch, symmetry):
     return result
 
 
-def brute_force(function, patch, kind, offsets):
+def brute_force(function, patch, over, offsets):
     """The mean over symmetries of the answers about each voxel, or about each pair of voxels."""
     shape = patch.shape[1:]
     total = np.zeros((len(offsets), *shape))
     count = np.zeros((len(offsets), *shape))
-    for symmetry in symmetries(kind):
+    for symmetry in over:
         answer = function(mapped(patch, symmetry)[None])[0]
         said = {}  # of a pair of voxels of the patch, whichever comes first
         for voxel in product(*map(range, shape)):
@@ -109,10 +110,13 @@ def neighbours(voxel, offset):
             yield tuple(v + d for v, d in zip(voxel, difference, strict=True))
 
 
+XY = symmetries("yx", transpose=True)
+XYZ = symmetries("zyx", transpose=True)
+MIRRORS = symmetries("zx", transpose=False)
 NEAREST = [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]
 
 
-@pytest.mark.parametrize("kind", ["xy", "xyz"])
+@pytest.mark.parametrize("over", [XY, XYZ, MIRRORS], ids=["xy", "xyz", "mirrors"])
 @pytest.mark.parametrize(
     "offsets",
     [
@@ -125,13 +129,13 @@ NEAREST = [(-1, 0, 0), (0, -1, 0), (0, 0, -1)]
     ],
 )
 @pytest.mark.parametrize("make", [predictor_in_numpy, predictor_in_torch])
-def test_means_are_those_of_brute_force(kind, offsets, make):
+def test_means_are_those_of_brute_force(over, offsets, make):
     function = asymmetric(len(offsets))
     patch = np.random.default_rng(0).random((1, 3, 5, 5), np.float32)
-    expected, count = brute_force(function, patch, kind, offsets)
+    expected, count = brute_force(function, patch, over, offsets)
     predictor = make(function)
     device = predictor.device
-    forward = augment(predictor.predict, device, kind, offsets)
+    forward = augment(predictor.predict, device, over, offsets)
     with device.session():
         found = device.download(forward(device.upload(np.stack([patch, 2 * patch]))))()
     inside = count > 0  # pairs that reach beyond the patch are the network's own affair
@@ -148,18 +152,18 @@ def test_any_offsets(data):
     # Two channels of one pair, an offset and its negative, may disagree: which is meant would be a
     # matter of taste.
     offsets = [o for i, o in enumerate(offsets) if tuple(-n for n in o) not in offsets[:i]]
-    kind = data.draw(st.sampled_from(["xy", "xyz"]))
-    shape = (data.draw(st.integers(1, 4)), 4, 4)
+    transpose = data.draw(st.booleans())
+    over = symmetries(data.draw(st.sampled_from(["", "x", "zy", "zyx"])), transpose=transpose)
+    shape = (data.draw(st.integers(1, 4)), 4, 4 if transpose else data.draw(st.integers(3, 5)))
     patch = np.random.default_rng(1).random((1, *shape), np.float32)
     function = asymmetric(len(offsets))
-    expected, count = brute_force(function, patch, kind, offsets)
-    found = augment(function, NumpyDevice(), kind, offsets)(patch[None])[0]
+    expected, count = brute_force(function, patch, over, offsets)
+    found = augment(function, NumpyDevice(), over, offsets)(patch[None])[0]
     np.testing.assert_allclose(found[count > 0], expected[count > 0], rtol=1e-5)
 
 
-def test_there_are_eight_and_sixteen_symmetries_the_identity_first():
-    for kind, count in (("xy", 8), ("xyz", 16)):
-        found = symmetries(kind)
+def test_every_combination_is_there_once_the_identity_first():
+    for found, count in ((XY, 8), (XYZ, 16), (MIRRORS, 4), (symmetries("", transpose=False), 1)):
         assert len(set(found)) == count
         assert (found[0].flips, found[0].transpose) == ((False,) * 3, False)
 
@@ -175,7 +179,7 @@ def test_a_symmetric_network_is_left_as_it_is():
         return result
 
     batch = np.random.default_rng(2).random((2, 1, 4, 6, 6), np.float32)
-    found = augment(differences, NumpyDevice(), "xyz", NEAREST)(batch)
+    found = augment(differences, NumpyDevice(), XYZ, NEAREST)(batch)
     plain = differences(batch)
     for channel, inside in enumerate([np.s_[:, 1:], np.s_[:, :, 1:], np.s_[:, :, :, 1:]]):
         np.testing.assert_allclose(found[:, channel][inside], plain[:, channel][inside], rtol=1e-5)
@@ -224,9 +228,49 @@ def test_a_job_on_long_affinities(tmp_path, engine):
     assert np.abs(voxels - plain).max() > 0.1
 
 
+def test_patches_that_are_only_flipped_need_not_be_square(tmp_path):
+    rng = np.random.default_rng(0)
+    write_volume(tmp_path / "in", rng.integers(0, 256, (16, 16, 24), dtype=np.uint8))
+    model = toy("position", output_channels=2, channels=[{}, {}], normalize="unit")
+    shapes = {"patch_shape": [16, 16, 24], "patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 32]}
+    flips = [
+        run(tmp_path, axes or "plain", model=model, inference=shapes | {"augment": augmented})
+        for axes, augmented in (("", "none"), ("zx", {"mirror": ["x", "z"]}))
+    ]
+    image = read_volume(tmp_path / "in").astype(np.float32)[None] / 255
+    network = toy_networks.position()
+    with torch.inference_mode():
+        answers = [
+            torch.flip(network(torch.flip(torch.from_numpy(image), axes)), axes)[0].numpy()
+            for axes in ([], [2], [4], [2, 4])
+        ]
+    np.testing.assert_allclose(flips[0], answers[0], atol=1e-5)  # a step of exact sums
+    np.testing.assert_allclose(flips[1], np.mean(answers, axis=0), atol=1e-5)
+    assert np.abs(flips[1] - flips[0]).max() > 0.1
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        (
+            {"inference": {"augment": {"mirror": ["x", "x"]}}, "model": {"channels": [{}]}},
+            "names an axis twice",
+        ),
+        (
+            {"inference": {"augment": {"mirror": ["w"]}}, "model": {"channels": [{}]}},
+            "inference.augment.mirror.0",
+        ),
+        (
+            {"inference": {"augment": {"mirror": ["x"]}}},
+            "needs to know what each output channel says",
+        ),
+        (
+            {
+                "inference": {"augment": {"mirror": ["z"]}, "patch_shape": [1, 16, 16]},
+                "model": {"dims": 2, "channels": [{}]},
+            },
+            "no z to flip",
+        ),
         (
             {"inference": {"augment": "xy"}},
             r"needs to know what each output channel says: write model.channels: [{}]",

@@ -95,7 +95,7 @@ def test_fingerprints_of_jobs_begun_earlier_stay(name):
 @pytest.mark.parametrize(
     ("operator", "message"),
     [
-        ({}, "postprocess.0.operator: None is not among the installed operators: argmax, own"),
+        ({}, "postprocess.0.operator: None is not among the installed operators: affine, argm"),
         ({"operator": ["smooth"]}, r"postprocess.0.operator: \['smooth'\] is not among"),
         ("smooth", "postprocess.0: expected a mapping such as .*; found 'smooth'"),
         ({"operator": "smooth"}, "postprocess.0.sigma: missing"),
@@ -133,7 +133,18 @@ def test_a_job_with_operators_survives_json(tmp_path):
 def test_the_schema_lists_what_is_installed():
     schema = JobConfig.model_json_schema()
     choices = schema["properties"]["postprocess"]["items"]["discriminator"]["mapping"]
-    assert list(choices) == ["argmax", "own", "select", "smooth", "threshold"]
+    assert list(choices) == [
+        "affine",
+        "argmax",
+        "clip",
+        "own",
+        "regions",
+        "select",
+        "sigmoid",
+        "smooth",
+        "softmax",
+        "threshold",
+    ]
     assert schema["$defs"]["Smooth"]["properties"]["sigma"]["type"] == "array"
 
 

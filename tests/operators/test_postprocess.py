@@ -8,16 +8,22 @@ import pytest
 from helpers import job_values, plan_of, read_volume, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import ndimage
+from scipy import ndimage, special
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
-from beam_inference.config.operators import channels_after, operator_bytes, total_halo
+from beam_inference.config.operators import (
+    channels_after,
+    operator_bytes,
+    total_halo,
+    validate_operator,
+)
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.checks import check_paths
+from beam_inference.launch.decide import decide_value_range
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.worker.worker import Worker
 
@@ -25,6 +31,9 @@ CHANNELS = 3
 INPUT = np.random.default_rng(1).integers(0, 256, (CHANNELS, 40, 48, 50), dtype=np.uint8)
 INPUT[:, 8:24, :20] = 0
 MODEL = {"input_channels": CHANNELS, "output_channels": CHANNELS}
+
+
+LABELLING = ("argmax", "regions", "threshold")
 
 
 def parsed(operators, tmp_path, dtype="float32"):
@@ -190,7 +199,7 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
         ),
         (
             {"postprocess": [{"operator": "blur"}]},
-            "postprocess.0.operator: 'blur' is not among .*: argmax, own, select, smooth, ",
+            "postprocess.0.operator: 'blur' is not among .*: affine, argmax, clip, own, regions, ",
         ),
         (
             {
@@ -199,9 +208,62 @@ def test_a_vote_counts_channels_from_1_and_is_0_where_none_reaches_the_backgroun
             },
             "argmax of one channel",
         ),
+        ({"postprocess": [{"operator": "clip"}]}, "clip needs low, high, or both"),
+        (
+            {"postprocess": [{"operator": "clip", "low": 1, "high": 1}]},
+            "low 1 must be less than high 1",
+        ),
+        ({"postprocess": [{"operator": "affine", "scale": [1, 0, 1]}]}, "scale must not be 0"),
+        (
+            {"postprocess": [{"operator": "affine", "offset": [1, 2]}]},
+            "affine has a list offset of 2 numbers, but there are 3 channels",
+        ),
+        (
+            {
+                "postprocess": [
+                    {"operator": "select", "channels": [1]},
+                    {"operator": "softmax"},
+                ]
+            },
+            "softmax of one channel is 1 everywhere",
+        ),
+        (
+            {
+                "postprocess": [{"operator": "regions", "labels": [1, 2], "above": 0.5}],
+                "output": {"path": "out", "dtype": "uint8"},
+            },
+            "regions lists 2 labels, but there are 3 channels",
+        ),
+        (
+            {
+                "postprocess": [
+                    {"operator": "softmax"},
+                    {"operator": "regions", "labels": [1, 2, 3], "above": 1},
+                ],
+                "output": {"path": "out", "dtype": "uint8"},
+            },
+            "postprocess.1: regions above 1, .* the result would be 0 everywhere",
+        ),
+        (
+            {
+                "postprocess": [
+                    {"operator": "sigmoid"},
+                    {"operator": "affine", "scale": 2, "offset": -1},
+                    {"operator": "clip", "low": 2},
+                ]
+            },
+            "postprocess.2: clip to 2 … inf, but the values there are from -1 to 1: .* be 2 every",
+        ),
+        (
+            {
+                "postprocess": [{"operator": "affine", "scale": 2}],
+                "output": {"path": "out", "dtype": "uint8"},
+            },
+            "value_range is needed to write uint8 without an activation",
+        ),
         (
             {"output": {"path": "out", "dtype": "uint32"}},
-            "is for labels, which argmax or threshold make",
+            "is for labels, which argmax, regions or threshold make",
         ),
         (
             {"postprocess": [{"operator": "own", "function": "os.path", "output_channels": 1}]},
@@ -309,6 +371,14 @@ def test_channels_of_the_result_are_those_of_the_last_operator(tmp_path):
             [{"operator": "argmax"}],
             [{"operator": "select", "channels": [1]}],
             [{"operator": "threshold", "at": 0.5}],
+            [{"operator": "softmax"}],
+            [{"operator": "sigmoid"}],
+            [{"operator": "affine", "scale": -0.7, "offset": 0.1}],
+            [{"operator": "clip", "low": 0.3, "high": 0.6}],
+            [
+                {"operator": "select", "channels": [1, 0, 1]},
+                {"operator": "regions", "labels": [2, 1, 3], "above": 0.5},
+            ],
         ]
     ),
 )
@@ -319,7 +389,7 @@ def test_the_chunk_shape_changes_no_bit(
     operators = parsed(
         [{"operator": "smooth", "sigma": list(sigma)}, *then],
         tmp_path_factory.getbasetemp(),
-        dtype="uint8" if then and then[0]["operator"] != "select" else "float32",
+        dtype="uint8" if then and then[-1]["operator"] in LABELLING else "float32",
     )
     volume = BoundingBox(start, tuple(a + n for a, n in zip(start, (21, 19, 23), strict=True)))
     roi = BoundingBox(tuple(a + 5 for a in start), tuple(b - 4 for b in volume.stop))
@@ -348,6 +418,86 @@ def test_the_chunk_shape_changes_no_bit(
         )
         found = part[(slice(None), *core.slices_in(box))]
         np.testing.assert_array_equal(found, whole[(slice(None), *core.slices_in(roi))])
+
+
+LOGITS = np.random.default_rng(3).normal(0, 20, (3, 4, 5, 6)).astype(np.float32)
+LOGITS[:, 0, 0, :3] = [[1e4, -1e4, 0], [1e4, 0, 0], [-1e4, 1e4, 0]]
+
+
+@pytest.mark.parametrize(
+    ("operator", "expected"),
+    [
+        ({"operator": "softmax"}, special.softmax(LOGITS.astype(np.float64), axis=0)),
+        ({"operator": "sigmoid"}, special.expit(LOGITS.astype(np.float64))),
+        ({"operator": "affine", "scale": -0.5, "offset": 3}, 3 - LOGITS / 2),
+        (
+            {"operator": "affine", "scale": [1, 2, 4], "offset": [0, -1, 2]},
+            np.stack([LOGITS[0], 2 * LOGITS[1] - 1, 4 * LOGITS[2] + 2]),
+        ),
+        ({"operator": "clip", "low": -2, "high": 10}, LOGITS.clip(-2, 10)),
+        ({"operator": "clip", "high": 10}, np.minimum(LOGITS, 10)),
+        (
+            {"operator": "regions", "labels": [5, 2, 7], "above": 0},
+            np.select([LOGITS[2:] > 0, LOGITS[1:2] > 0, LOGITS[:1] > 0], [7, 2, 5], 0),
+        ),
+    ],
+    ids=str,
+)
+def test_values_are_those_of_the_formula(tmp_path, operator, expected):
+    given_values = LOGITS.copy()
+    dtype = "uint8" if operator["operator"] in LABELLING else "float32"
+    (function,) = build_functions(parsed([operator], tmp_path, dtype))
+    np.testing.assert_allclose(function(given_values), expected, rtol=2e-6, atol=1e-30)
+
+
+@given(
+    st.integers(2, 12),
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.sampled_from(["softmax", "sigmoid"]),
+    st.integers(0, 99),
+)
+def test_the_bits_at_a_voxel_do_not_depend_on_the_voxels_around(channels, shape, operator, seed):
+    """Vector instructions, and sums in groups, must not tell where an array ends."""
+    (function,) = build_functions([validate_operator({"operator": operator})])
+    values = np.random.default_rng(seed).normal(0, 9, (channels, *shape)).astype(np.float32)
+    whole = function(values)
+    for voxel in [(0, 0, 0), tuple(n // 2 for n in shape), tuple(n - 1 for n in shape)]:
+        part = (slice(None), *(slice(n, n + 1) for n in voxel))
+        np.testing.assert_array_equal(function(values[part]), whole[part])
+        part = (slice(None), *(slice(n, None) for n in voxel))
+        np.testing.assert_array_equal(function(values[part]), whole[part])
+
+
+@pytest.mark.parametrize(
+    ("activation", "operators", "expected"),
+    [
+        ("none", [{"operator": "softmax"}], (0.0, 1.0)),
+        ("none", [{"operator": "clip", "low": -1, "high": 3}], (-1.0, 3.0)),
+        ("sigmoid", [{"operator": "affine", "scale": -2, "offset": 1}], (-1.0, 1.0)),
+        (
+            "sigmoid",
+            [
+                {"operator": "affine", "scale": [1, 2, 3], "offset": [0, 1, -4]},
+                {"operator": "clip", "low": -2},
+            ],
+            (-2.0, 3.0),
+        ),
+    ],
+)
+def test_integers_hold_what_the_operators_can_give(tmp_path, activation, operators, expected):
+    model = SIGMOID | {"activation": activation}
+    values = job_values("in", "out", model=model, output={"dtype": "uint8"})
+    config = parse_job(values | {"postprocess": operators}, tmp_path)
+    assert decide_value_range(config) == expected
+
+
+def test_probabilities_after_blending_are_written_in_integers(tmp_path):
+    operators = [{"operator": "affine", "scale": 0.05, "offset": -6}, {"operator": "softmax"}]
+    found = result(tmp_path, "out", postprocess=operators, output={"dtype": "uint8"})
+    logits = INPUT.astype(np.float32) * np.float32(0.05) - 6
+    expected = np.rint(special.softmax(logits.astype(np.float64), axis=0) * 255)
+    assert np.abs(found.astype(int) - expected).max() <= 1
+    assert (found != expected).mean() < 1e-3
 
 
 def test_smoothing_is_that_of_scipy(tmp_path):
@@ -411,11 +561,16 @@ def test_more_classes_than_a_dtype_holds_are_refused(tmp_path):
             {"operator": "argmax"},
         ],
         [{"operator": "select", "channels": [1]}, {"operator": "threshold", "at": 0.5}],
+        [{"operator": "softmax"}],
+        [{"operator": "sigmoid"}],
+        [{"operator": "affine", "scale": 2, "offset": [1, 2, 3]}],
+        [{"operator": "clip", "low": 0.5}],
+        [{"operator": "regions", "labels": [3, 1, 2], "above": 0.5}],
     ],
     ids=str,
 )
 def test_what_operators_hold_is_foretold(tmp_path, operators):
-    labels = operators[-1]["operator"] in ("threshold", "argmax")
+    labels = operators[-1]["operator"] in LABELLING
     listed = parsed(operators, tmp_path, "uint8" if labels else "float32")
     values = np.random.default_rng(0).random((3, 32, 64, 64), np.float32)
     functions = build_functions(listed)
