@@ -197,7 +197,7 @@ def _read_entry(path: Path, key: Json) -> bytes:
         if status.st_size > LARGEST_ENTRY:
             raise ValueError(f"it has {status.st_size} bytes")
         header = parse_json(file.readline(_LONGEST_HEADER))
-        content = file.read(LARGEST_ENTRY)
+        content = file.read(status.st_size)  # which Python allocates before it reads
     digest = hashlib.sha256(content).hexdigest()
     if header != {"key": json.loads(json.dumps(key)), "sha256": digest}:
         raise ValueError("it is damaged, or of another key")
