@@ -11,7 +11,7 @@ from oracles.chunks import infer_once
 from torch import nn
 
 from beam_inference.cli.main import main
-from beam_inference.engines.augmented import augment
+from beam_inference.engines.augmented import augment, symmetries
 from beam_inference.engines.batch_norm_folding import fold_batch_norm
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
@@ -148,7 +148,7 @@ def test_augmentation_is_the_mean_over_the_flips_and_transposes(device):
         return torch.stack(answers).mean(0)
 
     plain = torch_predictor(network(device), device)
-    forward = augment(plain.predict, plain.device, "xy", [None, None])
+    forward = augment(plain.predict, plain.device, symmetries("yx", transpose=True), [None, None])
     predictor = replace(plain, predict=forward)
     np.testing.assert_allclose(inferred(predictor)[0], oracle(mean), atol=1e-5)
 
