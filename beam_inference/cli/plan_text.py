@@ -46,6 +46,7 @@ def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = Fals
         *_volume_rows(job),
         *_mask_rows(job),
         *_geometry_rows(job),
+        *_precision_rows(job),
         *_storage_rows(job),
         *(_pyramid_rows(pyramid) if job.config.output.pyramid is not None else ()),
         *_memory_rows(job),
@@ -68,6 +69,20 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
         f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
     )
     yield "", "exists already" if job.output_exists else "will be created"
+
+
+def _precision_rows(job: PlannedJob) -> Iterator[Row]:
+    if job.config.inference.precision == "int8":
+        from beam_inference.engines.trial import TOLERANCES
+        from beam_inference.worker.trial import boxes_to_calibrate
+
+        count = len(boxes_to_calibrate(job.plan))
+        yield (
+            "precision",
+            f"int8, calibrated by the first launch on {count} patch(es) of the input, and refused "
+            f"if it is off float32 by more than {TOLERANCES['int8']:g} of the range (root mean "
+            "square over a patch)",
+        )
 
 
 def _mask_rows(job: PlannedJob) -> Iterator[Row]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -24,7 +24,7 @@ CHOOSE = ("auto", "fastest")
 NetworkKind = Literal["module", "torchscript", "export", "function"]
 """What a network is: three forms of PyTorch's, or a function of NumPy arrays."""
 
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16", "int8"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 
@@ -49,6 +49,8 @@ class LoadRequest:
         inference: the job's section ``inference``, with nothing left to choose.
         keep: returns what a function makes of the network, or what it made in an earlier process
             of the same files, settings, libraries and machine: for conversions that take long.
+        quantized: what :attr:`Engine.quantize` has made of the network at the job's first launch,
+            to be run in its place; None unless the precision is int8.
     """
 
     network: Any
@@ -59,6 +61,7 @@ class LoadRequest:
     model: Network
     inference: Inference
     keep: Callable[[Callable[[], bytes]], bytes] = make_anew
+    quantized: bytes | None = None
 
     @property
     def threads(self) -> int:
@@ -96,6 +99,9 @@ class Engine:
             the network is loaded anew.
         auto_rank: place among the engines that ``auto`` tries, the lowest first; None if ``auto``
             does not choose it for networks of PyTorch.
+        quantize: makes a network of integers of the request's, whose batches have one patch, by
+            what it computes of some float32 NumPy arrays of that ``batch_shape``: the content of
+            :attr:`LoadRequest.quantized`. None where ``precisions`` is without int8.
     """
 
     name: str
@@ -111,9 +117,12 @@ class Engine:
     keeps_memory: bool = False
     has_fixed_shape: bool = True
     auto_rank: int | None = None
+    quantize: Callable[[LoadRequest, Sequence[Any]], bytes] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
+        if ("int8" in self.precisions) != (self.quantize is not None):
+            raise ValueError(f"engine {self.name}: precision int8 is what quantize is for")
         if self.arrays == "numpy" and self.devices != ("cpu",):
             raise ValueError(f"engine {self.name}: NumPy arrays are on the device cpu only")
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Discriminator, Field, PositiveFloat, Tag, field_validator, model_validator
 
-from beam_inference.config.engines import CHOOSE, EngineName, get_engine
+from beam_inference.config.engines import CHOOSE, EngineName, Precision, get_engine
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import (
     INTEGER_DTYPES,
@@ -220,7 +220,13 @@ class Inference(Model):
         1, description="patches per network call. auto: tried at first launch, kept ever after"
     )
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["float32", "tf32", "bfloat16", "float16"] = "float32"
+    precision: Precision = Field(
+        "float32",
+        description=(
+            "what the network computes in; sums are always float32. int8: on CPUs with engine: "
+            "openvino, which a launch calibrates on patches of the input"
+        ),
+    )
     engine: EngineName = Field(
         "auto",
         description=(
@@ -291,6 +297,11 @@ class Inference(Model):
 
     def _check_engine(self) -> None:
         formats: tuple[str, ...] = ("contiguous",)
+        if self.precision == "int8" and self.engine in CHOOSE:
+            raise ValueError(
+                f"precision: int8 changes the network's values visibly, so engine: {self.engine} "
+                "does not choose it: write engine: openvino"
+            )
         if self.engine not in CHOOSE:
             engine = get_engine(self.engine)
             formats = engine.memory_formats
@@ -298,8 +309,9 @@ class Inference(Model):
                 self.device not in ("auto", *engine.devices)
                 or self.precision not in engine.precisions
             ):
+                other = "openvino" if self.precision == "int8" else "torch, or auto"
                 raise ValueError(
-                    f"engine: {self.engine} runs {engine.limits}; write engine: torch, or auto"
+                    f"engine: {self.engine} runs {engine.limits}; write engine: {other}"
                 )
         if self.memory_format not in formats:
             raise ValueError(

@@ -22,6 +22,7 @@ _TALKERS = (
     "torch._inductor",
     "onnxscript",
     "openvino",
+    "nncf",
 )
 
 

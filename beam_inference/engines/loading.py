@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from beam_inference.config.engines import (
     Engine,
@@ -34,6 +35,10 @@ from beam_inference.models.hashes import NetworkFiles, file_states
 from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
 from beam_inference.models.local_files import existing_file
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 
 def load_predictor(
     model: Network,
@@ -41,6 +46,7 @@ def load_predictor(
     *,
     allow_pickle: bool = False,
     network: LoadedNetwork | None = None,
+    quantized: bytes | None = None,
 ) -> Predictor:
     """Load a job's network on its device.
 
@@ -49,6 +55,8 @@ def load_predictor(
         inference: the job's section; device and engine must not be left to choose.
         allow_pickle: whether files may be loaded in ways that run code which they carry.
         network: the network itself, which is changed; by default ``model.path`` is loaded.
+        quantized: in precision int8, what :func:`quantize_network` has made of it at the job's
+            first launch.
 
     Raises:
         ModelContractError: the model cannot be loaded, or contradicts the job.
@@ -58,7 +66,7 @@ def load_predictor(
     if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
     else:
-        predictor = _load(model, inference, allow_pickle, network)
+        predictor = _load(model, inference, allow_pickle, network, quantized)
     if inference.augment == "none":
         return predictor
     from beam_inference.engines.augmented import augment, symmetries
@@ -72,13 +80,49 @@ def load_predictor(
     return replace(predictor, predict=forward)
 
 
+def quantize_network(
+    model: Network,
+    inference: Inference,
+    samples: Sequence[NDArray[np.float32]],
+    *,
+    allow_pickle: bool = False,
+) -> bytes:
+    """Make a network of integers of a job's network, for precision int8.
+
+    Args:
+        model: the job's section, its files local.
+        inference: the job's section; device and engine must not be left to choose.
+        samples: inputs of the network, normalised: (C, Z, Y, X), the crop margin included. What it
+            computes of them decides how values become integers.
+        allow_pickle: as for :func:`load_predictor`.
+
+    Raises:
+        UserError: as for :func:`load_predictor`.
+    """
+    engine = get_engine(inference.engine)
+    if engine.quantize is None or model.path == "identity":
+        raise EngineError(
+            f"precision: int8 is not for model.path {model.path} with engine: {engine.name}: write "
+            "precision: float32"
+        )
+    engine_description(model, inference)  # is it there?
+    files = None if allow_pickle else NetworkFiles.of(model)
+    source = _source(engine, model, inference, allow_pickle)
+    one_patch = inference.model_copy(update={"batch_size": 1, "precision": "float32"})
+    request = _request(source, model, one_patch)
+    request = replace(request, keep=_keeper(engine, request, files))
+    return engine.quantize(request, [each.reshape(request.batch_shape) for each in samples])
+
+
 def load_reference(
     model: Network, inference: Inference, *, allow_pickle: bool = False
 ) -> Predictor | None:
     """Load the same network in PyTorch, in float32, to compare another engine or precision with.
 
+    In precision int8, a network that PyTorch cannot run is loaded in its own engine, in float32.
+
     Returns:
-        None where the job asks for just that, or where PyTorch cannot run the network.
+        None where the job asks for just that, or where there is nothing else to compare with.
 
     Raises:
         UserError: as :func:`load_predictor`.
@@ -90,7 +134,9 @@ def load_reference(
         return None
     engine = get_engine(inference.engine)
     if engine.networks != "torch" or suffix_of(model) in engine.suffixes:
-        return None
+        if inference.precision != "int8":
+            return None
+        plain = inference.model_copy(update={"precision": "float32"})
     return load_predictor(model, plain, allow_pickle=allow_pickle)
 
 
@@ -115,10 +161,21 @@ class _Source:
 
 
 def _load(
-    model: Network, inference: Inference, allow_pickle: bool, network: LoadedNetwork | None
+    model: Network,
+    inference: Inference,
+    allow_pickle: bool,
+    network: LoadedNetwork | None,
+    quantized: bytes | None,
 ) -> Predictor:
     engine = get_engine(inference.engine)
     description = engine_description(model, inference)  # before anything is loaded: is it there?
+    if inference.precision == "int8":
+        if quantized is None:
+            raise EngineError(
+                "precision: int8 is for jobs, whose first launch makes a network of integers: "
+                "write precision: float32"
+            )
+        description["quantized"] = hashlib.sha256(quantized).hexdigest()
     if engine.arrays == "torch" or engine.networks == "torch":
         _check_torch(model)
     if network is None:
@@ -129,7 +186,7 @@ def _load(
         source = _prepare_source(engine, network, model, inference)
     if source.parameters is not None:
         description["parameters"] = source.parameters
-    forward = _forward(engine, source, model, inference)
+    forward = _forward(engine, source, model, inference, quantized)
     if engine.arrays == "numpy":
         forward = numpy_forward(forward, activation=model.activation, dims=model.dims)
         return Predictor(NumpyDevice(), forward, description)
@@ -218,11 +275,10 @@ def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:
         )
 
 
-def _forward(
-    engine: Engine, source: _Source, model: Network, inference: Inference
-) -> Callable[[Any], Any]:
+def _request(source: _Source, model: Network, inference: Inference) -> LoadRequest:
+    """What an engine is to load for a job's batches."""
     patch = grown_shape(inference.patch_shape, model.crop_margin)
-    request = LoadRequest(
+    return LoadRequest(
         network=source.network,
         kind=source.kind,
         batch_shape=(inference.patches_per_call, model.input_channels, *patch[3 - model.dims :]),
@@ -231,6 +287,16 @@ def _forward(
         model=model,
         inference=inference,
     )
+
+
+def _forward(
+    engine: Engine,
+    source: _Source,
+    model: Network,
+    inference: Inference,
+    quantized: bytes | None,
+) -> Callable[[Any], Any]:
+    request = replace(_request(source, model, inference), quantized=quantized)
     if not engine.has_fixed_shape:
         return engine.load(request)
     files = [file for file in (source.network, request.weights) if isinstance(file, Path)]

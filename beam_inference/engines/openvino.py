@@ -1,17 +1,23 @@
-"""The engine ``openvino``: networks run by OpenVINO, on the CPU."""
+"""The engine ``openvino``: networks run by OpenVINO, on the CPU.
+
+In precision int8, NNCF makes a network of 8-bit integers: see
+:mod:`beam_inference.engines.openvino_int8`.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_inference.config.engines import Engine, LoadRequest, make_anew
 
 if TYPE_CHECKING:
-    from openvino import Model
+    import numpy as np
+    from numpy.typing import NDArray
+    from openvino import Core, Model
     from torch import Tensor
 
 _LENGTH_BYTES = 8
@@ -24,8 +30,32 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
         EngineError: OpenVINO is absent, or cannot convert the network.
     """
     return openvino_forward(
-        request.network, request.batch_shape, request.threads, request.weights, request.keep
+        request.network,
+        request.batch_shape,
+        request.threads,
+        request.weights,
+        request.keep,
+        request.quantized,
     )
+
+
+def quantize(request: LoadRequest, samples: Sequence[NDArray[np.float32]]) -> bytes:
+    """Make a network of 8-bit integers; see :attr:`beam_inference.config.engines.Engine.quantize`.
+
+    Raises:
+        EngineError: OpenVINO or NNCF is absent, or cannot convert the network.
+    """
+    from beam_inference.engines.conversion import quiet_conversion
+
+    with quiet_conversion("openvino"):
+        core = _open_core()
+        network = _read_network(
+            core, request.network, request.batch_shape, request.weights, request.keep
+        )
+        from beam_inference.engines.openvino_int8 import name_by_place, quantize_network
+
+        structure, constants = _unpack(_pack(quantize_network(network, samples)))
+        return _join(name_by_place(structure), constants)
 
 
 def openvino_forward(
@@ -34,6 +64,7 @@ def openvino_forward(
     threads: int,
     weights: Path | None = None,
     keep: Callable[[Callable[[], bytes]], bytes] = make_anew,
+    quantized: bytes | None = None,
 ) -> Callable[[Tensor], Tensor]:
     """Convert a network for OpenVINO, in float32.
 
@@ -44,6 +75,7 @@ def openvino_forward(
             which would then wait for each other; here it does not.
         weights: the file that holds the weights of ``source``, if that is a file of OpenVINO's.
         keep: see :attr:`beam_inference.config.engines.LoadRequest.keep`.
+        quantized: what :func:`quantize` has made of the network, to be run in its place.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
@@ -53,23 +85,12 @@ def openvino_forward(
     from beam_inference.engines.conversion import check_one_output, quiet_conversion
 
     with quiet_conversion("openvino"):
-        # Its telemetry forks this process and calls home at every conversion; without the package
-        # it goes without.
-        sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
-        import openvino
-
-        from beam_inference.engines.openvino_norms import replace_long_sums
-
-        core = openvino.Core()
-        # Weights that are mapped from their file change with it, also while the network runs.
-        core.set_property({"ENABLE_MMAP": False})
-        if isinstance(source, Path):
-            network = core.read_model(source, *([] if weights is None else [weights]))
-            network.reshape(list(shape))
-            replace_long_sums(network)
+        core = _open_core()
+        if quantized is None:
+            network = _read_network(core, source, shape, weights, keep)
         else:
-            # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
-            network = core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
+            network = core.read_model(*_unpack(quantized))
+            network.reshape(list(shape))
         settings = {
             "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": False,
@@ -85,6 +106,36 @@ def openvino_forward(
         return torch.from_numpy(results[0])
 
     return forward
+
+
+def _open_core() -> Core:
+    # Its telemetry forks this process and calls home at every conversion; without the package
+    # it goes without.
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    import openvino
+
+    core = openvino.Core()
+    # Weights that are mapped from their file change with it, also while the network runs.
+    core.set_property({"ENABLE_MMAP": False})
+    return core
+
+
+def _read_network(
+    core: Core,
+    source: Any,
+    shape: tuple[int, ...],
+    weights: Path | None,
+    keep: Callable[[Callable[[], bytes]], bytes],
+) -> Model:
+    """Read or convert a network in float32; see :func:`openvino_forward`."""
+    from beam_inference.engines.openvino_norms import replace_long_sums
+
+    if isinstance(source, Path):
+        network = core.read_model(source, *([] if weights is None else [weights]))
+        network.reshape(list(shape))
+        return replace_long_sums(network)
+    # Kept or not, the network is read from OpenVINO's own form, so that bits are the same.
+    return core.read_model(*_unpack(keep(lambda: _pack(_convert(source, shape)))))
 
 
 def _convert(source: Any, shape: tuple[int, ...]) -> Model:
@@ -110,8 +161,11 @@ def _pack(network: Model) -> bytes:
         structure = Path(folder) / "network.xml"
         weights = Path(folder) / "network.bin"
         openvino.serialize(network, structure, weights)
-        text = structure.read_bytes()
-        return len(text).to_bytes(_LENGTH_BYTES) + text + weights.read_bytes()
+        return _join(structure.read_bytes(), weights.read_bytes())
+
+
+def _join(structure: bytes, constants: bytes) -> bytes:
+    return len(structure).to_bytes(_LENGTH_BYTES) + structure + constants
 
 
 def _unpack(content: bytes) -> tuple[bytes, bytes]:
@@ -125,6 +179,8 @@ ENGINE = Engine(
     load=load,
     install="pip install 'beam-inference[openvino]'",
     suffixes=(".onnx", ".xml"),
+    precisions=("float32", "int8"),
     keeps_memory=True,
     auto_rank=50,
+    quantize=quantize,
 )

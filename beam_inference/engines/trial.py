@@ -40,6 +40,21 @@ _SAMPLED_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
+class Difference:
+    """How far a network's answers are from those of the same network in float32.
+
+    Attributes:
+        largest: of any value.
+        typical: root mean square over a patch, the largest of several patches.
+        allowed: what ``typical`` may be.
+    """
+
+    largest: float
+    typical: float
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
 class ContractReport:
     """Results of running one batch.
 
@@ -50,6 +65,7 @@ class ContractReport:
             memory.
         low, high: range of the predicted values, after the activation.
         seconds: that a batch took, the second time.
+        difference: from the network in float32, where it was compared.
     """
 
     working_set_bytes: int
@@ -57,6 +73,7 @@ class ContractReport:
     low: float
     high: float
     seconds: float
+    difference: Difference | None = None
 
 
 def check_contract(
@@ -229,7 +246,7 @@ def check_difference(
     patch: AnyArray,
     normalize: Callable[[Any], Any],
     batch_size: int,
-) -> None:
+) -> Difference:
     """Compare a network's answers to one batch with those of the same network in PyTorch, float32.
 
     The first and the last answer of the batch are compared; the last patch is mirrored, so that a
@@ -249,6 +266,8 @@ def check_difference(
     patch = without_blank(patch)
     answers = (_answers(each, patch, normalize, batch_size) for each in (predictor, reference))
     described = predictor.description
+    other = reference.description["engine"]
+    other = f"{'PyTorch' if other == 'torch' else other} in float32"
     largest = 0.0
     typical = 0.0
     scale = 1.0
@@ -260,18 +279,17 @@ def check_difference(
         scale = max(scale, float(np.abs(theirs).max()))
     name = f"{described['engine']} in {described['precision']}"
     logger.info(
-        "%s differs from PyTorch in float32 by %.1e at most, %.1e root mean square",
-        name,
-        largest,
-        typical,
+        "%s differs from %s by %.1e at most, %.1e root mean square", name, other, largest, typical
     )
     allowed = TOLERANCES[described["precision"]] * scale
     if not typical <= allowed:
+        engine = "" if described["precision"] == "int8" else "engine: torch and "
         raise EngineError(
-            f"{name} differs from PyTorch in float32 by {typical:.1e}, root mean square over a "
-            f"patch, more than the {allowed:.1e} that are allowed. Write engine: torch and "
-            "precision: float32."
+            f"{name} differs from {other} by {typical:.1e}, root mean square over a "
+            f"patch, more than the {allowed:.1e} that are allowed. Write {engine}precision: "
+            "float32."
         )
+    return Difference(largest, typical, allowed)
 
 
 def without_blank(patch: AnyArray) -> AnyArray:
@@ -358,9 +376,10 @@ def crop_to_patch(
     )
 
 
-TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2}
+TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "float16": 3e-3, "bfloat16": 2e-2, "int8": 1e-2}
 """Allowed differences from PyTorch in float32, root mean square over a patch, by precision.
 
 Each is a share of the largest magnitude there, or of 1 where that is less. A wrong kernel, or
-BatchNorm in the wrong mode, is far beyond it.
+BatchNorm in the wrong mode, is far beyond it. Of the networks that were measured in int8, most
+are within two thirds of its bound, and one is at seven times it: see docs/performance.md.
 """

@@ -34,6 +34,20 @@ NUMERICS = 5
 """A number that is raised when the same job would give other bits; older jobs are then refused."""
 
 
+class QuantizationError(Frozen):
+    """How far a network of integers is from the one in float32, on the patches that were tried.
+
+    Attributes:
+        root_mean_square: over a patch, the largest of the patches.
+        largest: of any value of that patch.
+        allowed: what the root mean square may be.
+    """
+
+    root_mean_square: float
+    largest: float
+    allowed: float
+
+
 class ResolvedJob(Frozen):
     """A job with every default and every ``auto`` made definite.
 
@@ -62,6 +76,8 @@ class ResolvedJob(Frozen):
             the fingerprint.
         patch_seconds: time that the network took for a patch when it was tried, 0 if it was not;
             not part of the fingerprint.
+        quantization_error: in precision int8, what the trial has measured; not part of the
+            fingerprint. The hash of the network of integers is in ``engine``.
         versions: versions of libraries at first launch; not part of the fingerprint. Another
             version is only warned about.
         numerics: :data:`NUMERICS` at first launch.
@@ -84,6 +100,7 @@ class ResolvedJob(Frozen):
     prediction_bound: float | None = None
     working_set_bytes: int
     patch_seconds: float = 0.0
+    quantization_error: QuantizationError | None = None
     versions: dict[str, str]
     numerics: int = 1
 
@@ -94,6 +111,11 @@ class ResolvedJob(Frozen):
         if not isinstance(values, dict):
             return values
         return {_FIRST_NAMES.get(key, key): value for key, value in values.items()}
+
+    @property
+    def quantized_sha256(self) -> str | None:
+        """Hash of the network of integers that is run in precision int8; None in any other."""
+        return self.engine.get("quantized")
 
     @cached_property
     def plan(self) -> InferencePlan:
@@ -149,6 +171,7 @@ class ResolvedJob(Frozen):
             prediction_bound=prediction_bound,
             working_set_bytes=self.working_set_bytes,
             patch_seconds=self.patch_seconds,
+            quantization_error=self.quantization_error,
             versions=self.versions,
             numerics=self.numerics,
         )

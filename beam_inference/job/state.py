@@ -10,6 +10,7 @@ file                                          content
 ``seams/FINGERPRINT/000000000/N/…``           sums that chunk N is made of, until it has a receipt
 ``quarantine/FINGERPRINT/000000000/N.json``   why chunk N could not be done, unless it has a receipt
 ``quarantine.jsonl``                          what is in quarantine after a launch: for ``--chunks``
+``quantized/SHA256``                          with ``precision: int8``, the network that workers run
 ``launches/ID.started``                       when and where a launch began
 ``launches/ID.chunks``                        the chunks that a launch does, where it is a sample
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
@@ -24,6 +25,7 @@ count.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import threading
@@ -57,6 +59,7 @@ from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
     PATIENCE_SECONDS,
+    TRANSFER_SECONDS,
     delete_folder,
     open_kvstore,
     retry_request,
@@ -156,6 +159,34 @@ class State:
             "write", "job.json", lambda: create_key(self._store, "job.json", self.url, text)
         )
         return self.load_job() or job
+
+    def write_network(self, content: bytes) -> None:
+        """Keep a network that the launch has made, under its hash."""
+        key = _network_key(hashlib.sha256(content).hexdigest())
+        self._request(
+            "write",
+            key,
+            lambda: self._store.write(key, content).result(timeout=TRANSFER_SECONDS),
+        )
+
+    def read_network(self, sha256: str) -> bytes:
+        """Read a network that the first launch has made.
+
+        Raises:
+            WorkerFault: it is gone, or damaged.
+        """
+        key = _network_key(sha256)
+        result = self._request(
+            "read", key, lambda: self._store.read(key).result(timeout=TRANSFER_SECONDS)
+        )
+        content = bytes(result.value)
+        if result.state != "value" or hashlib.sha256(content).hexdigest() != sha256:
+            raise WorkerFault(
+                f"{self.url}/{key}, the network of precision int8 that the first launch made, is "
+                f"{'gone' if result.state != 'value' else 'damaged'}: another would give other "
+                "values. Restore it, or pass --overwrite to compute every chunk again."
+            )
+        return content
 
     def write_receipt(self, receipt: Receipt) -> None:
         """Write a receipt, durably; replaces one of the same chunk."""
@@ -311,7 +342,7 @@ class State:
 
     def clear(self) -> None:
         """Delete everything that this class writes, of all jobs; job.json comes last."""
-        for folder in ("receipts/", "sums/", "seams/", "quarantine/", "launches/"):
+        for folder in ("receipts/", "sums/", "seams/", "quarantine/", "quantized/", "launches/"):
             delete_folder(self._store, self.url, folder)
         for key in ("quarantine.jsonl", "job.json"):
             self._write(key, None)
@@ -375,6 +406,10 @@ class State:
                 yield DamagedRecord(
                     stored.chunk, f"chunk {stored.chunk} {box}: {fault} ({stored.url})"
                 )
+
+
+def _network_key(sha256: str) -> str:
+    return f"quantized/{sha256}"
 
 
 def _quarantine_fault(record: QuarantineRecord, chunk: int, job: ResolvedJob) -> str | None:

@@ -15,9 +15,9 @@ from beam_inference.config.definite import (
 from beam_inference.config.job import BatchSize, Inference, JobConfig, Network
 from beam_inference.config.operators import interval_after
 from beam_inference.engines.choice import engines_to_measure, engines_to_try
-from beam_inference.engines.loading import load_predictor, load_reference
+from beam_inference.engines.loading import load_predictor, load_reference, quantize_network
 from beam_inference.engines.predictor import Predictor
-from beam_inference.engines.speed import fastest_batch_size, seconds_per_patch
+from beam_inference.engines.speed import WORTH_IT, fastest_batch_size, seconds_per_patch
 from beam_inference.engines.trial import ContractReport
 from beam_inference.errors import (
     ConfigError,
@@ -35,6 +35,7 @@ from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.worker.trial import (
+    calibration_samples,
     largest_prediction,
     patch_to_try,
     patches_to_try,
@@ -42,6 +43,9 @@ from beam_inference.worker.trial import (
 )
 
 logger = logging.getLogger(__name__)
+
+SPEED_ROUNDS = 2
+"""How often int8 and float32 are timed in turn; the best ratio counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,14 @@ class NetworkTrial:
         predictor: the network on its device.
         report: memory and range of values of the patch that was tried; its batch size is smaller
             than that of ``engine`` where the device had too little memory.
+        quantized: in precision int8, the network of integers.
     """
 
     config: DefiniteConfig
     engine: EngineSettings
     predictor: Predictor
     report: ContractReport
+    quantized: bytes | None = None
 
     @property
     def needs(self) -> NetworkNeeds:
@@ -77,6 +83,7 @@ def try_network_here(
     allow_pickle: bool,
     earlier: ResolvedJob | None = None,
     model: Network | None = None,
+    quantized: bytes | None = None,
 ) -> NetworkTrial:
     """Load a job's network and try it on a patch of its input; nothing is created.
 
@@ -86,6 +93,8 @@ def try_network_here(
         allow_pickle: load models that can execute code.
         earlier: the job as its first launch resolved it: its choices are kept.
         model: the job's network with its files on this machine; None to fetch them.
+        quantized: in precision int8, the network of integers that the first launch has made; None
+            to make one.
 
     Raises:
         UserError: the network does not answer as the job says.
@@ -93,7 +102,7 @@ def try_network_here(
     model = model or local_model(job.config.model, job.config.storage)
     engine, memory_format = engine_request(job.config, earlier)
     batch_size = batch_size_request(job.config, earlier)
-    trier = _Trier(job, place, model, allow_pickle)
+    trier = _Trier(job, place, model, allow_pickle, quantized)
     if engine == "fastest":
         engine, memory_format = trier.find_fastest_engine(batch_size)
     engines = engines_to_try(model, open_inference(job, engine))
@@ -181,6 +190,7 @@ class _Trier:
     place: Place
     model: Network
     allow_pickle: bool
+    quantized: bytes | None
 
     def try_engine(self, engine: str, memory_format: str, batch_size: BatchSize) -> NetworkTrial:
         """Try an engine; ``batch_size`` "auto" is found with it.
@@ -191,14 +201,17 @@ class _Trier:
         """
         settings = EngineSettings(engine, memory_format, 1 if batch_size == "auto" else batch_size)
         config = self._make_definite(settings)
-        predictor, reference = self._load(config)
+        quantized = self._quantize(config)
+        predictor, reference = self._load(config, quantized)
         report = self._run(config, predictor, reference)
         if batch_size == "auto":
             best = self._find_batch_size(config, predictor, report)
             settings = replace(settings, batch_size=best)
             report = self._run(self._make_definite(settings), predictor, reference)
         fitting = self._make_definite(replace(settings, batch_size=report.batch_size))
-        return NetworkTrial(fitting, settings, predictor, report)
+        if quantized is not None:
+            self._compare_speed(fitting, predictor)
+        return NetworkTrial(fitting, settings, predictor, report, quantized)
 
     def find_fastest_engine(self, batch_size: BatchSize) -> tuple[str, str]:
         """Find the engine that takes the least time for a patch, of those that answer as PyTorch.
@@ -266,9 +279,46 @@ class _Trier:
     def _make_definite(self, settings: EngineSettings) -> DefiniteConfig:
         return make_definite(self.job.config, self.job.settings, settings)
 
-    def _load(self, config: DefiniteConfig) -> tuple[Predictor, Predictor | None]:
+    def _quantize(self, config: DefiniteConfig) -> bytes | None:
+        """Make the network of integers, unless an earlier launch has, or the job has no use of it.
+
+        Raises:
+            EngineError: the engine cannot make it.
+        """
+        if config.inference.precision != "int8" or self.quantized is not None:
+            return self.quantized
+        samples = calibration_samples(config, self.job.input, self.job.plan)
+        logger.info("precision: int8 is calibrated on %d patches of the input", len(samples))
+        return quantize_network(
+            self.model, config.inference, samples, allow_pickle=self.allow_pickle
+        )
+
+    def _compare_speed(self, config: DefiniteConfig, predictor: Predictor) -> None:
+        """Tell how much time integers save here, and warn where they save none."""
+        inference = config.inference.model_copy(update={"precision": "float32"})
+        plain = load_predictor(self.model, inference, allow_pickle=self.allow_pickle)
+        patch = patch_to_try(config, self.job.input, self.job.plan)
+        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        size = config.inference.patches_per_call
+        share = math.inf
+        for _ in range(SPEED_ROUNDS):  # in turn, because a machine's speed may drift
+            seconds = seconds_per_patch(predictor, patch, normalize, size)
+            share = min(share, seconds / seconds_per_patch(plain, patch, normalize, size))
+        logger.info("precision: int8 takes %.2f of the time of float32 here", share)
+        if share > WORTH_IT:
+            logger.warning(
+                "precision: int8 takes %.2f of the time of float32 on this processor, and is less "
+                "exact: write precision: float32, unless the workers have another one",
+                share,
+            )
+
+    def _load(
+        self, config: DefiniteConfig, quantized: bytes | None = None
+    ) -> tuple[Predictor, Predictor | None]:
         inference = config.inference
-        predictor = load_predictor(self.model, inference, allow_pickle=self.allow_pickle)
+        predictor = load_predictor(
+            self.model, inference, allow_pickle=self.allow_pickle, quantized=quantized
+        )
         return predictor, load_reference(self.model, inference, allow_pickle=self.allow_pickle)
 
     def _run(

@@ -29,6 +29,7 @@ from beam_inference.engines.choice import (
     engines_to_try,
 )
 from beam_inference.engines.surroundings import describe_surroundings
+from beam_inference.engines.trial import Difference
 from beam_inference.environment import available_memory
 from beam_inference.errors import ModelContractError, PermanentReadError, TransientReadError
 from beam_inference.foreign_text import clean_text
@@ -95,10 +96,14 @@ class TriedNetwork:
     Attributes:
         findings: what the trial has found.
         description: what of the engine determines bits.
+        quantized: in precision int8, the network of integers; such trials are not kept.
+        difference: how far the network is from the one in float32, where that was measured now.
     """
 
     findings: TrialFindings
     description: Mapping[str, str]
+    quantized: bytes | None = None
+    difference: Difference | None = None
 
 
 def find_out_about_network(
@@ -109,6 +114,7 @@ def find_out_about_network(
     allow_pickle: bool,
     earlier: ResolvedJob | None,
     needs_bound: bool,
+    quantized: bytes | None = None,
 ) -> TriedNetwork:
     """Try a job's network on patches of its input, unless the same trial was made before.
 
@@ -119,6 +125,7 @@ def find_out_about_network(
         allow_pickle: load models that can execute code.
         earlier: the job as its first launch resolved it: its choices are kept.
         needs_bound: whether the prediction bound is to be found.
+        quantized: in precision int8, the network of integers that the first launch has made.
 
     Raises:
         UserError: the network does not answer as the job says, or its files were changed meanwhile.
@@ -128,7 +135,8 @@ def find_out_about_network(
     engine, memory_format = engine_request(job.config, earlier)
     request = _Request(engine, memory_format, batch_size_request(job.config, earlier), needs_bound)
     keys = None
-    if files is not None and job.settings.device == "cpu":
+    is_kept = job.settings.device == "cpu" and job.config.inference.precision != "int8"
+    if files is not None and is_kept:
         with suppress(TransientReadError, PermanentReadError):  # the trial itself tells
             keys = _Keys.of(job, place, files, request)
     kept = None if keys is None else _read(keys, job, model)
@@ -136,7 +144,12 @@ def find_out_about_network(
         return kept
     with _warnings() as warnings:
         trial = try_network_here(
-            job, place, allow_pickle=allow_pickle, earlier=earlier, model=model
+            job,
+            place,
+            allow_pickle=allow_pickle,
+            earlier=earlier,
+            model=model,
+            quantized=quantized,
         )
         if model_sha256(model) != sha256:
             raise ModelContractError(
@@ -144,7 +157,12 @@ def find_out_about_network(
                 "were loaded. Give the same command again once nobody writes them."
             )
         bound = find_prediction_bound(job, trial) if needs_bound else None
-    tried = TriedNetwork(_findings(trial, bound, warnings), trial.predictor.description)
+    tried = TriedNetwork(
+        findings=_findings(trial, bound, warnings),
+        description=trial.predictor.description,
+        quantized=trial.quantized,
+        difference=trial.report.difference,
+    )
     is_described = tried.description == engine_description(model, trial.config.inference)
     if keys is not None and keys.files.are_unchanged() and is_described:
         _keep(keys, tried.findings)

@@ -26,7 +26,7 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
-from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
+from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths
@@ -101,7 +101,9 @@ def prepare(
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    job = _resolve_what_is_left(planned, place, earlier, state, allow_pickle=allow_pickle)
+    job, quantized = _resolve_what_is_left(
+        planned, place, earlier, state, allow_pickle=allow_pickle
+    )
     owner = owner_of(job, state.url)
     if not overwrite:
         with _state_errors():
@@ -136,6 +138,8 @@ def prepare(
         claim_output(config.output.path, owner, config.storage, replace=overwrite)
         if chunks is not None:
             state.write_chunks(launch.id, chunks)
+        if quantized is not None:
+            state.write_network(quantized)
         if not planned.output_exists:
             create_output(planned.output)
         # Another first launch may have come before this one.
@@ -165,6 +169,22 @@ def resolve(
         UserError: the network cannot be loaded, answers otherwise than the job says, or its chunks
             do not fit this machine.
     """
+    return _resolve(planned, place, earlier, None, allow_pickle=allow_pickle)[0]
+
+
+def _resolve(
+    planned: PlannedJob,
+    place: Place,
+    earlier: ResolvedJob | None,
+    quantized: bytes | None,
+    *,
+    allow_pickle: bool,
+) -> tuple[ResolvedJob, bytes | None]:
+    """Resolve a job, as :func:`resolve` does; the job, and in precision int8 its network.
+
+    That network is the same for every worker, whichever machine it is on: the one that the launch
+    has tried.
+    """
     config = planned.config
     device = planned.settings.device
     _check_memory(planned, place, planned.default_needs)
@@ -173,8 +193,9 @@ def resolve(
     model = local_model(config.model, config.storage)
     sha256 = model_sha256(model)
     requested_batch_size = None
+    quantization_error = None
     prediction_bound = decide_prediction_bound(config, earlier)
-    if place.is_this_machine:
+    if place.is_this_machine or config.inference.precision == "int8":
         tried = find_out_about_network(
             planned,
             place,
@@ -182,7 +203,15 @@ def resolve(
             allow_pickle=allow_pickle,
             earlier=earlier,
             needs_bound=prediction_bound is None,
+            quantized=quantized,
         )
+        quantized = tried.quantized
+        if quantized is not None and tried.difference is not None:
+            quantization_error = QuantizationError(
+                root_mean_square=tried.difference.typical,
+                largest=tried.difference.largest,
+                allowed=tried.difference.allowed,
+            )
         trial = tried.findings
         engine = trial.settings
         fitting = trial.fitting_batch_size
@@ -212,7 +241,7 @@ def resolve(
         prediction_bound = prediction_bound or prediction_bound_elsewhere(config)
         patch_seconds = 0.0
     _check_memory(planned, place, needs)
-    return _record(
+    job = _record(
         planned,
         _ResolvedNetwork(
             config=definite,
@@ -222,8 +251,10 @@ def resolve(
             working_set_bytes=needs.working_set_bytes,
             patch_seconds=patch_seconds,
             requested_batch_size=requested_batch_size,
+            quantization_error=quantization_error,
         ),
     )
+    return job, quantized
 
 
 def _resolve_what_is_left(
@@ -233,20 +264,33 @@ def _resolve_what_is_left(
     state: State,
     *,
     allow_pickle: bool,
-) -> ResolvedJob:
+) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, with its network only if there are chunks left to do.
+
+    Returns:
+        The job; and its network of integers, if one was made now.
 
     Raises:
         StateError: it was launched before, and is another job by now.
     """
     if earlier is None:
-        return resolve(planned, place, allow_pickle=allow_pickle)
+        return _resolve(planned, place, None, None, allow_pickle=allow_pickle)
     if _is_done(state, earlier):
         job = resolve_without_network(planned, earlier)
     else:
-        job = resolve(planned, place, earlier, allow_pickle=allow_pickle)
+        quantized = _read_quantized(planned, earlier, state)
+        job, _ = _resolve(planned, place, earlier, quantized, allow_pickle=allow_pickle)
     check_same(earlier, job, state.url)
-    return job
+    return job, None
+
+
+def _read_quantized(planned: PlannedJob, earlier: ResolvedJob, state: State) -> bytes | None:
+    """Read the network of integers that the first launch has made, if the job still wants one."""
+    sha256 = earlier.quantized_sha256
+    if sha256 is None or planned.config.inference.precision != "int8":
+        return None
+    with _state_errors():
+        return state.read_network(sha256)
 
 
 def _is_done(state: State, job: ResolvedJob) -> bool:
@@ -280,8 +324,9 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
     engine = dict(identity.DESCRIPTION)
     if model.path != "identity":
         engine = engine_description(model, definite.inference)
-    if "parameters" in earlier.engine:  # a hash that takes the network itself
-        engine["parameters"] = earlier.engine["parameters"]
+    for key in ("parameters", "quantized"):  # hashes that take the network itself
+        if key in earlier.engine:
+            engine[key] = earlier.engine[key]
     return _record(
         planned,
         _ResolvedNetwork(
@@ -291,6 +336,7 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
             prediction_bound=decide_prediction_bound(config, earlier),
             working_set_bytes=earlier.working_set_bytes,
             patch_seconds=earlier.patch_seconds,
+            quantization_error=earlier.quantization_error,
         ),
     )
 
@@ -306,6 +352,7 @@ class _ResolvedNetwork:
     working_set_bytes: int
     patch_seconds: float
     requested_batch_size: int | None = None
+    quantization_error: QuantizationError | None = None
 
 
 def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
@@ -327,6 +374,7 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         prediction_bound=network.prediction_bound,
         working_set_bytes=network.working_set_bytes,
         patch_seconds=network.patch_seconds,
+        quantization_error=network.quantization_error,
         versions=_library_versions() | _extension_versions(network.config),
         numerics=NUMERICS,
     )

@@ -91,7 +91,11 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     postprocessing = Postprocessing(job, mask, operators)
     model = _local_network(job)
     if predictor is None:
-        predictor = load_predictor(model, config.inference, allow_pickle=launch.allow_pickle)
+        sha256 = job.quantized_sha256
+        quantized = None if sha256 is None else state.read_network(sha256)
+        predictor = load_predictor(
+            model, config.inference, allow_pickle=launch.allow_pickle, quantized=quantized
+        )
     _check_engine(predictor, job)
     watch = NetworkWatch(config.job.timeouts.network)
     predictor = watch.wrap_predictor(predictor)

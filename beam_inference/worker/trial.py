@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteConfig
@@ -20,6 +24,7 @@ from beam_inference.engines.trial import (
 )
 from beam_inference.errors import (
     DeviceOutOfMemory,
+    EngineError,
     ModelContractError,
     NonFiniteError,
     PermanentReadError,
@@ -61,6 +66,46 @@ def patches_to_try(
 ) -> Iterator[AnyArray]:
     """Read the network's input at :func:`boxes_to_try`, as :func:`patch_to_try` does."""
     return (_read(config, volume, box) for box in boxes_to_try(plan))
+
+
+def boxes_to_calibrate(plan: InferencePlan) -> list[BoundingBox]:
+    """Input boxes of up to eight patches, an eighth and five eighths along each axis of the domain.
+
+    Their places depend on the patch lattice alone, not on chunks. None is one of
+    :func:`boxes_to_try`, unless the lattice has few patches.
+    """
+    lattice = plan.lattice
+    indices = product(*({axis.count * eighths // 8 for eighths in (1, 5)} for axis in lattice.axes))
+    return [lattice.patch_box(triple(index)).grow(plan.crop_margin) for index in sorted(indices)]
+
+
+def calibration_samples(
+    config: DefiniteConfig, volume: Volume, plan: InferencePlan
+) -> list[NDArray[np.float32]]:
+    """Read what the network is calibrated on for precision int8, as the network takes it.
+
+    Returns:
+        Arrays (C, Z, Y, X), normalised.
+
+    Raises:
+        EngineError: one cannot be read, or the input has one value at all of them.
+    """
+    normalize = normalization(config, volume.dtype)
+    try:
+        patches = [cutout(config, volume, box) for box in boxes_to_calibrate(plan)]
+    except (TransientReadError, PermanentReadError) as error:
+        raise EngineError(
+            f"precision: int8 is calibrated on patches of the input, and {error}. Restore it, or "
+            "write precision: float32."
+        ) from None
+    patches = [patch for patch in patches if patch is without_blank(patch)]
+    if not patches:
+        raise EngineError(
+            "precision: int8 is calibrated on patches of the input, an eighth and five eighths "
+            "along each axis of the domain, and each of them has one value throughout. Choose "
+            "another roi, or write precision: float32."
+        )
+    return [normalize(patch.astype(np.float32)) for patch in patches]
 
 
 def _read(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
@@ -142,19 +187,27 @@ def try_network(
     if reference is None:
         return report
     watch = NetworkWatch(config.job.timeouts.network)  # PyTorch may take longer
+    patches = [patch]
+    if config.inference.precision == "int8":
+        # Integers suit some places better than others, and noise not at all.
+        others = patches_to_try(config, volume, plan)
+        patches = [each for each in others if each is without_blank(each)] or patches
     with watch.watch("the comparison with PyTorch"):
         try:
-            check_difference(
-                watch.wrap_predictor(predictor),
-                watch.wrap_predictor(reference),
-                patch,
-                normalize,
-                report.batch_size,
-            )
+            differences = [
+                check_difference(
+                    watch.wrap_predictor(predictor),
+                    watch.wrap_predictor(reference),
+                    each,
+                    normalize,
+                    report.batch_size,
+                )
+                for each in patches
+            ]
         except DeviceOutOfMemory as error:
             raise ModelContractError(
                 f"the device is out of memory for {report.batch_size} patches a batch in PyTorch "
                 "in float32, with which the network is compared. Make inference.batch_size "
                 f"smaller, or inference.patch_shape. ({error})"
             ) from None
-    return report
+    return replace(report, difference=max(differences, key=attrgetter("typical")))

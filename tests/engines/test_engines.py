@@ -183,7 +183,7 @@ def test_which_engines_may_be_meant(converted, monkeypatch):
         EngineError, match="is run by openvino, not by inference.engine: onnxruntime"
     ):
         to_try(xml, engine="onnxruntime")
-    with pytest.raises(EngineError, match="runs on the CPU in float32 only"):
+    with pytest.raises(EngineError, match="runs on the CPU in float32 or int8 only"):
         to_try(onnx, device="cuda")
     with pytest.raises(EngineError, match="not by inference.engine: torch"):
         to_try(onnx, engine="torch", device="cuda")

@@ -1,0 +1,140 @@
+"""Test that networks of integers compute the same bits everywhere, near those in float32."""
+
+import hashlib
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from engine_jobs import FIB25, answer, job_config
+from helpers import toy
+
+from beam_inference.config.engines import Engine, get_engine
+from beam_inference.engines.loading import load_predictor, load_reference, quantize_network
+from beam_inference.errors import ConfigError, EngineError
+
+PATCH = (8, 16, 32)
+
+
+def samples(seed, count=3, channels=1):
+    """Smooth noise: what NNCF calibrates on."""
+    random = np.random.default_rng(seed)
+    coarse = random.random((count, channels, 2, 4, 8), np.float32)
+    return list(coarse.repeat(4, 2).repeat(4, 3).repeat(4, 4))
+
+
+@pytest.fixture
+def int8():
+    """A function that loads a network of integers of a job's network."""
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+
+    def load(model=FIB25, content=None, **keys):
+        job = job_config(model, engine="openvino", precision="int8", patch_shape=PATCH, **keys)
+        content = content or quantize_network(job.model, job.inference, samples(0))
+        load.content = content
+        return load_predictor(job.model, job.inference, quantized=content)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"engine": "auto"}, "engine: auto does not choose it: write engine: openvino"),
+        ({"engine": "fastest"}, "engine: fastest does not choose it"),
+        ({"engine": "torch"}, "engine: torch runs .*; write engine: openvino"),
+        ({"engine": "onnxruntime"}, "engine: onnxruntime runs .*; write engine: openvino"),
+        ({"engine": "openvino", "device": "cuda"}, "openvino runs on the CPU in float32 or int8"),
+    ],
+)
+def test_only_an_engine_that_is_named_runs_integers(keys, message):
+    with pytest.raises(ConfigError, match=message):
+        job_config(FIB25, precision="int8", **keys)
+
+
+def test_an_engine_for_integers_says_how_it_makes_them():
+    assert get_engine("openvino").quantize is not None
+    with pytest.raises(ValueError, match="precision int8 is what quantize is for"):
+        Engine(name="x", package="x", load=lambda _: None, install="", precisions=("int8",))
+
+
+def test_a_network_that_no_launch_has_made_is_not_loaded():
+    job = job_config(FIB25, engine="openvino", precision="int8")
+    with pytest.raises(EngineError, match="int8 is for jobs, whose first launch makes a network"):
+        load_predictor(job.model, job.inference)
+
+
+def test_without_nncf_the_message_says_what_to_install(monkeypatch):
+    pytest.importorskip("openvino")
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    job = job_config(FIB25, engine="openvino", precision="int8", patch_shape=PATCH)
+    with pytest.raises(EngineError, match=r"needs NNCF .*pip install 'beam-inference\[int8\]'"):
+        quantize_network(job.model, job.inference, samples(0))
+
+
+def test_values_are_near_those_in_float32(int8):
+    job = job_config(FIB25, engine="openvino", precision="int8", patch_shape=PATCH)
+    reference = load_reference(job.model, job.inference)
+    batch = np.stack(samples(1, 2))
+    difference = answer(int8(), batch) - answer(reference, batch)
+    assert reference.description["precision"] == "float32"
+    assert 0 < np.sqrt(np.mean(difference**2)) < 1e-2
+
+
+def test_the_same_samples_give_the_same_network(int8):
+    first = int8()
+    content = int8.content
+    second = int8()
+    assert int8.content == content
+    assert first.description == second.description
+    assert first.description["quantized"] == hashlib.sha256(content).hexdigest()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bits_depend_neither_on_the_batch_nor_on_the_place_in_it(int8, threads):
+    patches = samples(1, 3)
+    one = int8(batch_size=1, threads=threads)
+    expected = [answer(one, patch[None])[0] for patch in patches]
+    three = int8(content=int8.content, batch_size=3, threads=threads)
+    np.testing.assert_array_equal(answer(three, np.stack(patches)), expected)
+    np.testing.assert_array_equal(answer(three, np.stack(patches[::-1])), expected[::-1])
+
+
+def test_a_file_of_openvinos_is_compared_with_itself_in_float32(int8, tmp_path):
+    openvino = pytest.importorskip("openvino")
+    torch.manual_seed(0)
+    convolutions = [torch.nn.Conv3d(a, b, 3, padding=1) for a, b in ((1, 8), (8, 8), (8, 2))]
+    network = torch.nn.Sequential(convolutions[0], torch.nn.ReLU(), *convolutions[1:])
+    graph = torch.export.export(network.eval(), (torch.zeros(1, 1, *PATCH),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = openvino.convert_model(graph)
+    openvino.save_model(model, tmp_path / "net.xml", compress_to_fp16=False)
+    model = {
+        "path": str(tmp_path / "net.xml"),
+        "weights": str(tmp_path / "net.bin"),
+        "output_channels": 2,
+    }
+    job = job_config(model, engine="openvino", precision="int8", patch_shape=PATCH)
+    reference = load_reference(job.model, job.inference)
+    batch = np.stack(samples(1, 2))
+    difference = answer(int8(model), batch) - answer(reference, batch)
+    assert reference.description["engine"] == "openvino"
+    assert 0 < np.abs(difference).max() < 1e-2
+
+
+def test_a_network_that_would_stay_in_float32_is_refused(int8):
+    with pytest.raises(EngineError, match="convolutions between its first and its last .* has 1"):
+        int8(toy("conv", output_channels=2))
+
+
+def test_pytorch_computes_the_same_bits_after_nncf_was_imported(int8):
+    torch.manual_seed(0)
+    network = torch.nn.Conv3d(1, 4, 3)
+    batch = torch.rand(1, 1, *PATCH)
+    with torch.inference_mode():
+        before = network(batch)
+        int8()
+        assert torch.equal(network(batch), before)
