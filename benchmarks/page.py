@@ -57,6 +57,8 @@ counts most where the arrays are small:
 
 {gpu}
 
+{integers}
+
 ## Against other tools
 
 {task}.
@@ -126,6 +128,7 @@ def page() -> str:
         latencies=_latencies(),
         startup=_startup(),
         gpu=_gpu(),
+        integers=_integers(),
         memory=_megabytes(growths[0]),
         small_memory=_megabytes(growths[1]),
         tiny_memory=_megabytes(growths[2]),
@@ -330,6 +333,101 @@ def _gpu() -> str:
     table = _against_forward(job, "torch")
     idle = _idle(job, "the same U-Net")
     return f"{title}: {machine}.\n\n| | ratio |\n|---|---|\n{table}\n\n{idle}"
+
+
+_INSTRUCTIONS = {
+    "all": "all instructions",
+    "AVX512_CORE": "AVX-512 without VNNI",
+    "AVX2_VNNI": "AVX2 with VNNI",
+    "AVX2": "AVX2 alone",
+}
+
+
+def _integers() -> str:
+    """What networks of integers save and lose, by the instructions that they may use."""
+    found = json.loads((RESULTS / "int8.json").read_text())
+    machine = found["machine"]
+    rows = found["rows"]
+    lines = [
+        "## Integers\n",
+        (
+            "`precision: int8` over float32, both by OpenVINO, in seconds of the processor for one "
+            "thread, on\nnetworks of the tests with real data, and on the residual U-Net above "
+            f"(`python -m benchmarks.int8`).\nNNCF {machine['nncf']} calibrated each on eight "
+            "patches.\n"
+        ),
+        _row("", *(_INSTRUCTIONS[name] for name in rows)),
+        "|---" * (1 + len(rows)) + "|",
+    ]
+    names = list(rows["all"])
+    for name in names:
+        lines.append(_row(name, *(_ratio(some[name]["int8 / float32"]) for some in rows.values())))
+    lines += [
+        (
+            f"\nThe processor ({machine['processor']}) has {', '.join(machine['instructions'])}.\n"
+            "The other columns are of the same processor, with oneDNN kept from using some of its\n"
+            "instructions: that shows what one with AVX2 alone computes, and about what it saves.\n"
+            "Not measured: real processors without AVX-512, those with AMX, and ARM.\n"
+        ),
+        (
+            "Differences from PyTorch in float32 on six other patches, with all instructions. The\n"
+            f"trial allows {found['allowed']:g}, root mean square over a patch. Decisions are "
+            "those of each network's\nusers (a threshold, or the likeliest tissue); their overlap "
+            "is Dice's coefficient of the\nvoxels chosen.\n"
+        ),
+        _row(
+            "",
+            "root mean square over a patch",
+            "99.9th percentile",
+            "largest",
+            "other decisions",
+            "overlap of decisions",
+            "the trial",
+        ),
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in names:
+        row = rows["all"][name]
+        errors = row["root mean square"]
+        bound = found["allowed"] * max(1, row["largest value"])
+        lines.append(
+            _row(
+                name,
+                f"{min(errors):.4f}–{max(errors):.4f}",
+                f"{row['99.9th percentile']:.3f}",
+                f"{row['largest']:.2f}",
+                f"{row['other decisions']:.2%}",
+                f"{row['overlap of decisions']:.3f}",
+                "takes it" if max(errors) <= bound else "**refuses it**",
+            )
+        )
+    lines.append(f"\n{_bits_of_integers(rows)}")
+    return "\n".join(lines)
+
+
+def _bits_of_integers(rows: dict[str, Any]) -> str:
+    """What was equal in every bit, and what was not."""
+    names = list(rows["all"])
+    again = [n for n in names if not all(some[n]["same network again"] for some in rows.values())]
+    networks = [n for n in names if len({some[n]["network"] for some in rows.values()}) > 1]
+    batches = [n for n in names if any(len(some[n]["bits"]) > 1 for some in rows.values())]
+    values = [
+        n for n in names if len({bit for some in rows.values() for bit in some[n]["bits"]}) > 1
+    ]
+    return (
+        "What differs in any bit:\n\n"
+        f"- the network, calibrated again in the same process: {_told_of(again)};\n"
+        f"- the network, calibrated with other instructions: {_told_of(networks)};\n"
+        f"- values in batches of 1, 2 and 4 (`batch_norm: batch` of 1), and with two threads: "
+        f"{_told_of(batches)};\n"
+        f"- values with other instructions: {_told_of(values)}."
+    )
+
+
+def _told_of(names: list[str]) -> str:
+    if not names:
+        return "none"
+    return _listed(names) if len(names) > 1 else names[0]
 
 
 def _megabytes(growth: dict[str, Any]) -> str:
