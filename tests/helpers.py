@@ -18,6 +18,7 @@ from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.storage import Storage
 from beam_inference.geometry import zyx
+from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import PatchLattice
 from beam_inference.geometry.plan import InferencePlan, make_plan
@@ -182,10 +183,39 @@ def bump(length: int) -> np.ndarray:
     return np.exp(-1 / (1 - d**2))
 
 
+def window_of(shape: tuple[int, int, int], window: BlendWindow) -> np.ndarray:
+    """The window of a patch in three dimensions, by its formula; long patches' bumps underflow."""
+    if window.kind == "constant":
+        return np.ones(shape)
+    if window.kind == "bump":
+        values: np.ndarray = np.einsum("i,j,k->ijk", *map(bump, shape))
+        return values.clip(window.floor)
+    centres = [n // 2 if window.is_on_voxel else (n - 1) / 2 for n in shape]
+    squares = [
+        ((np.arange(n) - c) / (window.sigma * n)) ** 2 for n, c in zip(shape, centres, strict=True)
+    ]
+    gaussian: np.ndarray = np.exp(-sum(np.meshgrid(*squares, indexing="ij")) / 2)
+    return gaussian.clip(window.floor)
+
+
+def lattice_starts(lattice: PatchLattice, axis: int) -> list[int]:
+    """Starts of patches on one axis, one by one."""
+    start = lattice.domain.start[axis]
+    room = lattice.domain.shape[axis] - lattice.patch_shape[axis]
+    stride = lattice.patch_shape[axis] - lattice.patch_overlap[axis]
+    if lattice.kind == "spread":
+        steps = int(np.ceil(room / stride))
+        return [start + int(np.round(room / max(1, steps) * k)) for k in range(steps + 1)]
+    return sorted({start + min(k, room) for k in range(0, room + stride, stride)})
+
+
 def oracle(
-    lattice: PatchLattice, predict: Callable[[BoundingBox], np.ndarray], channels: int
+    lattice: PatchLattice,
+    predict: Callable[[BoundingBox], np.ndarray],
+    channels: int,
+    window: BlendWindow = BUMP,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The blended prediction over the whole domain and the sum of bumps, in float64.
+    """The blended prediction over the whole domain and the sum of windows, in float64.
 
     It is computed without chunks and without the algebra of lattices. ``predict`` gives the float32
     prediction (channels, *patch) of a patch's box.
@@ -193,23 +223,13 @@ def oracle(
     domain = lattice.domain
     total = np.zeros((channels, *domain.shape))
     weights = np.zeros(domain.shape)
-    window = np.einsum("i,j,k->ijk", *(bump(n) for n in lattice.patch_shape))
-    starts = [
-        sorted(
-            {
-                min(a, stop - patch)
-                for a in range(start, max(start + 1, stop - overlap), patch - overlap)
-            }
-        )
-        for start, stop, patch, overlap in zip(
-            domain.start, domain.stop, lattice.patch_shape, lattice.patch_overlap, strict=True
-        )
-    ]
+    values = window_of(lattice.patch_shape, window)
+    starts = [lattice_starts(lattice, axis) for axis in range(3)]
     for start in product(*starts):
         box = BoundingBox(zyx.triple(start), zyx.add(zyx.triple(start), lattice.patch_shape))
         where = box.slices_in(domain)
-        total[(slice(None), *where)] += predict(box).astype(np.float64) * window
-        weights[where] += window
+        total[(slice(None), *where)] += predict(box).astype(np.float64) * values
+        weights[where] += values
     return total / weights, weights
 
 

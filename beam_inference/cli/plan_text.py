@@ -14,6 +14,7 @@ from rich.table import Table
 from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
+from beam_inference.config.job import Gaussian, Inference
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.exact_sums import largest_rounding
 from beam_inference.geometry.plan import InferencePlan, Strategy
@@ -107,7 +108,7 @@ def _geometry_rows(job: PlannedJob) -> Iterator[Row]:
     yield (
         "patches",
         f"{plan.totals.patch_count:,} of {format_shape(lattice.patch_shape)} voxels, "
-        f"overlap {format_shape(lattice.patch_overlap)}",
+        f"overlap {format_shape(lattice.patch_overlap)}{_unusual_blending(job.config.inference)}",
     )
     terms = lattice.most_patches
     bound = job.config.model.stated_bound
@@ -120,6 +121,19 @@ def _geometry_rows(job: PlannedJob) -> Iterator[Row]:
         f"of at most {terms} patches a voxel, off by {rounding} at most; the same bits however the "
         "job is cut",
     )
+
+
+def _unusual_blending(inference: Inference) -> str:
+    """Lattice and blend weights where they are not the usual ones."""
+    blend = inference.blend
+    texts = []
+    if inference.lattice != "stride":
+        texts.append(f", lattice {inference.lattice}")
+    if isinstance(blend, Gaussian):
+        texts.append(f", blend gaussian {blend.gaussian:g}, floor {blend.floor}")
+    elif blend != "bump":
+        texts.append(f", blend {blend}")
+    return "".join(texts)
 
 
 def _storage_rows(job: PlannedJob) -> Iterator[Row]:

@@ -38,7 +38,9 @@ from beam_inference.config.operators import (
 )
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Input, Mask, Output, Roi
+from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
+from beam_inference.geometry.grids import LatticeKind
 from beam_inference.geometry.plan import Strategy
 
 MOST_DEPTH = 64
@@ -179,6 +181,46 @@ class Mirror(Model):
         return sorted(axes, key="zyx".index)
 
 
+class Gaussian(Model):
+    """Blend weights of a Gaussian."""
+
+    gaussian: Annotated[PositiveFloat, Field(le=1)] = Field(
+        description="standard deviation, as a share of the patch on each axis"
+    )
+    floor: Literal["none", "nnunet", "monai"] = Field(
+        "none",
+        description=(
+            "the least weight before normalisation, and the centre. none: there is none; the "
+            "middle. nnunet: about 6e-9, as in half precision; voxel n // 2. monai: 1e-3; the "
+            "middle"
+        ),
+    )
+
+    @property
+    def window(self) -> BlendWindow:
+        """The window of each patch."""
+        return BlendWindow(
+            "gaussian",
+            self.gaussian,
+            is_on_voxel=self.floor == "nnunet",
+            floor=_FLOORS[self.floor],
+        )
+
+
+_FLOORS = {"none": 0.0, "nnunet": 2.0**-24 / 10, "monai": 1e-3}
+"""Least weights where the largest is 1.
+
+nnU-Net 2.8.1 makes the largest 10, in half precision, and raises zeros to the smallest positive
+value, which is 2^-24. MONAI 1.6.1 raises what is below 0.001.
+"""
+
+Blend = Annotated[
+    Annotated[Literal["bump", "constant"], Tag("word")] | Annotated[Gaussian, Tag("Gaussian")],
+    Discriminator(lambda value: "Gaussian" if isinstance(value, dict | Gaussian) else "word"),
+]
+"""How patches are weighted where they overlap."""
+
+
 Augment = Annotated[
     Annotated[Literal["none", "xy", "xyz"], Tag("word")] | Annotated[Mirror, Tag("Mirror")],
     Discriminator(lambda value: "Mirror" if isinstance(value, dict | Mirror) else "word"),
@@ -191,6 +233,20 @@ class Inference(Model):
 
     patch_shape: Shape
     patch_overlap: Margin = (0, 0, 0)
+    lattice: LatticeKind = Field(
+        "stride",
+        description=(
+            "where patches lie that do not fit the volume exactly. stride: one after the other, "
+            "the last moved back. spread: as many, evenly, as nnU-Net's. pad: the last hangs over "
+            "the end"
+        ),
+    )
+    blend: Blend = Field(
+        "bump",
+        description=(
+            "weights where patches overlap: bump, constant, or {gaussian: 0.125, floor: nnunet}"
+        ),
+    )
     chunk_shape: _ChunkShape = Field(
         description=(
             "the unit of work, a multiple of block_shape. auto: the best that fits 2 GiB per "
@@ -271,6 +327,11 @@ class Inference(Model):
                 f"{values['strategy']}: write seams: exact, and the strategy"
             )
         return {**values, "seams": "exact", "strategy": seams}
+
+    @property
+    def window(self) -> BlendWindow:
+        """What a patch's voxels weigh where patches overlap."""
+        return self.blend.window if isinstance(self.blend, Gaussian) else BlendWindow(self.blend)
 
     @property
     def patches_per_call(self) -> int:

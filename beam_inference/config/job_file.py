@@ -100,6 +100,7 @@ _BRANCHED = (
     "model.normalize",
     "inference.augment",
     "inference.batch_size",
+    "inference.blend",
     "inference.chunk_shape",
     "input.scale",
 )

@@ -109,7 +109,13 @@ class Input(Model):
         Annotated[list[Natural], BeforeValidator(as_list, json_schema_input_type=int | list[int])]
         | None
     ) = Field(None, description="channel or channels to read; default all")
-    fill: Fill = Field("reflect", description="what lies outside the volume")
+    fill: Fill = Field(
+        "reflect",
+        description=(
+            "what lies outside the volume. reflect: its mirror image, border voxels once. "
+            "symmetric: border voxels twice. edge: border voxels. constant: fill_value"
+        ),
+    )
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
     mask: Mask | None = Field(
         None, description="where the network sees the volume, and elsewhere mask.fill_value"
@@ -133,9 +139,10 @@ class Input(Model):
             )
         if self.spec is not None and self.scale != 0:
             raise ValueError("scale has no effect beside spec: put scale_index into the spec")
-        if self.fill == "reflect" and self.fill_value:
+        if self.fill != "constant" and self.fill_value:
             raise ValueError(
-                "fill_value has no effect with fill: reflect; write fill: constant, or remove it"
+                f"fill_value has no effect with fill: {self.fill}; write fill: constant, or remove "
+                "it"
             )
         return self
 

@@ -78,10 +78,13 @@ class BoundingBox:
         Args:
             shape: the least extent on each axis, ZYX.
             within: the box in which there is room to grow: first after the stop, then before the
-                start. What is still missing is added after the stop, beyond ``within``.
+                start. What is still missing is added beyond ``within``, half on each side; an odd
+                voxel after the stop.
         """
         stop = zyx.maximum(self.stop, zyx.minimum(zyx.add(self.start, shape), within.stop))
         start = zyx.minimum(self.start, zyx.maximum(zyx.subtract(stop, shape), within.start))
+        missing = zyx.maximum((0, 0, 0), zyx.subtract(shape, zyx.subtract(stop, start)))
+        start = zyx.subtract(start, zyx.triple(each // 2 for each in missing))
         return BoundingBox(start, zyx.maximum(stop, zyx.add(start, shape)))
 
     def slices_in(self, frame: BoundingBox) -> tuple[slice, slice, slice]:

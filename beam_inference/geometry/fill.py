@@ -1,4 +1,4 @@
-"""Fills in voxels outside the volume, by reflection or a constant, in volume coordinates.
+"""Fills in voxels outside the volume, by voxels inside or a constant, in volume coordinates.
 
 The rule depends on the volume only, never on the cutout, so two chunks that share a voxel outside
 the volume see the same value there.
@@ -15,15 +15,21 @@ from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 
-Fill: TypeAlias = Literal["reflect", "constant"]
-"""How voxels outside the volume are made."""
+Fill: TypeAlias = Literal["reflect", "symmetric", "edge", "constant"]
+"""How voxels outside the volume are made; the words are those of ``numpy.pad``.
+
+- ``reflect``: mirrored at the outermost voxels, which are not repeated.
+- ``symmetric``: mirrored at the volume's faces, so that the outermost voxels are repeated.
+- ``edge``: the outermost voxels.
+- ``constant``: a value.
+"""
 
 
 def source_box(box: BoundingBox, volume: BoundingBox, fill: Fill) -> BoundingBox:
     """The part of the volume that must be read to know every voxel of a box.
 
-    With reflection it can reach beyond the box: a thin box at the volume's border is mirrored from
-    voxels that it does not hold itself.
+    It can reach beyond the box: a thin box at the volume's border is mirrored from voxels that it
+    does not hold itself.
 
     Args:
         box: the voxels that are wanted; may reach beyond the volume.
@@ -36,7 +42,7 @@ def source_box(box: BoundingBox, volume: BoundingBox, fill: Fill) -> BoundingBox
     if fill == "constant":
         inside = box.intersection(volume)
         return inside if inside.size else BoundingBox(volume.start, volume.start)
-    ranges = [_reflected_coordinates(box, volume, axis) for axis in range(3)]
+    ranges = [_source_coordinates(box, volume, axis, fill) for axis in range(3)]
     z, y, x = ((int(r.min()), int(r.max()) + 1) for r in ranges)
     return BoundingBox((z[0], y[0], x[0]), (z[1], y[1], x[1]))
 
@@ -73,9 +79,9 @@ def fill_outside(
             filled[(slice(None), *source.slices_in(box))] = array
         return filled
     for axis in range(3):
-        mirrored = _reflected_coordinates(box, volume, axis) - source.start[axis]
-        shape = (*array.shape[: axis + 1], len(mirrored), *array.shape[axis + 2 :])
-        array = np.take(array, mirrored, axis + 1, arrays.empty(shape, array.dtype), mode="clip")
+        origin = _source_coordinates(box, volume, axis, fill) - source.start[axis]
+        shape = (*array.shape[: axis + 1], len(origin), *array.shape[axis + 2 :])
+        array = np.take(array, origin, axis + 1, arrays.empty(shape, array.dtype), mode="clip")
     return array
 
 
@@ -84,18 +90,23 @@ def source_sections(box: BoundingBox, volume: BoundingBox, fill: Fill) -> NDArra
 
     With a constant fill, sections beyond the volume belong to the nearest one inside.
     """
-    if fill == "constant":
-        return np.clip(np.arange(box.start[0], box.stop[0]), volume.start[0], volume.stop[0] - 1)
-    return _reflected_coordinates(box, volume, 0)
+    return _source_coordinates(box, volume, 0, "edge" if fill == "constant" else fill)
 
 
-def _reflected_coordinates(box: BoundingBox, volume: BoundingBox, axis: int) -> NDArray[np.int64]:
+def _source_coordinates(
+    box: BoundingBox, volume: BoundingBox, axis: int, fill: Fill
+) -> NDArray[np.int64]:
     """The coordinate inside the volume that each voxel of a box has on one axis.
 
-    Coordinates outside are mirrored at the outermost voxels, which are not repeated.
+    Mirror images follow one another without end.
     """
     first = volume.start[axis]
     length = volume.shape[axis]
-    period = max(1, 2 * (length - 1))
-    position = (np.arange(box.start[axis], box.stop[axis]) - first) % period
-    return first + np.minimum(position, period - position) if length > 1 else first + 0 * position
+    position = np.arange(box.start[axis], box.stop[axis]) - first
+    if fill == "edge" or length == 1:
+        return first + np.clip(position, 0, length - 1)
+    # What is mirrored begins again after twice the length, less the ends that are not repeated.
+    repeated = fill == "symmetric"
+    period = 2 * length if repeated else 2 * (length - 1)
+    position %= period
+    return first + np.minimum(position, period - repeated - position)

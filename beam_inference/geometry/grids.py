@@ -7,8 +7,10 @@ patches.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
 
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -91,20 +93,34 @@ class ChunkGrid:
         return start, min(start + self.chunk_shape[axis], self.roi.stop[axis])
 
 
+LatticeKind: TypeAlias = Literal["stride", "spread", "pad"]
+"""Where patches lie in a domain that they do not fit exactly.
+
+- ``stride``: patch after patch at the same distance; the last one is moved back into the domain.
+- ``spread``: as many patches, at distances that are equal but for rounding: those of nnU-Net.
+- ``pad``: as ``stride``, but the last patch hangs over the end, into what ``fill`` says.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class LatticeAxis:
-    """Patch starts on one axis: ``start + k * stride``, the last one moved back to end at ``stop``.
+    """Patch starts on one axis, from the domain's start to where a patch ends at its stop.
+
+    They are ``start + k * stride``, the last one moved back to end at ``stop``; or spread evenly,
+    each rounded to a whole voxel, halves to even.
 
     Attributes:
         start, stop: the domain on this axis; at least ``patch`` voxels long.
         patch: voxels of a patch on this axis.
-        stride: voxels from one start to the next.
+        stride: voxels from one start to the next; the most there are if starts are spread.
+        is_spread: whether starts are spread evenly.
     """
 
     start: int
     stop: int
     patch: int
     stride: int
+    is_spread: bool = False
 
     def __post_init__(self) -> None:
         if self.stop - self.start < self.patch:
@@ -123,38 +139,38 @@ class LatticeAxis:
 
     @property
     def most_patches(self) -> int:
-        """The most patches that share one voxel of this axis.
+        """The most patches that share one voxel of this axis; at most, if they are spread.
 
         Their number grows at the starts of patches alone, and before the last one, which may be
         moved back, it grows until the second last.
         """
+        if self.is_spread and self.count > 1:
+            # Rounding brings two starts nearer to each other by less than a voxel.
+            room = self.stop - self.start - self.patch
+            return min(self.count, ceil_div(self.patch * (self.count - 1), room))
         last = range(max(0, self.count - 2), self.count)
         starts = [self.patch_start(k) for k in last]
         return max(len(self.touching(start, start + 1)) for start in starts)
 
     def patch_start(self, k: int) -> int:
         """First voxel of patch ``k``, ``0 <= k < count``."""
-        return min(self.start + k * self.stride, self.stop - self.patch)
+        room = self.stop - self.start - self.patch
+        if self.is_spread and k:
+            return self.start + round(room / (self.count - 1) * k)
+        return self.start + min(k * self.stride, room)
 
     def first_from(self, start: int) -> int:
         """The first patch that starts at ``start`` or later; the number of patches if none does."""
-        first = max(0, ceil_div(start - self.start, self.stride))
-        if first < self.count - 1:
-            return first
-        return self.count - 1 if self.patch_start(self.count - 1) >= start else self.count
+        return bisect_left(range(self.count), start, key=self.patch_start)
 
     def touching(self, start: int, stop: int) -> range:
         """The patches that share a voxel with ``start … stop``.
 
         The interval is not empty and lies inside the domain.
         """
-        first = max(0, (start - self.patch - self.start) // self.stride + 1)
-        last = min(self.count - 1, ceil_div(stop - self.start, self.stride) - 1)
-        # The last patch is moved back, so it can start before `stop` although its nominal start
-        # does not.
-        if last == self.count - 2 and self.patch_start(self.count - 1) < stop:
-            last += 1
-        return range(min(first, self.count - 1), last + 1)
+        numbers = range(self.count)
+        first = bisect_right(numbers, start - self.patch, key=self.patch_start)
+        return range(first, bisect_left(numbers, stop, key=self.patch_start))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,18 +180,31 @@ class PatchLattice:
     Attributes:
         domain: the box the lattice tiles; at least one patch long on each axis.
         patch_shape: voxels of a patch, ZYX.
-        patch_overlap: voxels shared by neighbouring patches, ZYX; less than the patch.
+        patch_overlap: voxels shared by neighbouring patches, ZYX; less than the patch. The least
+            there are if patches are spread.
+        kind: where patches lie if they do not fit the domain exactly.
     """
 
     domain: BoundingBox
     patch_shape: Zyx
     patch_overlap: Zyx
+    kind: LatticeKind = "stride"
+
+    def over(self, box: BoundingBox) -> PatchLattice:
+        """The same lattice over a box of at least one patch; over more if patches hang over."""
+        if self.kind == "pad":
+            strides = zyx.subtract(self.patch_shape, self.patch_overlap)
+            room = zyx.subtract(box.shape, self.patch_shape)
+            covered = zyx.multiply(zyx.ceil_div_each(room, strides), strides)
+            stop = zyx.add(zyx.add(box.start, covered), self.patch_shape)
+            box = BoundingBox(box.start, stop)
+        return replace(self, domain=box)
 
     @property
     def axes(self) -> tuple[LatticeAxis, LatticeAxis, LatticeAxis]:
         """The lattice of each axis, ZYX."""
         z, y, x = (
-            LatticeAxis(a, b, p, p - o)
+            LatticeAxis(a, b, p, p - o, self.kind == "spread")
             for a, b, p, o in zip(
                 self.domain.start,
                 self.domain.stop,

@@ -7,14 +7,14 @@ is planned in milliseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
 from beam_inference.errors import AlignmentError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
-from beam_inference.geometry.grids import ChunkGrid, PatchLattice
+from beam_inference.geometry.grids import ChunkGrid, LatticeKind, PatchLattice
 from beam_inference.geometry.plan_totals import PlanTotals
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import Zyx
@@ -80,8 +80,7 @@ class InferencePlan:
         core = self.chunks.core_box(index).grow(self.halo).intersection(lattice.domain)
         if self.strategy == "crop":
             box = core.grow(self.chunk_crop_margin).intersection(lattice.domain)
-            domain = box.grow_to(lattice.patch_shape, within=lattice.domain)
-            lattice = replace(lattice, domain=domain)
+            lattice = lattice.over(box.grow_to(lattice.patch_shape, within=lattice.domain))
         patches = lattice.touching(core)
         return ChunkWork.of_patches(index, core, lattice, patches, self.crop_margin)
 
@@ -106,12 +105,13 @@ def make_plan(
     block_shape: Zyx,
     halo: Zyx = (0, 0, 0),
     input_block_shape: Zyx = (1, 1, 1),
+    lattice: LatticeKind = "stride",
 ) -> InferencePlan:
     """Derive a job's geometry.
 
     The lattice tiles the domain: the ROI grown by ``context`` and clipped to the volume. Where an
     axis of it is shorter than a patch it grows at its stop, then at its start, within the volume,
-    and only then beyond.
+    and only then beyond, half on each side.
 
     Args:
         volume: the input's bounds.
@@ -126,6 +126,8 @@ def make_plan(
         block_shape: of the output's storage, ZYX.
         halo: voxels beyond its core that are computed for a chunk, per side, ZYX.
         input_block_shape: of the input's storage, ZYX.
+        lattice: where patches lie if they do not fit the domain exactly; with "pad" the domain
+            grows at its stop until they do.
 
     Raises:
         AlignmentError: the ROI is not inside the volume.
@@ -138,7 +140,7 @@ def make_plan(
     domain = roi.grow(context).intersection(volume).grow_to(patch_shape, within=volume)
     return InferencePlan(
         volume=volume,
-        lattice=PatchLattice(domain, patch_shape, patch_overlap),
+        lattice=PatchLattice(domain, patch_shape, patch_overlap, lattice).over(domain),
         chunks=ChunkGrid(roi, chunk_shape),
         crop_margin=crop_margin,
         strategy=strategy,

@@ -250,9 +250,11 @@ def _count_positions(plan: InferencePlan, axis: int) -> list[tuple[int, int]]:
     """Chunk positions on one axis, and how many others are like each of them.
 
     Away from the domain's ends, what a chunk does depends only on the phase of the lattice relative
-    to the chunk, which is periodic.
+    to the chunk, which is periodic; not so where patches are spread, whose distances differ.
     """
     count = plan.chunks.shape[axis]
+    if plan.lattice.kind == "spread":
+        return [(position, 1) for position in range(count)]
     margin = plan.crop_margin[axis] + plan.chunk_crop_margin[axis] + plan.halo[axis]
     period = _period(plan, axis)
     # positions at either end of the axis that may differ from those in the middle

@@ -42,4 +42,5 @@ def plan_geometry(
         block_shape=config.output.write_shape,
         halo=total_halo(config.postprocess),
         input_block_shape=input_block_shape,
+        lattice=inference.lattice,
     )

@@ -16,6 +16,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
+from beam_inference.config.job import Inference
 from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import step_of
@@ -100,6 +101,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "domain": identify_box(plan.lattice.domain),
             "patch_shape": list(plan.lattice.patch_shape),
             "patch_overlap": list(plan.lattice.patch_overlap),
+            **_identify_blending(config.inference),
             "chunk_shape": list(plan.chunks.chunk_shape),
             "seams": _identify_seams(job),
             "chunk_crop_margin": list(plan.chunk_crop_margin),
@@ -114,6 +116,16 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         if config.mask is None
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
         "output": identify(config.output, without=places),
+    }
+
+
+def _identify_blending(inference: Inference) -> Json:
+    """Where patches lie and how they are weighted, unless it is as in all first jobs."""
+    keys = {"lattice": inference.lattice, "blend": inference.blend}
+    return {
+        key: _as_json(value)
+        for key, value in keys.items()
+        if value != Inference.model_fields[key].get_default()
     }
 
 

@@ -135,6 +135,7 @@ class _Calls:
                 self.trial.config.model.output_channels,
                 self.batch_size,
                 1.0,  # whatever it is, the time is the same
+                window=self.trial.config.inference.window,
             )
             chunk_input = inference.start_upload(array, work.input_box)
             uniform_patches = inference.infer(chunk_input, work, self.encoding).uniform_patches

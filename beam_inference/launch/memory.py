@@ -170,6 +170,7 @@ class ProcessSettings:
         device_is_host: whether the network runs on the CPU.
         mask_piece_bytes: of the pieces of all masks that a chunk uses.
         mask_bytes: of all masks, decoded.
+        weights_bytes: of blend weights as large as a patch; 0 where they are products of vectors.
     """
 
     threads: int
@@ -181,6 +182,7 @@ class ProcessSettings:
     device_is_host: bool
     mask_piece_bytes: int
     mask_bytes: int
+    weights_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,8 @@ class MemoryProjection:
             chunks = maximum(chunks, self.second_stage_bytes)
         cached_input = cached_cutouts(process.threads) * self.shapes.input_blocks_bytes
         pieces = process.threads * process.mask_piece_bytes
-        return chunks + cached_input + pieces + min(MASK_CACHE_BYTES, process.mask_bytes)
+        masks = pieces + min(MASK_CACHE_BYTES, process.mask_bytes)
+        return chunks + cached_input + masks + process.weights_bytes
 
     @cached_property
     def _device(self) -> Numbers:

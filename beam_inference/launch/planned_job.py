@@ -23,6 +23,7 @@ from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_memory
 from beam_inference.errors import AlignmentError, ConfigError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
+from beam_inference.geometry.blending import kept_bytes
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_shape import AUTO_MEMORY_BYTES, with_best_chunk_shape
 from beam_inference.geometry.origin import pad_to_zero
@@ -242,6 +243,7 @@ class PlannedJob:
             mask_bytes=sum(
                 mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks.values()
             ),
+            weights_bytes=kept_bytes(config.inference.patch_shape, config.inference.window),
         )
         return MemoryProjection(shapes, sizes, process)
 

@@ -191,7 +191,7 @@ class Volume:
 
         Args:
             box: it may reach beyond the bounds.
-            fill: what lies there: "reflect" or "constant".
+            fill: what lies there.
             fill_value: the value for "constant".
             timeout: seconds after which the read is given up.
         """

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
-
-import numpy as np
 
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import AS_COMPUTED, Device, Encoding
-from beam_inference.geometry.blending import axis_weights
+from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.exact_sums import STEPS_PER_BOUND, largest_exact, step_of
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.worker.device_weights import ProductWeights, Weights, WholeWeights
 from beam_inference.worker.non_finite import check_finite
 from beam_inference.worker.patches import SlicesPerAxis
 
@@ -39,6 +37,7 @@ class Accumulator:
         encoding: dtype and value range of the core.
         bound: the job's prediction bound, a power of two.
         largest: the largest prediction that the network's activation allows; infinity without one.
+        window: what a patch's voxels weigh where patches overlap.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class Accumulator:
         encoding: Encoding,
         bound: float,
         largest: float,
+        window: BlendWindow,
     ) -> None:
         self._depth, y, x = work.core_box.shape
         self._bound = bound
@@ -61,10 +61,12 @@ class Accumulator:
         # All of them are made now: made between the network's answers, they would lie between the
         # holes that these leave.
         patch_depth, *across = work.lattice.patch_shape
-        self._weights = device.empty((patch_depth, 1, *across))
+        self._weights: Weights = (
+            WholeWeights(work, device, window, STEPS_PER_BOUND / bound)
+            if window.floor
+            else ProductWeights(work, device, window, STEPS_PER_BOUND / bound)
+        )
         self._weighted = device.empty((patch_depth, channels, *across))
-        self._weights_along_z = _weights_along_z(work, device, STEPS_PER_BOUND / bound)
-        self._weight_planes = _weight_planes(work, device)
         self._result: AnyArray | None = None
         self._pending_download: _Download | None = None
         if device.on_host and encoding == AS_COMPUTED:
@@ -87,11 +89,8 @@ class Accumulator:
         if z.core != self._rows:
             self._move_to_rows(z.core)
         region = (z.patch, slice(None), y.patch, x.patch)
-        weights = self._weights[region]
+        weights = self._weights.of_patch(index, region)
         weighted = self._weighted[region]
-        along_z = self._weights_along_z[index[0]][z.patch]
-        plane = self._weight_planes[index[1:]][y.patch, x.patch]
-        self._device.multiply(along_z, plane, weights)
         self._device.multiply(prediction.swapaxes(0, 1)[region], weights, weighted)
         sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
         self._device.add_rounded(sums, weighted, step_of(self._bound))
@@ -160,29 +159,3 @@ class Accumulator:
             rows = self._pending_download.wait()
             result[:, self._pending_download.rows] = rows.swapaxes(0, 1)
             self._pending_download = None
-
-
-def _weights_along_z(work: ChunkWork, device: Device, steps_per_unit: float) -> dict[int, Any]:
-    """Blend weights along z, in steps, as device arrays (Z, 1, 1, 1), by the index along z.
-
-    The product with a power of two is exact.
-    """
-    axis = work.lattice.axes[0]
-    weights = {k: axis_weights(axis, k) * np.float32(steps_per_unit) for k in work.patches[0]}
-    return {k: device.upload(weights[k].reshape(-1, 1, 1, 1)) for k in weights}
-
-
-def _weight_planes(work: ChunkWork, device: Device) -> dict[tuple[int, int], Any]:
-    """Blend weights across z as device arrays (Y, X), by the patch's indices along y and x."""
-    y, x = (
-        {k: axis_weights(work.lattice.axes[axis], k) for k in work.patches[axis]} for axis in (1, 2)
-    )
-    planes = {}
-    # Away from the domain's ends the weights of an axis are one and the same array.
-    uploaded: dict[tuple[int, int], Any] = {}
-    for j, i in product(y, x):
-        key = (id(y[j]), id(x[i]))
-        if key not in uploaded:
-            uploaded[key] = device.upload(y[j][:, None] * x[i])
-        planes[j, i] = uploaded[key]
-    return planes

@@ -33,6 +33,7 @@ from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.trial import crop_to_patch
 from beam_inference.errors import DeviceOutOfMemory
+from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
@@ -85,6 +86,7 @@ class ChunkInference:
         bound: the prediction bound, a power of two.
         largest: the largest prediction that the network's activation allows; infinity without one.
         uniform_answers: number of uniform values whose predictions are kept.
+        window: what a patch's voxels weigh where patches overlap.
 
     Attributes:
         batch_size: patches per network call; smaller than at the start once the device was out of
@@ -102,6 +104,7 @@ class ChunkInference:
         *,
         largest: float = math.inf,
         uniform_answers: int = UNIFORM_ANSWERS,
+        window: BlendWindow = BUMP,
     ) -> None:
         self.batch_size = batch_size
         self.answers: dict[tuple[float, ...], Any] = {}
@@ -111,6 +114,7 @@ class ChunkInference:
         self._bound = bound
         self._largest = largest
         self._uniform_answers = uniform_answers
+        self._window = window
 
     def start_upload(self, array: AnyArray, box: BoundingBox) -> ChunkInput:
         """Begin to bring a chunk's input to the device; any thread may do so.
@@ -151,6 +155,7 @@ class ChunkInference:
                     encoding,
                     self._bound,
                     self._largest,
+                    self._window,
                 )
             waiting = deque(product(*work.patches))
             while waiting:

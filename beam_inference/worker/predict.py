@@ -41,6 +41,8 @@ def predict(
     *,
     patch_shape: Sequence[int],
     patch_overlap: Sequence[int] = (0, 0, 0),
+    lattice: Literal["stride", "spread", "pad"] = "stride",
+    blend: Literal["bump", "constant"] | Mapping[str, float | str] = "bump",
     crop_margin: Sequence[int] = (0, 0, 0),
     output_channels: int = 1,
     normalize: str | Mapping[str, Any] = "none",
@@ -51,7 +53,7 @@ def predict(
     engine: str | None = None,
     threads: int | None = None,
     augment: Literal["none", "xy", "xyz"] | Mapping[str, Sequence[str]] = "none",
-    fill: Literal["reflect", "constant"] = "reflect",
+    fill: Literal["reflect", "symmetric", "edge", "constant"] = "reflect",
     fill_value: float = 0.0,
 ) -> NDArray[np.float32]:
     """Run a network over an array, patch by patch, and blend its predictions.
@@ -79,6 +81,9 @@ def predict(
             channels, Z, Y, X) to such arrays; or a path, as ``model.path`` in a job file.
         patch_shape: voxels of a patch, the network's output, ZYX.
         patch_overlap: voxels shared by neighbouring patches, ZYX.
+        lattice: where patches lie that do not fit the array exactly.
+        blend: weights where patches overlap: "bump", "constant", or a mapping with ``gaussian`` and
+            ``floor``.
         crop_margin: voxels by which the network's input exceeds its patch, per side, ZYX.
         output_channels: channels of the network's output.
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
@@ -123,6 +128,8 @@ def predict(
         inference={
             "patch_shape": list(patch_shape),
             "patch_overlap": list(patch_overlap),
+            "lattice": lattice,
+            "blend": blend if isinstance(blend, str) else dict(blend),
             "chunk_shape": list(channels.shape[1:]),
             "batch_size": batch_size,
             "device": "cpu" if is_function else _definite_device(device),
@@ -152,6 +159,7 @@ def predict(
         batch_size,
         bound,
         largest=config.largest_prediction,
+        window=config.inference.window,
     )
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core
@@ -213,6 +221,7 @@ def _plan(shape: Sequence[int], config: JobConfig) -> InferencePlan:
         strategy="recompute",
         chunk_crop_margin=zero,
         block_shape=box.shape,
+        lattice=config.inference.lattice,
     )
 
 

@@ -28,6 +28,7 @@ def make_chunk_inference(opened: OpenJob) -> ChunkInference:
         opened.batch_size,
         bound,
         largest=opened.job.config.largest_prediction,
+        window=opened.job.config.inference.window,
     )
 
 

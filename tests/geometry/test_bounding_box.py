@@ -60,12 +60,13 @@ def test_a_box_that_stops_before_it_starts_is_refused():
         BoundingBox((0, 0, 5), (1, 1, 4))
 
 
-def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond():
+def test_a_short_box_grows_at_its_stop_then_its_start_then_beyond_on_both_sides():
     within = cube(0, 20)
     assert cube(4, 9).grow_to((8, 8, 8), within) == cube(4, 12)
     assert cube(15, 20).grow_to((8, 8, 8), within) == cube(12, 20)
     assert cube(14, 19).grow_to((8, 8, 8), within) == cube(12, 20)
-    assert cube(5, 9).grow_to((30, 30, 30), within) == cube(0, 30)
+    assert cube(5, 9).grow_to((30, 30, 30), within) == cube(-5, 25)
+    assert cube(5, 9).grow_to((25, 25, 25), within) == cube(-2, 23)
 
 
 @given(boxes(), coordinates)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.torch_device import TorchDevice
-from beam_inference.geometry.blending import axis_weights
+from beam_inference.geometry.blending import BUMP, axis_weights
 from beam_inference.geometry.exact_sums import (
     LARGEST_BOUND,
     STEPS_PER_BOUND,
@@ -38,7 +38,7 @@ def weighted_terms(data, bound):
         prediction = random.uniform(-most, most, patch).astype(np.float32)
         if data.draw(st.booleans(), "as large as they may be"):
             prediction[:] = most * random.choice([-1, 1])
-        terms.append((axis.patch_start(k), axis_weights(axis, k), prediction))
+        terms.append((axis.patch_start(k), axis_weights(axis, k, BUMP), prediction))
     return axis, terms
 
 

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,14 +13,14 @@ def padded(array, pad, fill):
     """NumPy's own padding of the whole volume; it repeats reflections as often as it must."""
     if fill == "constant":
         return np.pad(array, pad, constant_values=9)
-    return np.pad(array, pad, mode="reflect" if min(array.shape) > 1 else "symmetric")
+    return np.pad(array, pad, mode=fill)
 
 
 @given(
     st.tuples(*[st.integers(-15, 15)] * 3),
     st.tuples(*[st.integers(1, 20)] * 3),
     st.tuples(*[st.integers(2, 7)] * 3),
-    st.sampled_from(["reflect", "constant"]),
+    st.sampled_from(["reflect", "symmetric", "edge", "constant"]),
 )
 def test_any_box_around_the_volume_equals_the_padded_volume(start, shape, volume_shape, fill):
     volume = BoundingBox(
@@ -37,12 +38,13 @@ def test_any_box_around_the_volume_equals_the_padded_volume(start, shape, volume
     assert found.dtype == np.uint8
 
 
-def test_reflection_on_an_axis_of_one_voxel_repeats_it():
+@pytest.mark.parametrize("fill", ["reflect", "symmetric", "edge"])
+def test_the_one_voxel_of_an_axis_is_repeated(fill):
     array = np.arange(20, dtype=np.int16).reshape(5, 4, 1)
     box = BoundingBox((2, -3, 0), (7, 1, 12))
-    source = source_box(box, VOLUME, "reflect")
+    source = source_box(box, VOLUME, fill)
     assert source == VOLUME
-    found = fill_outside(array[None], source, box, VOLUME, "reflect", 0)
+    found = fill_outside(array[None], source, box, VOLUME, fill, 0)
     np.testing.assert_array_equal(found[0], np.broadcast_to(array, (5, 4, 12)))
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,16 +11,28 @@ from beam_inference.geometry.zyx import ceil_div
 def lattice_axes(longest=40):
     return st.integers(1, 12).flatmap(
         lambda patch: st.builds(
-            lambda start, extra, stride: LatticeAxis(start, start + patch + extra, patch, stride),
+            lambda start, extra, stride, is_spread: LatticeAxis(
+                start, start + patch + extra, patch, stride, is_spread
+            ),
             st.integers(-20, 20),
             st.integers(0, longest),
             st.integers(1, patch),
+            st.booleans(),
         )
     )
 
 
 def brute_force_starts(axis):
-    """Starts one by one, as the definition says: stride after stride, the last one moved back."""
+    """Starts one by one: stride after stride, the last one moved back; or those of nnU-Net.
+
+    nnU-Net (Isensee et al., Nature Methods 2021): ``ceil((length - patch) / step) + 1`` positions,
+    the first and the last at the ends, the others evenly between them, by ``numpy.round``.
+    """
+    if axis.is_spread:
+        room = axis.stop - axis.start - axis.patch
+        count = int(np.ceil(room / axis.stride)) + 1
+        distance = room / (count - 1) if count > 1 else 0
+        return [axis.start + int(np.round(distance * k)) for k in range(count)]
     starts = []
     start = axis.start
     while start + axis.patch < axis.stop:
@@ -35,6 +48,36 @@ def test_lattice_starts(axis):
     assert len(set(starts)) == len(starts)
     covered = {i for start in starts for i in range(start, start + axis.patch)}
     assert covered == set(range(axis.start, axis.stop))
+    for start in range(axis.start - 1, axis.stop + 2):
+        assert axis.first_from(start) == sum(each < start for each in starts)
+    shared = [
+        sum(start <= v < start + axis.patch for start in starts)
+        for v in range(axis.start, axis.stop)
+    ]
+    if axis.is_spread:
+        assert max(shared) <= axis.most_patches <= max(shared) + 1
+    else:
+        assert axis.most_patches == max(shared)
+
+
+def test_spread_starts_are_those_that_nnunet_took():
+    """Noted from a run of nnU-Net 2.8.1."""
+    box = BoundingBox((0, 0, 0), (100, 120, 110))
+    lattice = PatchLattice(box, (48, 64, 64), (24, 32, 32), "spread")
+    starts = [[axis.patch_start(k) for k in range(axis.count)] for axis in lattice.axes]
+    assert starts == [[0, 17, 35, 52], [0, 28, 56], [0, 23, 46]]
+
+
+@given(st.integers(1, 12), st.integers(0, 60), st.data())
+def test_a_patch_that_hangs_over_ends_behind_the_box(patch, extra, data):
+    overlap = data.draw(st.integers(0, patch - 1))
+    box = BoundingBox((5, 5, 5), (6, 6, 5 + patch + extra))
+    lattice = PatchLattice(box, (1, 1, patch), (0, 0, overlap), "pad").over(box)
+    axis = lattice.axes[2]
+    starts = [axis.patch_start(k) for k in range(axis.count)]
+    assert starts == [5 + k * (patch - overlap) for k in range(len(starts))]
+    assert lattice.domain.stop[2] == starts[-1] + patch
+    assert starts[-1] + patch >= box.stop[2] > (starts[-2] + patch if len(starts) > 1 else 5)
 
 
 @given(lattice_axes(), st.data())

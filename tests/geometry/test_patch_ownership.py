@@ -17,7 +17,8 @@ def axes(draw):
     roi_stop = draw(st.integers(roi_start + 1, stop))
     block = draw(st.integers(1, 5))
     chunk = block * draw(st.integers(1, 4))
-    return OwnershipAxis(LatticeAxis(start, stop, patch, stride), roi_start, roi_stop, chunk, block)
+    lattice = LatticeAxis(start, stop, patch, stride, draw(st.booleans()))
+    return OwnershipAxis(lattice, roi_start, roi_stop, chunk, block)
 
 
 def cover(axis, k):

@@ -98,6 +98,7 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         context=(0, 0, data.draw(st.integers(0, 30))),
         crop_margin=(0, 0, data.draw(st.integers(0, 12))),
         strategy=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
+        lattice=data.draw(st.sampled_from(["stride", "spread", "pad"])),
         chunk_crop_margin=(0, 0, data.draw(st.integers(0, 12))),
         block_shape=(1, 1, data.draw(st.integers(1, 4))),
         halo=(0, 0, data.draw(st.just(0) | st.integers(1, 6))),

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chunks import cut_out, infer_all, infer_once, random_volume, small_plan
 
+from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.exact_sums import largest_rounding
 from beam_inference.geometry.seam_sums import merge_sums, split_sums
 
@@ -14,12 +15,12 @@ BOUND = 64.0
 """Of the predictions of ``position_dependent`` for values from 0 to 1."""
 
 
-def sums_of(array, plan, work, network, batch_size=1):
+def sums_of(array, plan, work, network, batch_size=1, window=BUMP):
     cutout = cut_out(array, plan, work.input_box)
-    return infer_once(cutout, work, network, 2, batch_size, bound=BOUND).core
+    return infer_once(cutout, work, network, 2, batch_size, bound=BOUND, window=window).core
 
 
-def exchanged(array, plan, network, batch_size=1, random=None):
+def exchanged(array, plan, network, batch_size=1, random=None, window=BUMP):
     """All chunks, by two stages: in random order, with the parts of sums kept in between."""
     shuffle = list if random is None else lambda some: random.sample(list(some), len(some))
     roi = plan.chunks.roi
@@ -38,7 +39,7 @@ def exchanged(array, plan, network, batch_size=1, random=None):
         if work is None:
             assert not plan.exchange.receivers(index)
             continue
-        sums = sums_of(array, plan, work, network, batch_size)
+        sums = sums_of(array, plan, work, network, batch_size, window)
         private = plan.exchange.private_box(index)
         if private is not None:
             write(private, sums[(slice(None), *private.slices_in(work.core_box))])
@@ -76,20 +77,32 @@ def geometries(draw):
         strategy="exchange",
         block_shape=block,
         halo=draw(st.just((0, 0, 0)) | st.tuples(*[st.integers(0, 6)] * 3)),
+        lattice=draw(st.sampled_from(["stride", "spread", "pad"])),
     )
 
 
+WINDOWS = [
+    BUMP,
+    BlendWindow("constant"),
+    BlendWindow("gaussian", 0.125),
+    BlendWindow("gaussian", 0.3),
+    BlendWindow("gaussian", 0.125, is_on_voxel=True, floor=2.0**-24 / 10),
+    BlendWindow("gaussian", 0.125, floor=1e-3),
+]
+
+
 @settings(deadline=None, max_examples=200)
-@given(geometries(), st.integers(1, 3), st.randoms())
-def test_the_bits_of_recompute_and_the_values_of_the_oracle(plan, batch_size, random):
+@given(geometries(), st.integers(1, 3), st.sampled_from(WINDOWS), st.randoms())
+def test_the_bits_of_recompute_and_the_values_of_the_oracle(plan, batch_size, window, random):
     array = random_volume(plan.volume.shape)
     network = NumpyNetwork(position_dependent)
-    result, halos = exchanged(array, plan, network, batch_size, random)
+    result, halos = exchanged(array, plan, network, batch_size, random, window)
     roi = plan.chunks.roi
     expected, _ = oracle(
         plan.lattice,
         lambda box: _cropped(plan, position_dependent(_input(array, plan, box)[None])[0]),
         2,
+        window,
     )
     expected = expected[(slice(None), *roi.slices_in(plan.lattice.domain))]
     products = 4e-7 * np.abs(expected).max()  # of float32 weights and predictions
@@ -100,7 +113,7 @@ def test_the_bits_of_recompute_and_the_values_of_the_oracle(plan, batch_size, ra
     for index in range(plan.chunks.count):
         work = plan.work(index)
         core = plan.chunks.core_box(index)
-        alone = sums_of(array, plan, work, NumpyNetwork(position_dependent), batch_size)
+        alone = sums_of(array, plan, work, NumpyNetwork(position_dependent), batch_size, window)
         same = alone[(slice(None), *core.slices_in(work.core_box))]
         assert same.tobytes() == result[(slice(None), *core.slices_in(roi))].tobytes()
         if any(plan.halo):

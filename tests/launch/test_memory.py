@@ -7,6 +7,8 @@ from helpers import job_values, write_volume
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
+from beam_inference.geometry import blending
+from beam_inference.geometry.blending import BlendWindow, kept_bytes
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.memory import (
     HOLES,
@@ -51,6 +53,7 @@ BASE = {
     "device_is_host": True,
     "mask_piece_bytes": 500,
     "mask_bytes": 9000,
+    "weights_bytes": 0,
 }
 
 
@@ -89,6 +92,15 @@ def test_float32_is_blended_where_it_stays_unless_the_device_is_elsewhere():
     assert there.device_bytes == 2 * CUTOUT + 2 * SLAB + PATCHES + 10**6
     pinned = PINNED * (SLAB + 2 * CUTOUT)
     assert there.host_bytes == KEPT + 2 * 2 * CUTOUT + 2 * (2 + STORE_COPIES) * 4 * VALUES + pinned
+
+
+def test_weights_of_windows_with_a_floor_are_kept():
+    patch = (10, 50, 50)
+    assert kept_bytes(patch, BlendWindow("gaussian", 0.125)) == 0
+    kept = kept_bytes(patch, BlendWindow("gaussian", 0.125, floor=1e-3))
+    assert kept == blending.KEPT_BYTES + 16 * 10 * 50 * 50
+    with_them = projected_memory(**BASE | {"weights_bytes": kept})
+    assert with_them.host_bytes == projected_memory(**BASE).host_bytes + kept
 
 
 def test_a_cutout_that_is_filled_in_is_held_twice():

@@ -81,6 +81,7 @@ def infer_all(
     network: Predictor,
     channels: int = 1,
     batch_size: int = 1,
+    fill: Fill = "reflect",
     **options: Any,
 ) -> NDArray[np.float32]:
     """The ROI (C, Z, Y, X), chunk by chunk, each by a new :class:`ChunkInference`."""
@@ -88,7 +89,7 @@ def infer_all(
     result = np.full((channels, *roi.shape), np.nan, np.float32)
     for index in range(plan.chunks.count):
         work = plan.work(index)
-        cutout = cut_out(array, plan, work.input_box)
+        cutout = cut_out(array, plan, work.input_box, fill)
         core = infer_once(cutout, work, network, channels, batch_size, **options).core
         result[(slice(None), *work.core_box.slices_in(roi))] = core
     return result

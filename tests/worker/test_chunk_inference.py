@@ -13,7 +13,7 @@ from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError, NonFiniteError
-from beam_inference.geometry.blending import patch_weights
+from beam_inference.geometry.blending import BUMP, axis_weights
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import largest_rounding, step_of
 from beam_inference.geometry.zyx import ceil_div
@@ -207,7 +207,7 @@ def whole(array, plan, function, channels):
         if box.intersection(roi).size == 0:
             continue
         prediction = function(cut_out(array, plan, box)[None].astype(np.float32))[0]
-        z, y, x = patch_weights(lattice, index)
+        z, y, x = (axis_weights(a, k, BUMP) for a, k in zip(lattice.axes, index, strict=True))
         in_steps = z * np.float32(1 / STEP)
         part = np.rint(prediction * ((y[:, None] * x) * in_steps[:, None, None])) * STEP
         here = box.intersection(roi)

@@ -16,6 +16,7 @@ from toy_networks import Position, batch_norm
 from beam_inference import predict
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import largest_rounding
 from beam_inference.launch.prepare import prepare
@@ -77,7 +78,19 @@ def test_margins_augmentation_and_fill_are_those_of_a_job(tmp_path):
     np.testing.assert_array_equal(result, expected)
 
 
-@settings(deadline=None, max_examples=40)
+BLENDS = [
+    ("bump", BUMP),
+    ("constant", BlendWindow("constant")),
+    ({"gaussian": 0.25}, BlendWindow("gaussian", 0.25)),
+    (
+        {"gaussian": 0.125, "floor": "nnunet"},
+        BlendWindow("gaussian", 0.125, is_on_voxel=True, floor=2.0**-24 / 10),
+    ),
+    ({"gaussian": 0.125, "floor": "monai"}, BlendWindow("gaussian", 0.125, floor=1e-3)),
+]
+
+
+@settings(deadline=None, max_examples=80)
 @given(st.data())
 def test_a_function_has_the_oracles_values_and_the_bits_of_chunks_of_any_shape(data):
     shape = data.draw(st.tuples(*[st.integers(1, 14)] * 3))
@@ -85,6 +98,9 @@ def test_a_function_has_the_oracles_values_and_the_bits_of_chunks_of_any_shape(d
     overlap = tuple(data.draw(st.integers(0, p - 1)) for p in patch)
     margin = data.draw(st.tuples(*[st.integers(0, 2)] * 3))
     batch_size = data.draw(st.integers(1, 3))
+    lattice = data.draw(st.sampled_from(["stride", "spread", "pad"]))
+    fill = data.draw(st.sampled_from(["reflect", "symmetric", "edge"]))
+    blend, window = data.draw(st.sampled_from(BLENDS))
     array = np.random.default_rng(1).random(shape, np.float32)
     result = predict(
         array,
@@ -95,20 +111,25 @@ def test_a_function_has_the_oracles_values_and_the_bits_of_chunks_of_any_shape(d
         output_channels=2,
         batch_size=batch_size,
         prediction_bound=64,
+        lattice=lattice,
+        blend=blend,
+        fill=fill,
     )
     chunk = data.draw(st.tuples(*[st.integers(1, 14)] * 3))
-    plan = plan_of(BoundingBox((0, 0, 0), shape), patch, overlap, chunk, crop_margin=margin)
+    plan = plan_of(
+        BoundingBox((0, 0, 0), shape), patch, overlap, chunk, crop_margin=margin, lattice=lattice
+    )
     network = NumpyNetwork(position_dependent)
     np.testing.assert_array_equal(
-        result, infer_all(array, plan, network, 2, batch_size, bound=64.0)
+        result, infer_all(array, plan, network, 2, batch_size, fill, bound=64.0, window=window)
     )
 
     def predict_patch(box):
-        prediction = position_dependent(cut_out(array, plan, box.grow(margin))[None])[0]
+        prediction = position_dependent(cut_out(array, plan, box.grow(margin), fill)[None])[0]
         z, y, x = (slice(m, m + p) for m, p in zip(margin, patch, strict=True))
         return prediction[:, z, y, x]
 
-    expected, _ = oracle(plan.lattice, predict_patch, 2)
+    expected, _ = oracle(plan.lattice, predict_patch, 2, window)
     expected = expected[(slice(None), *plan.chunks.roi.slices_in(plan.lattice.domain))]
     allowed = largest_rounding(64.0, plan.lattice.most_patches) + 4e-7 * np.abs(expected).max()
     assert np.abs(result - expected).max() <= allowed
