@@ -382,9 +382,10 @@ def _integers() -> str:
             "largest",
             "other decisions",
             "overlap of decisions",
+            "calibration, seconds",
             "the trial",
         ),
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in names:
         row = rows["all"][name]
@@ -398,6 +399,7 @@ def _integers() -> str:
                 f"{row['largest']:.2f}",
                 f"{row['other decisions']:.2%}",
                 f"{row['overlap of decisions']:.3f}",
+                f"{row['calibration seconds']:.0f}",
                 "takes it" if max(errors) <= bound else "**refuses it**",
             )
         )
