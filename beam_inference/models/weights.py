@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
+from beam_inference.foreign_text import shorten_value
 from beam_inference.models.archive import is_archive, open_archive
 from beam_inference.models.pickles import first_line, unpickle
 from beam_inference.models.tensors import tensor_fault
+
+NESTED = ("state_dict", "model_state_dict", "network_weights", "model")
+"""Keys of checkpoints under which training frameworks save a state dict; the third is nnU-Net's."""
+
+_MOST_KEYS = 10
+
+WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
+"""What torch.compile and DataParallel put before names, in the order in which it is taken off."""
 
 
 def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> None:
@@ -24,8 +34,9 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
             not given, or does not fit the network.
     """
     state = _state_dict(path, allow_pickle)
-    if all(key.startswith("module.") for key in state):  # as DataParallel saves them
-        state = {key.removeprefix("module."): value for key, value in state.items()}
+    for prefix in WRAPPERS:
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
     _refuse_other_numbers(state, module, path)
     try:
         module.load_state_dict(state, strict=True)
@@ -65,14 +76,15 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
     state = _load(path, allow_pickle)
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
-    for key in ("state_dict", "model_state_dict"):  # as training frameworks nest it
+    for key in NESTED:
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
             state = state[key]
     if not isinstance(state, Mapping) or not all(
         isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items()
     ):
         raise ModelContractError(
-            f"{path} is not a state dict: expected names with tensors, found {type(state).__name__}"
+            f"{path} is not a state dict: expected names with tensors, alone or under "
+            f"{', '.join(NESTED)}; found {_describe(state)}"
         )
     for key, value in state.items():
         fault = tensor_fault(value)
@@ -82,6 +94,15 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
                 "numbers. Save the state dict of a network that is neither sparse nor quantised."
             )
     return dict(state)
+
+
+def _describe(state: object) -> str:
+    """What a file holds in place of a state dict, in a few words."""
+    if not isinstance(state, Mapping):
+        return f"a {type(state).__name__}"
+    keys = [shorten_value(key) for key in list(state)[:_MOST_KEYS]]
+    more = ", …" if len(state) > len(keys) else ""
+    return f"a mapping with the keys {', '.join(keys)}{more}"
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -111,7 +132,8 @@ def _load(path: Path, allow_pickle: bool) -> Any:
         with open_archive(path, "file of weights"):
             pass  # checked, before PyTorch unpacks it
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(_SCALARS):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not allow_pickle:
             raise ModelContractError(
@@ -122,3 +144,38 @@ def _load(path: Path, allow_pickle: bool) -> Any:
         return unpickle(path)
     except Exception as error:
         raise ModelContractError(f"cannot read the weights {path}: {first_line(error)}") from None
+
+
+class _PickledDtype:
+    """What stands for ``numpy.dtype`` while a checkpoint is read: the name of a type of numbers.
+
+    NumPy's own would let a file change the types that this process computes with.
+    """
+
+    def __init__(self, name: object, *_: object) -> None:
+        if name not in ("f8", "f4", "i8", "i4", "b1"):
+            raise pickle.UnpicklingError("it holds values of NumPy that are no plain numbers")
+        self.name = str(name)
+
+    def __setstate__(self, _state: object) -> None:
+        """Leave out byte order and fields: these names have none."""
+
+
+def _read_scalar(dtype: object, content: object) -> np.generic:
+    """Stand for NumPy's function that makes a number of its bytes."""
+    if not isinstance(dtype, _PickledDtype) or not isinstance(content, bytes):
+        raise pickle.UnpicklingError("it holds values of NumPy that are no plain numbers")
+    try:
+        (number,) = np.frombuffer(content, dtype.name)
+    except ValueError:
+        raise pickle.UnpicklingError("it holds a number of NumPy that is cut off") from None
+    scalar: np.generic = number
+    return scalar
+
+
+_SCALARS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
+    (_PickledDtype, "numpy.dtype"),
+    (_read_scalar, "numpy._core.multiarray.scalar"),
+    (_read_scalar, "numpy.core.multiarray.scalar"),
+]
+"""How NumPy's numbers are read that stand in checkpoints beside weights, as in nnU-Net's."""

@@ -1,3 +1,4 @@
+import struct
 import warnings
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def test_activations(activation):
     np.testing.assert_array_equal(predict(toy("conv", activation=activation)), wanted.numpy())
 
 
+NNUNET_CHECKPOINT = {
+    "optimizer_state": None,
+    "grad_scaler_state": {"scale": 65536.0},
+    "logging": {"ema_fg_dice": [np.float64(0.5), np.float32(0.25)], "lrs": [0.01]},
+    "_best_ema": np.float64(0.5),
+    "current_epoch": np.int64(3),
+    "init_args": {"configuration": "3d_fullres", "fold": 0},
+    "trainer_name": "nnUNetTrainer",
+    "inference_allowed_mirroring_axes": (0, 1, 2),
+    "done": np.bool_(True),
+}
+"""What nnU-Net saves beside the weights: numbers of NumPy's among it."""
+
+
 @pytest.fixture
 def trained():
     torch.manual_seed(5)
@@ -70,7 +85,18 @@ def trained():
 
 
 @pytest.mark.parametrize(
-    "kind", ["state_dict", "nested", "data_parallel", "safetensors", "safetensors named .pth"]
+    "kind",
+    [
+        "state_dict",
+        "nested",
+        "model",
+        "nnU-Net",
+        "data_parallel",
+        "compiled",
+        "compiled data_parallel",
+        "safetensors",
+        "safetensors named .pth",
+    ],
 )
 def test_weights_in_every_form(tmp_path, trained, kind):
     path = tmp_path / ("w.safetensors" if kind == "safetensors" else "w.pth")
@@ -79,8 +105,13 @@ def test_weights_in_every_form(tmp_path, trained, kind):
         safetensors.torch.save_file(state, path)
     elif kind == "nested":
         torch.save({"state_dict": state, "epoch": 3}, path)
-    elif kind == "data_parallel":
-        torch.save({f"module.{key}": value for key, value in state.items()}, path)
+    elif kind == "model":
+        torch.save({"model": state, "args": {"lr": 0.1}}, path)
+    elif kind == "nnU-Net":
+        torch.save(NNUNET_CHECKPOINT | {"network_weights": state}, path)
+    elif "data_parallel" in kind or "compiled" in kind:
+        prefix = "_orig_mod." * ("compiled" in kind) + "module." * ("data_parallel" in kind)
+        torch.save({f"{prefix}{key}": value for key, value in state.items()}, path)
     else:
         torch.save(state, path)
     np.testing.assert_array_equal(predict(toy("conv", weights=str(path))), expected(trained))
@@ -107,10 +138,49 @@ def test_weights_that_are_no_floating_numbers_are_refused(tmp_path, trained, dty
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
 
 
-def test_a_dict_whose_keys_are_no_names_is_no_state_dict(tmp_path):
-    torch.save({1: torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(ModelContractError, match="not a state dict"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({1: torch.ones(1)}, "not a state dict: .* found a mapping with the keys 1$"),
+        ({"weights": {}, "epoch": 1}, "keys 'weights', 'epoch'$"),
+        ({str(n): n for n in range(20)}, "'9', …$"),
+        ([torch.ones(1)], "found a list"),
+    ],
+)
+def test_what_is_no_state_dict_is_told_with_what_it_is(tmp_path, content, message):
+    torch.save(content, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match=message):
         predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+class ChangesFloats:
+    """Pickled as the type of float64, with a state that makes it big-endian."""
+
+    def __reduce__(self):
+        return (np.dtype, ("f8",), (3, ">", None, None, None, -1, -1, 0))
+
+
+class CutOff:
+    """Pickled as a number of NumPy of which some bytes are absent."""
+
+    def __reduce__(self):
+        return (np.float64(1).__reduce__()[0], (np.dtype("f8"), b"123"))
+
+
+@pytest.mark.parametrize(
+    "value", [np.arange(3), np.datetime64("2020-01-01"), np.array([print], object), CutOff()]
+)
+def test_only_plain_numbers_of_numpy_are_read_beside_weights(tmp_path, trained, value):
+    torch.save({"model": trained.state_dict(), "other": value}, tmp_path / "w.pt")
+    with pytest.raises(ModelContractError, match="holds more than tensors"):
+        predict(toy("conv", weights=str(tmp_path / "w.pt")))
+
+
+def test_a_checkpoint_cannot_change_the_types_that_we_compute_with(tmp_path, trained):
+    torch.save({"model": trained.state_dict(), "other": ChangesFloats()}, tmp_path / "w.pt")
+    predict(toy("conv", weights=str(tmp_path / "w.pt")))
+    assert np.dtype("f8").isnative
+    assert np.array([1.0]).tobytes() == struct.pack("=d", 1)
 
 
 class Bomb:
