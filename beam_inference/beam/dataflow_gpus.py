@@ -225,7 +225,7 @@ def check_device(device: str, gpu: GpuOptions | None, beam_flags: Sequence[str])
     has_gpu = gpu is not None or any(
         "accelerator" in text for text in (*flags.services, *flags.experiments, *flags.hints)
     )
-    if device == "cuda" and is_dataflow(flags.runner) and not has_gpu:
+    if device.startswith("cuda") and is_dataflow(flags.runner) and not has_gpu:
         raise ConfigError(
             "inference.device: cuda, but Dataflow is asked for no GPU: every worker would fail as "
             "it starts. Add one, such as --gpu=l4, or write device: cpu."

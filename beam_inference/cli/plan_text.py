@@ -188,7 +188,7 @@ def _memory_rows(job: PlannedJob) -> Iterator[Row]:
             "are read ahead and written behind;",
         )
     yield "", "beside the libraries, the weights, and what the network itself allocates for a batch"
-    if job.settings.device == "cuda":
+    if job.settings.device != "cpu":
         yield "", f"{format_bytes(memory.device_bytes)} on the GPU, likewise"
 
 

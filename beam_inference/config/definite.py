@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Discriminator, Tag, model_validator
 
+from beam_inference.config.devices import DefiniteDevice, DeviceKind, kind_of
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
@@ -15,7 +16,6 @@ from beam_inference.config.volumes import Output
 from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
 
-DefiniteDevice = Literal["cpu", "cuda"]
 DefiniteNormalize = Annotated[
     Annotated[Literal["none", "unit"], Tag("name")]
     | Annotated[Affine, Tag("affine")]
@@ -79,6 +79,11 @@ class Settings:
     strategy: Strategy
     chunk_crop_margin: Zyx | None
     value_range: tuple[float, float] | None
+
+    @property
+    def device_kind(self) -> DeviceKind:
+        """The kind of the device, without its number."""
+        return kind_of(self.device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from beam_inference.config.devices import DeviceKind, titles
 from beam_inference.config.fields import Json
 from beam_inference.config.plugins import list_plugins, load_plugin, load_usable
 from beam_inference.errors import ConfigError
@@ -91,7 +92,7 @@ class Engine:
         networks: what it runs of what a factory or a file gives: networks of PyTorch, functions of
             NumPy arrays, or nothing but its own files.
         suffixes: of files that the engine reads itself, such as ``.onnx``.
-        devices: values of ``inference.device`` that it runs on.
+        devices: kinds of ``inference.device`` that it runs on.
         precisions: values of ``inference.precision`` that it computes in.
         memory_formats: values of ``inference.memory_format`` that it can have.
         keeps_memory: whether it has an allocator of its own, which keeps what a network took.
@@ -111,7 +112,7 @@ class Engine:
     arrays: Literal["torch", "numpy"] = "torch"
     networks: Literal["torch", "functions", "none"] = "torch"
     suffixes: tuple[str, ...] = ()
-    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu",)
+    devices: tuple[DeviceKind, ...] = ("cpu",)
     precisions: tuple[Precision, ...] = ("float32",)
     memory_formats: tuple[MemoryFormat, ...] = ("contiguous",)
     keeps_memory: bool = False
@@ -137,9 +138,7 @@ class Engine:
     @property
     def limits(self) -> str:
         """Devices and precisions in words, such as "on the CPU in float32"."""
-        names = {"cpu": "the CPU", "cuda": "CUDA devices"}
-        devices = " or ".join(names[device] for device in self.devices)
-        return f"on {devices} in {' or '.join(self.precisions)}"
+        return f"on {titles(self.devices)} in {' or '.join(self.precisions)}"
 
 
 def get_engine(name: str) -> Engine:

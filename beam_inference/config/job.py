@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Discriminator, Field, PositiveFloat, Tag, field_validator, model_validator
 
+from beam_inference.config.devices import DeviceKind, DeviceName, kind_of
 from beam_inference.config.engines import CHOOSE, EngineName, Precision, get_engine
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import (
@@ -275,7 +276,13 @@ class Inference(Model):
     batch_size: _BatchSize = Field(
         1, description="patches per network call. auto: tried at first launch, kept ever after"
     )
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: DeviceName = Field(
+        "auto",
+        description=(
+            "where the network runs: cpu, cuda (also AMD's GPUs), mps, xpu. cuda:1 is one GPU of "
+            "several, cuda all of them. auto: the machine's GPU, else cpu"
+        ),
+    )
     precision: Precision = Field(
         "float32",
         description=(
@@ -351,10 +358,18 @@ class Inference(Model):
             raise ValueError(
                 f"strategy: {self.strategy} has an effect only with seams: exact; remove it"
             )
-        if self.device == "cpu" and self.precision == "tf32":
-            raise ValueError("precision: tf32 exists only on CUDA devices; use float32 on the cpu")
+        if self.precision == "tf32" and self.device_kind not in (None, "cuda"):
+            raise ValueError(
+                "precision: tf32 exists only on CUDA devices; use float32 on the "
+                f"{self.device_kind}"
+            )
         self._check_engine()
         return self
+
+    @property
+    def device_kind(self) -> DeviceKind | None:
+        """The kind of device, without its number; None while it is left to choose."""
+        return None if self.device == "auto" else kind_of(self.device)
 
     def _check_engine(self) -> None:
         formats: tuple[str, ...] = ("contiguous",)
@@ -367,7 +382,7 @@ class Inference(Model):
             engine = get_engine(self.engine)
             formats = engine.memory_formats
             if (
-                self.device not in ("auto", *engine.devices)
+                self.device_kind not in (None, *engine.devices)
                 or self.precision not in engine.precisions
             ):
                 other = "openvino" if self.precision == "int8" else "torch, or auto"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 
+from beam_inference.config.devices import kind_of
 from beam_inference.config.engines import Engine, get_engine, list_engines
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Inference, Network
@@ -32,7 +33,7 @@ def engine_description(model: Network, inference: Inference) -> dict[str, str]:
     description = {
         "engine": engine.name,
         "engine_version": version,
-        "device": inference.device,
+        "device": kind_of(inference.device),
         "precision": inference.precision,
     }
     if inference.memory_format != "contiguous":
@@ -181,7 +182,7 @@ def _engines_for(model: Network, inference: Inference) -> list[Engine]:
 
 
 def _fits(engine: Engine, inference: Inference) -> bool:
-    return inference.device in engine.devices and inference.precision in engine.precisions
+    return kind_of(inference.device) in engine.devices and inference.precision in engine.precisions
 
 
 def _rank(engine: Engine) -> tuple[bool, int, str]:

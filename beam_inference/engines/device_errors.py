@@ -9,6 +9,15 @@ import torch
 
 from beam_inference.errors import DeviceOutOfMemory, WorkerFault
 
+_OUT_OF_MEMORY = ("can't allocate memory", "MPS backend out of memory")
+
+
+def empty_cache() -> None:
+    """Give back the memory of an accelerator that PyTorch keeps for later."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        torch.get_device_module(accelerator).empty_cache()
+
 
 @contextmanager
 def device_errors() -> Iterator[None]:
@@ -16,17 +25,17 @@ def device_errors() -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
+        empty_cache()
         raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
     except torch.AcceleratorError as error:
         if "out of memory" in str(error):  # of what libraries allocate beside PyTorch's cache
-            torch.cuda.empty_cache()
+            empty_cache()
             raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
         raise WorkerFault(f"the device is lost: {str(error).splitlines()[0]}") from error
     except MemoryError as error:
         raise DeviceOutOfMemory(str(error)) from error
     except RuntimeError as error:
-        # the CPU's allocator has no exception of its own
-        if "can't allocate memory" in str(error):
+        # the allocators of the CPU and of mps have no exception of their own
+        if any(text in str(error) for text in _OUT_OF_MEMORY):
             raise DeviceOutOfMemory(str(error).splitlines()[0]) from error
         raise

@@ -18,6 +18,7 @@ from beam_inference.config.engines import (
 from beam_inference.config.job import Inference, Mirror, Network
 from beam_inference.engines.cache import user_cache
 from beam_inference.engines.choice import engine_description
+from beam_inference.engines.exact_sums_check import check_exact_sums
 from beam_inference.engines.identity import identity_predictor
 from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
@@ -195,7 +196,7 @@ def _load(
     from beam_inference.engines.torch_forward import torch_predictor
     from beam_inference.engines.torch_network import torch_memory_format
 
-    return torch_predictor(
+    predictor = torch_predictor(
         forward,
         torch.device(source.device),
         precision=inference.precision,
@@ -205,6 +206,9 @@ def _load(
         memory_format=torch_memory_format(model, inference),
         description=description,
     )
+    if not predictor.device.on_host:
+        check_exact_sums(predictor.device, f"inference.device: {inference.device}")
+    return predictor
 
 
 def _check_torch(model: Network) -> None:

@@ -1,4 +1,4 @@
-"""The CPU or a CUDA device, with PyTorch."""
+"""The CPU or an accelerator, with PyTorch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
-from beam_inference.engines.device_errors import device_errors
+from beam_inference.config.devices import TRAITS, kind_of
+from beam_inference.engines.device_errors import device_errors, empty_cache
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.transfers import Downloads, Uploads
 from beam_inference.errors import DeviceOutOfMemory
@@ -20,7 +21,7 @@ class TorchDevice:
     """PyTorch tensors on one device; see :class:`beam_inference.engines.protocol.Device`.
 
     Args:
-        device: the CPU or a CUDA device; without an index, the one that is current now.
+        device: the CPU or an accelerator; without an index, the one that is current now.
         precision: ``inference.precision``; tf32 is allowed in a session only if it says so.
         threads: of the arithmetic on a CPU. oneDNN divides some convolutions (1×1×1 ones, for
             instance) by them, so they change the last bits (3e-7 measured between 1 and 2) and
@@ -35,15 +36,15 @@ class TorchDevice:
         threads: int = 1,
         uploads: Uploads | None = None,
     ) -> None:
-        if device.type == "cuda" and device.index is None:
+        if device.type != "cpu" and device.index is None:
             # each thread has a current device of its own, and all must use this one
-            device = torch.device("cuda", torch.cuda.current_device())
+            device = torch.device(device.type, torch.accelerator.current_device_index())
         self._device = device
         self._precision = precision
         self._threads = threads
-        is_cuda = device.type == "cuda"
-        self._uploads = Uploads(device) if is_cuda and uploads is None else uploads
-        self._downloads = Downloads(device) if is_cuda else None
+        overlaps = TRAITS[kind_of(device.type)].copies_overlap
+        self._uploads = Uploads(device) if overlaps and uploads is None else uploads
+        self._downloads = Downloads(device) if overlaps else None
 
     @property
     def on_host(self) -> bool:
@@ -56,7 +57,7 @@ class TorchDevice:
         torch.set_num_threads(self._threads)  # of the calling thread: OpenMP keeps one for each
         if not self.on_host:
             with device_errors():
-                torch.cuda.set_device(self._device)  # of the calling thread, too
+                torch.accelerator.set_device_index(self._device)  # of the calling thread, too
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
         torch.backends.cudnn.allow_tf32 = self._precision == "tf32"
@@ -92,7 +93,7 @@ class TorchDevice:
         if self._uploads is None:
             return False
         has_given_up = self._uploads.give_up()
-        torch.cuda.empty_cache()
+        empty_cache()
         return has_given_up
 
     def empty(self, shape: tuple[int, ...]) -> torch.Tensor:
@@ -155,7 +156,7 @@ class TorchDevice:
                 array = array.clamp_(0, float(info.max - info.min)).add_(float(info.min))
                 array = array.to(getattr(torch, encoding.dtype.name))
             if self._downloads is None:
-                return array.numpy
+                return array.cpu().numpy  # of a tensor on the CPU, itself
             arrived = self._downloads.begin(
                 array.clone() if encoding.value_range is None else array, values
             )

@@ -31,7 +31,7 @@ def torch_forward(
     Args:
         network: maps a float32 tensor (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to one of
             as many axes.
-        device_type: "cpu" or "cuda".
+        device_type: as PyTorch names it, such as "cuda".
         precision: ``inference.precision``; in half precision the network is run by autocast.
         activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
         dims: 2 or 3.

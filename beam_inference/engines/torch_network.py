@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from beam_inference.config.devices import TRAITS, kind_of
 from beam_inference.config.engines import LoadRequest
 from beam_inference.config.job import Inference, Network
-from beam_inference.engines.devices import claim_cuda_device
+from beam_inference.engines.devices import claim_device, find_accelerator
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.models.batch_norm import check_exported, set_batch_norm
 from beam_inference.models.exported_calls import guard_calls
@@ -22,17 +23,30 @@ def torch_device(inference: Inference) -> torch.device:
     """The device that a job means, of those that this process may use.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or none of that number.
     """
-    if inference.device != "cuda":
+    device = inference.device
+    if device == "cpu":
         return torch.device("cpu")
-    if not torch.cuda.is_available():
+    kind = kind_of(device)
+    present = find_accelerator()
+    if present != kind:
+        other = f"; it has {TRAITS[present].title}" if present else ""
         raise ConfigError(
-            "inference.device: cuda, but PyTorch sees no CUDA device on this machine (torch "
-            f"{torch.__version__}). Use device: cpu, or a machine with a GPU and a CUDA build of "
-            "PyTorch."
+            f"inference.device: {device}, but PyTorch sees no {kind.upper()} device on this "
+            f"machine (torch {torch.__version__}){other}. Use device: {present or 'cpu'}, or a "
+            f"machine with such a GPU and a build of PyTorch for it."
         )
-    return torch.device(f"cuda:{claim_cuda_device(torch.cuda.device_count())}")
+    count = torch.accelerator.device_count()
+    _, _, number = device.partition(":")
+    if not number:
+        return torch.device(kind, claim_device(count))
+    if int(number) >= count:
+        raise ConfigError(
+            f"inference.device: {device}, but PyTorch sees {count} such device(s) on this machine: "
+            f"{kind}:0 … {kind}:{count - 1}. Use one of them, or {kind} for all of them."
+        )
+    return torch.device(kind, int(number))
 
 
 def prepare_network(
@@ -58,9 +72,22 @@ def prepare_network(
                 f"cannot load the torch.export file {model.path}: PyTorch makes no network of its "
                 f"program: {first_line(error)}. Export it again."
             ) from None
+    _check_dtypes(network, model, device)
     network.eval()
     set_batch_norm(network, model.batch_norm, scripted=loaded.kind == "torchscript")
     return network.to(device)
+
+
+def _check_dtypes(network: torch.nn.Module, model: Network, device: str) -> None:
+    """Refuse parameters of dtypes that the device's arrays cannot have."""
+    kind = kind_of(device)
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype in TRAITS[kind].missing_dtypes:
+            raise ModelContractError(
+                f"model.path {model.path}: {name} is {dtype}, which {TRAITS[kind].title} do not "
+                "have. Convert the network to float32, or write device: cpu."
+            )
 
 
 def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool) -> str | None:

@@ -26,11 +26,11 @@ class Uploads:
     Where the memory for that is needed for something else, nothing is sent ahead any more.
     """
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, device: torch.device, stream: torch.Stream | None = None) -> None:
         self._device = device
-        self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.Stream(device)
         self._pinned = _Pinned()
-        self._copied: torch.cuda.Event | None = None
+        self._copied: torch.Event | None = None
         self._ahead: Callable[[], _Upload | None] = lambda: None
         self._is_stopped = False
         self._sending = threading.Lock()
@@ -44,7 +44,7 @@ class Uploads:
             caller's stream does after that call waits for the copy.
         """
         upload = _Upload(self._device, self._taking)
-        with self._sending, torch.cuda.device(self._device):
+        with self._sending, torch.accelerator.device_index(self._device.index):
             ahead = self._ahead()
             if not self._is_stopped and (ahead is None or ahead.sent is None):
                 upload.sent = self._send(array)
@@ -65,12 +65,12 @@ class Uploads:
         self.stop()
         return True
 
-    def _send(self, array: AnyArray) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _send(self, array: AnyArray) -> tuple[torch.Tensor, torch.Event]:
         if self._copied is not None:
             self._copied.synchronize()  # until then what is pinned is being read
         pinned = self._pinned.memory(array.nbytes).view(_dtype(array)).view(array.shape)
         np.copyto(pinned.numpy(), array)
-        with torch.cuda.stream(self._stream):
+        with self._stream:
             tensor = torch.empty(array.shape, dtype=pinned.dtype, device=self._device)
             tensor.copy_(pinned, non_blocking=True)
             self._copied = self._stream.record_event()
@@ -81,7 +81,7 @@ class _Upload:
     """One array on its way: the tensor and its copy's event, until somebody takes them."""
 
     def __init__(self, device: torch.device, lock: threading.Lock) -> None:
-        self.sent: tuple[torch.Tensor, torch.cuda.Event] | None = None
+        self.sent: tuple[torch.Tensor, torch.Event] | None = None
         self._device = device
         self._lock = lock
 
@@ -92,7 +92,7 @@ class _Upload:
         if sent is None:
             return None
         tensor, copied = sent
-        here = torch.cuda.current_stream(self._device)
+        here = torch.accelerator.current_stream(self._device)
         here.wait_event(copied)
         # or its memory would be the next upload's while it is still read
         tensor.record_stream(here)
@@ -108,9 +108,9 @@ class _Upload:
 class Downloads:
     """Brings tensors to the host, one at a time; an array is valid until the next one begins."""
 
-    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, device: torch.device, stream: torch.Stream | None = None) -> None:
         self._device = device
-        self._stream = stream or torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = stream or torch.Stream(device)
         self._pinned = _Pinned()
 
     def begin(self, tensor: torch.Tensor, values: int) -> Callable[[], AnyArray]:
@@ -125,8 +125,8 @@ class Downloads:
         """
         pinned = self._pinned.memory(values * tensor.element_size())[: tensor.nbytes]
         pinned = pinned.view(tensor.dtype).view(tensor.shape)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
+        with self._stream:
             pinned.copy_(tensor, non_blocking=True)
             copied = self._stream.record_event()
         tensor.record_stream(self._stream)  # or its memory would be another's while it is copied

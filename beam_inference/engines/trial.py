@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.choice import keeps_memory
+from beam_inference.engines.devices import device_peak, start_device_peak
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import avoid_heap, bound_memory
 from beam_inference.errors import (
@@ -324,11 +325,8 @@ def _answers(
 
 def _start_peak(predictor: Predictor) -> int:
     """Return bytes in use now, from which :func:`_peak` counts."""
-    if predictor.description["device"] == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-        return int(torch.cuda.memory_allocated())
+    if not predictor.device.on_host:
+        return start_device_peak(predictor.description["device"])
     if sys.platform != "linux":
         return sys.maxsize
     arrays.give_back()  # what is kept would be used again unseen
@@ -338,10 +336,8 @@ def _start_peak(predictor: Predictor) -> int:
 
 def _peak(predictor: Predictor) -> int:
     """The most bytes in use since :func:`_start_peak`."""
-    if predictor.description["device"] == "cuda":
-        import torch
-
-        return int(torch.cuda.max_memory_allocated())
+    if not predictor.device.on_host:
+        return device_peak(predictor.description["device"])
     return _status_bytes("VmHWM") if sys.platform == "linux" else 0
 
 

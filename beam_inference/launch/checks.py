@@ -35,7 +35,7 @@ def check_no_auto(inference: Inference) -> None:
     if inference.device == "auto":
         raise ConfigError(
             f"inference.device: auto {unknown} (the launcher has no GPU to look at). Write device: "
-            "cuda or device: cpu."
+            "cuda (or mps, xpu), or device: cpu."
         )
     if inference.engine == "fastest" or (inference.device == "cpu" and inference.engine == "auto"):
         raise ConfigError(

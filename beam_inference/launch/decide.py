@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import logging
 
-from beam_inference.config.definite import DefiniteDevice, DefiniteNormalize, Settings
+from beam_inference.config.definite import DefiniteNormalize, Settings
+from beam_inference.config.devices import TRAITS, DefiniteDevice, kind_of
 from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.engines.choice import runs_on_cpu_only
-from beam_inference.engines.devices import has_cuda
+from beam_inference.engines.devices import find_accelerator
 from beam_inference.environment import usable_cores
 from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.geometry.exact_sums import bound_after_trial
@@ -65,19 +66,18 @@ def decide_device(config: JobConfig, earlier: ResolvedJob | None) -> DefiniteDev
     if inference.device != "auto":
         return inference.device
     if earlier is not None:
-        return earlier.config.inference.device
+        return kind_of(earlier.config.inference.device)
+    device: DefiniteDevice = "cpu"
     if runs_on_cpu_only(config.model, inference):
-        device: DefiniteDevice = "cpu"
         reason = "this network runs on the CPU only"
-    elif not has_cuda():
-        device = "cpu"
+    elif (accelerator := find_accelerator()) is None:
         reason = "this machine has none"
     elif inference.engine in CHOOSE and _has_function(config):
-        device = "cpu"
         reason = "this network is a function of NumPy arrays"
     else:
-        return "cuda"
-    if inference.precision == "tf32":
+        device = accelerator
+        reason = f"this machine has {TRAITS[accelerator].title}"
+    if inference.precision == "tf32" and device != "cuda":
         raise ConfigError(f"inference.precision: tf32 exists only on CUDA devices, and {reason}")
     return device
 

@@ -435,7 +435,7 @@ def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
     Args:
         memory: projected memory of one worker process.
         place: where the workers run.
-        device: "cpu" or "cuda".
+        device: as in the job.
 
     Raises:
         ConfigError: they do not fit.
@@ -450,7 +450,7 @@ def check_memory(memory: MemoryProjection, place: Place, device: str) -> None:
             f"for their chunks, this machine has {total / 2**30:.1f} GiB. Make "
             "inference.chunk_shape or inference.batch_size (or model.crop_margin) smaller."
         )
-    on_device = device_memory() if device == "cuda" else None
+    on_device = device_memory(device)
     if on_device is not None and memory.device_bytes > on_device:
         raise ConfigError(
             f"a chunk would need {memory.device_bytes / 2**30:.1f} GiB on the GPU, which has "

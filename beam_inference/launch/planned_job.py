@@ -238,7 +238,7 @@ class PlannedJob:
             batch_size=needs.batch_size,
             working_set_bytes=needs.working_set_bytes,
             keeps_working_set=needs.keeps_working_set,
-            device_is_host=self.settings.device != "cuda",
+            device_is_host=self.settings.device == "cpu",
             mask_piece_bytes=sum(mask.piece_bytes for mask in self.masks.values()),
             mask_bytes=sum(
                 mask.volume.bounds.size * mask.volume.dtype.itemsize for mask in self.masks.values()
@@ -327,8 +327,7 @@ def best_plan_for(
         The plan with the best chunk shape, or None if not one block fits.
     """
     plan = job.plan_in(strategy)
-    is_on_gpu = job.settings.device == "cuda" and place.is_this_machine
-    on_device = device_memory() if is_on_gpu else None
+    on_device = device_memory(job.settings.device) if place.is_this_machine else None
     network = needs or job.default_needs
 
     def fits(extremes: Extremes[Any]) -> bool | NDArray[np.bool_]:
@@ -420,7 +419,7 @@ def _with_cheapest_plan(job: PlannedJob, place: Place, workers: int) -> PlannedJ
         _with_best_chunk_shape(job.with_strategy(strategy), place, workers)
         for strategy in _EXACT_STRATEGIES
     )
-    seconds = nominal_seconds(job.plan, job.settings.device)
+    seconds = nominal_seconds(job.plan, job.settings.device_kind)
     channels = job.config.model.output_channels
     best = cheaper_strategy(exchange.plan, recompute.plan, channels, seconds)
     return exchange if best == "exchange" else recompute

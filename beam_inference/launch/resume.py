@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from itertools import islice
 
 from beam_inference.config.definite import EngineSettings, make_definite
+from beam_inference.config.devices import kind_of
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.errors import StateError
@@ -89,18 +90,18 @@ def check_same_engine(
         StateError: one of them differs.
     """
     engine, memory_format = decide.engine_request(config, earlier)
-    before = earlier.config.inference
+    before = dict(earlier.config.inference) | {"device": kind_of(earlier.config.inference.device)}
     now = {
-        "device": decide.decide_device(config, earlier),
+        "device": kind_of(decide.decide_device(config, earlier)),
         "engine": engine,
         "memory_format": memory_format,
         "precision": config.inference.precision,
         "threads": decide.decide_threads(config, THIS_PROCESS, earlier),
     }
     for key, value in now.items():
-        if key in keys and value != getattr(before, key):
+        if key in keys and value != before[key]:
             raise StateError(
-                f"{url} belongs to another job: inference.{key} is {getattr(before, key)} there, "
+                f"{url} belongs to another job: inference.{key} is {before[key]} there, "
                 f"here {value}"
             )
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from beam_inference.config.definite import DefiniteDevice
+from beam_inference.config.devices import DeviceKind
 from beam_inference.geometry.plan import InferencePlan, Strategy
 from beam_inference.geometry.seam_sums import seam_bytes
 
-NOMINAL_VOXELS_PER_SECOND: dict[DefiniteDevice, float] = {"cpu": 1e6, "cuda": 3e7}
+NOMINAL_VOXELS_PER_SECOND: dict[DeviceKind, float] = {
+    "cpu": 1e6,
+    "cuda": 3e7,
+    "mps": 3e6,
+    "xpu": 1e7,
+}
 """Patch voxels per second of a U-Net, where the job's own network was not timed."""
 
 SEAM_BYTES_PER_SECOND = 1e8
@@ -16,7 +21,7 @@ SECOND_STAGE_SECONDS = 2.0
 """What a second stage takes however little it has to do: it begins when the first has ended."""
 
 
-def nominal_seconds(plan: InferencePlan, device: DefiniteDevice) -> float:
+def nominal_seconds(plan: InferencePlan, device: DeviceKind) -> float:
     """Guess the seconds that a network takes for a patch."""
     z, y, x = plan.lattice.patch_shape
     return z * y * x / NOMINAL_VOXELS_PER_SECOND[device]

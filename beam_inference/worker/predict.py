@@ -15,7 +15,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.normalize import Affine, FromLevels, Sections
-from beam_inference.engines.devices import has_cuda
+from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
 from beam_inference.environment import usable_cores
@@ -49,7 +49,7 @@ def predict(
     activation: Literal["none", "sigmoid", "softmax"] = "none",
     prediction_bound: float | None = None,
     batch_size: int = 1,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
+    device: str = "auto",
     engine: str | None = None,
     threads: int | None = None,
     augment: Literal["none", "xy", "xyz"] | Mapping[str, Sequence[str]] = "none",
@@ -92,7 +92,7 @@ def predict(
         prediction_bound: how large the network's values are, after the activation; by default 1
             after an activation, else the largest value of a trial on three patches.
         batch_size: patches per network call; halved where the device is out of memory.
-        device: where the network runs; "auto" is "cuda" if there is a CUDA device.
+        device: where the network runs; "auto" is the GPU, if there is one.
         engine: what runs the network; by default "numpy" for functions, else "torch".
         threads: CPU threads of the network, by default as many as there are cores; they change its
             last bits.
@@ -168,7 +168,7 @@ def predict(
 def _definite_device(device: str) -> str:
     if device != "auto":
         return device
-    return "cuda" if has_cuda() else "cpu"
+    return find_accelerator() or "cpu"
 
 
 def _with_channels(array: AnyArray) -> AnyArray:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from beam_inference.cli.main import main
-from beam_inference.engines.devices import may_have_cuda
+from beam_inference.engines.devices import may_have_accelerator
 
 LARGE = ("torch", "apache_beam")
 
@@ -50,7 +50,7 @@ def test_looking_at_a_job_and_running_a_complete_one_need_neither_pytorch_nor_be
     assert codes == [0] * 6
 
 
-@pytest.mark.skipif(may_have_cuda(), reason="device: auto asks PyTorch for the CUDA device")
+@pytest.mark.skipif(may_have_accelerator(), reason="device: auto asks PyTorch for the CUDA device")
 def test_a_plan_needs_neither_pytorch_nor_beam(finished_job):
     imported, codes = large_libraries_after(
         ["plan", finished_job], ["plan", finished_job, "--suggest"]
@@ -70,8 +70,8 @@ def test_a_mistaken_job_file_is_told_before_anything_large_is_imported(job, tmp_
 
 def test_it_is_found_out_without_pytorch_whether_it_may_see_a_cuda_device():
     code = (
-        "import sys; from beam_inference.engines.devices import may_have_cuda; "
-        "print(may_have_cuda(), 'torch' in sys.modules)"
+        "import sys; from beam_inference.engines.devices import may_have_accelerator; "
+        "print(may_have_accelerator(), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     may, imported = done.stdout.split()

@@ -143,7 +143,7 @@ def test_a_change_of_the_source_is_another_job(volume_in, tmp_path, capsys):
 def test_a_function_runs_on_the_cpu_though_the_machine_has_a_gpu(
     volume_in, tmp_path, monkeypatch, engine
 ):
-    monkeypatch.setattr(decide, "has_cuda", lambda: True)
+    monkeypatch.setattr(decide, "find_accelerator", lambda: "cuda")
     open_keys = {"engine": engine, "device": "auto"}
     values = job_values(volume_in, tmp_path / "out", model=EDGES, inference=open_keys)
     assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
@@ -153,7 +153,7 @@ def test_a_function_runs_on_the_cpu_though_the_machine_has_a_gpu(
 
 
 def test_the_device_of_other_networks_is_as_before(monkeypatch, tmp_path):
-    monkeypatch.setattr(decide, "has_cuda", lambda: True)
+    monkeypatch.setattr(decide, "find_accelerator", lambda: "cuda")
     absent = {"path": f"{tmp_path / 'absent.py'}:network"}
     for model in (toy("conv"), absent, {"path": "identity"}):
         for engine in ("auto", "torch"):

@@ -1,8 +1,8 @@
-"""Copies between host and GPU, without a GPU: a stand-in makes each as late as CUDA may."""
+"""Copies between host and GPU, without a GPU: a stand-in makes each as late as a GPU may."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,6 +29,12 @@ class LateStream:
     def __init__(self, device=None):
         self.copies = []
         self.lock = threading.Lock()
+
+    def __enter__(self):
+        LateStream.current = self
+
+    def __exit__(self, *_):
+        LateStream.current = None
 
     def record_event(self):
         return LateEvent(self, len(self.copies))
@@ -65,12 +71,6 @@ def streams():
         LateStream.current.copies.append(lambda: copy(self, source))
         return self
 
-    @contextmanager
-    def within(stream):
-        LateStream.current = stream
-        yield
-        LateStream.current = None
-
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch.Tensor, "copy_", late_copy)
         patched.setattr(
@@ -78,10 +78,9 @@ def streams():
             "record_stream",
             lambda self, stream: recorded.append((self.data_ptr(), stream)),
         )
-        patched.setattr(torch.cuda, "Stream", LateStream)
-        patched.setattr(torch.cuda, "stream", within)
-        patched.setattr(torch.cuda, "device", lambda device: nullcontext())
-        patched.setattr(torch.cuda, "current_stream", lambda device: computing)
+        patched.setattr(torch, "Stream", LateStream)
+        patched.setattr(torch.accelerator, "device_index", lambda index: nullcontext())
+        patched.setattr(torch.accelerator, "current_stream", lambda device: computing)
         yield SimpleNamespace(computing=computing, recorded=recorded)
 
 
@@ -189,7 +188,7 @@ def test_a_download_waits_for_what_is_computed_and_is_good_until_the_next_begins
     for k, kind in enumerate(kinds):
         array = filled(1 + k, kind)
         tensor = torch.zeros(array.shape, dtype=getattr(torch, array.dtype.name))
-        with torch.cuda.stream(streams.computing):
+        with streams.computing:
             # as a kernel that has yet to run
             tensor.copy_(torch.from_numpy(array), non_blocking=True)
         arrived = downloads.begin(tensor, 100)

@@ -93,8 +93,8 @@ def test_a_receipt_that_cannot_be_believed_is_something_left_to_do(finished, tmp
 def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
     code = """
 import sys, time
-from beam_inference.engines.devices import claim_cuda_device
-print(claim_cuda_device(2), flush=True)
+from beam_inference.engines.devices import claim_device
+print(claim_device(2), flush=True)
 sys.stdin.read()
 """
     environment = os.environ | {"TMPDIR": str(tmp_path)}

@@ -12,7 +12,7 @@ from helpers import job_values
 
 from beam_inference.config.job_file import parse_job
 from beam_inference.engines.choice import describe_engine
-from beam_inference.engines.devices import has_cuda
+from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
@@ -440,7 +440,7 @@ def test_files_that_are_not_what_their_name_says(tmp_path):
 def test_cuda_asked_for_and_absent_is_an_error():
     with pytest.raises(ConfigError, match="sees no CUDA device"):
         predict(toy("conv"), {"device": "cuda"})
-    assert not has_cuda()
+    assert find_accelerator() is None
 
 
 def test_the_hash_is_of_the_weights_and_is_checked(tmp_path, trained):
