@@ -39,6 +39,7 @@ from beam_inference.launch.output_pyramid import (
     pyramid_status,
 )
 from beam_inference.launch.prepare import prepare
+from beam_inference.launch.several_devices import with_process_per_device
 from beam_inference.pyramid.pyramid import Pyramid
 from beam_inference.worker.seam_files import SeamFiles
 
@@ -175,6 +176,7 @@ def run_job(
     options: PipelineOptions | None = None
     place = THIS_PROCESS
     workers = place.processes_per_host * place.threads_per_process
+    flags = with_process_per_device(config, flags)
     if flags:
         from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 

@@ -1,7 +1,4 @@
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 from helpers import job_values
@@ -87,32 +84,6 @@ def test_a_receipt_that_cannot_be_believed_is_something_left_to_do(finished, tmp
     outcome = run_job(finished)
     assert (outcome.exit_code, outcome.summary.done) == (0, 1)
     assert (tmp_path / "called").exists()
-
-
-@pytest.mark.slow
-def test_processes_of_one_machine_take_devices_in_turn(tmp_path, monkeypatch):
-    code = """
-import sys, time
-from beam_inference.engines.devices import claim_device
-print(claim_device(2), flush=True)
-sys.stdin.read()
-"""
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    processes = []
-    claimed = []
-    for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        processes.append(process)
-        claimed.append(int(process.stdout.readline()))
-    for process in processes:
-        process.communicate("")
-    assert claimed == [0, 1, 0]
 
 
 def test_progress_counts_the_stages_of_the_exchange_each_by_itself(volume_in, tmp_path):
