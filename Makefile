@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 AIRFLOW := .venv-airflow
 PEERS := .venv-peers
 IGNEOUS := .venv-igneous
+INTEROP := .venv-interop
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test load chaos fuzz airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test interop-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -67,6 +68,14 @@ $(IGNEOUS)/.ready: tests/igneous/requirements.txt
 	$(IGNEOUS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/igneous/requirements.txt
 	touch $@
 
+interop-test: $(READY) $(INTEROP)/.ready  ## compare results with those of nnU-Net and MONAI, in an environment of its own; some minutes
+	INTEROP_PYTHON=$(CURDIR)/$(INTEROP)/bin/python $(BIN)/python -m pytest tests/interop -m slow -s
+
+$(INTEROP)/.ready: tests/interop/requirements.txt
+	$(PYTHON) -m venv $(INTEROP)
+	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/requirements.txt
+	touch $@
+
 load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead; about ten minutes
 	$(BIN)/python -m benchmarks.load
 
@@ -93,7 +102,7 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	touch $@
 
 clean:  ## remove the environments, builds and caches
-	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) $(INTEROP) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may be in the environment, or be given: make image PROJECT=… REGION=…

@@ -192,8 +192,7 @@ class Gaussian(Model):
         "none",
         description=(
             "the least weight before normalisation, and the centre. none: there is none; the "
-            "middle. nnunet: about 6e-9, as in half precision; voxel n // 2. monai: 1e-3; the "
-            "middle"
+            "middle. nnunet: there is none in float32; voxel n // 2. monai: 1e-3; the middle"
         ),
     )
 
@@ -204,15 +203,15 @@ class Gaussian(Model):
             "gaussian",
             self.gaussian,
             is_on_voxel=self.floor == "nnunet",
-            floor=_FLOORS[self.floor],
+            floor=_MONAI_FLOOR if self.floor == "monai" else 0.0,
         )
 
 
-_FLOORS = {"none": 0.0, "nnunet": 2.0**-24 / 10, "monai": 1e-3}
-"""Least weights where the largest is 1.
+_MONAI_FLOOR = 1e-3
+"""Least weight of MONAI 1.6.1 where the largest is 1.
 
-nnU-Net 2.8.1 makes the largest 10, in half precision, and raises zeros to the smallest positive
-value, which is 2^-24. MONAI 1.6.1 raises what is below 0.001.
+nnU-Net 2.8.1 raises zeros to the smallest positive weight. In its half precision there are some; in
+float32 there are none, and its results in half precision are no nearer to ours with such a floor.
 """
 
 Blend = Annotated[

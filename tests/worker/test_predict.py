@@ -84,7 +84,7 @@ BLENDS = [
     ({"gaussian": 0.25}, BlendWindow("gaussian", 0.25)),
     (
         {"gaussian": 0.125, "floor": "nnunet"},
-        BlendWindow("gaussian", 0.125, is_on_voxel=True, floor=2.0**-24 / 10),
+        BlendWindow("gaussian", 0.125, is_on_voxel=True),
     ),
     ({"gaussian": 0.125, "floor": "monai"}, BlendWindow("gaussian", 0.125, floor=1e-3)),
 ]
