@@ -49,8 +49,8 @@ format: $(READY)  ## format the code with ruff
 bench: $(READY)  ## run the benchmarks, and write benchmarks/results
 	$(BIN)/python -m benchmarks.bench
 
-bench-gpu: $(READY)  ## run the benchmarks on a GPU, and write benchmarks/results/job-cuda.json
-	$(BIN)/python -m benchmarks.bench --device cuda
+bench-gpu: $(READY)  ## measure a GPU in eight minutes at most; PRICES="1.2 3" in dollars per hour
+	$(BIN)/python -m benchmarks.gpu --dollars-per-hour $(PRICES)
 
 bench-peers: $(READY) $(PEERS)/.ready  ## compare the patch loop with MONAI, nnU-Net, torchio and chunkflow; half an hour
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python

@@ -78,7 +78,6 @@ def job(
     engine: str,
     threads: int = CORES,
     output: str = "out",
-    device: str = "cpu",
     network: str = "unet",
 ) -> JobConfig:
     """A job over that volume."""
@@ -95,7 +94,7 @@ def job(
             "patch_shape": list(PATCH),
             "patch_overlap": list(OVERLAP),
             "chunk_shape": list(SHAPE),
-            "device": device,
+            "device": "cpu",
             "engine": engine,
             "threads": threads,
         },
@@ -111,10 +110,8 @@ def volume(shape: tuple[int, int, int] = SHAPE) -> Iterator[Path]:
         yield Path(name)
 
 
-def predictor_of(
-    engine: str, threads: int = CORES, device: str = "cpu", network: str = "unet"
-) -> Predictor:
-    config = job(Path("/nowhere"), engine, threads, device=device, network=network)
+def predictor_of(engine: str, threads: int = CORES, network: str = "unet") -> Predictor:
+    config = job(Path("/nowhere"), engine, threads, network=network)
     return load_predictor(config.model, config.inference)
 
 
@@ -126,48 +123,40 @@ def forward(predictor: Predictor, calls: int) -> Callable[[], None]:
         with predictor.device.session():
             uploaded = predictor.device.upload(batch)
             for _ in range(calls):
-                answer = predictor.predict(uploaded)
-            # what is downloaded is pinned with all its storage
-            voxel = predictor.device.copy(answer[:1, :1, :1, :1, :1])
-            predictor.device.download(voxel)()  # a GPU is done only when its answer is here
+                predictor.predict(uploaded)
 
     return run
 
 
-def eager(network: torch.nn.Module, calls: int, device: str) -> Callable[[], None]:
-    """So many calls of a network by PyTorch itself; on a GPU with the settings that a job has."""
-    network = network.eval().to(device)
+def eager(network: torch.nn.Module, calls: int) -> Callable[[], None]:
+    """So many calls of a network by PyTorch itself."""
+    network = network.eval()
     batch = torch.rand((1, 1, *PATCH), generator=torch.Generator().manual_seed(0))
 
     def run() -> None:
         torch.set_num_threads(CORES)
         with torch.inference_mode():
-            uploaded = batch.to(device)
             for _ in range(calls):
-                answer = network(uploaded).sigmoid()
-            answer[:1, :1, :1, :1, :1].cpu()
+                network(batch).sigmoid()
 
     return run
 
 
-def engines(names: Sequence[str], repeats: int, device: str) -> dict[str, Any]:
-    """Compare engines' forward pass with PyTorch's eager mode, on the same cores or GPU."""
-    plain = eager(unet(), 4, device)
+def engines(names: Sequence[str], repeats: int) -> dict[str, Any]:
+    """Compare engines' forward pass with PyTorch's eager mode, on the same cores."""
+    plain = eager(unet(), 4)
     found = {
-        f"{name} / eager": ratio(forward(predictor_of(name, device=device), 4), plain, repeats)
-        for name in names
+        f"{name} / eager": ratio(forward(predictor_of(name), 4), plain, repeats) for name in names
     }
-    small = forward(predictor_of("torch", device=device, network="small_unet"), 20)
-    return found | {
-        "torch / eager, widths 4 and 8": ratio(small, eager(small_unet(), 20, device), repeats)
-    }
+    small = forward(predictor_of("torch", network="small_unet"), 20)
+    return found | {"torch / eager, widths 4 and 8": ratio(small, eager(small_unet(), 20), repeats)}
 
 
-def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, float]:
+def loop_against_forward(repeats: int, engine: str) -> dict[str, float]:
     """One chunk, from the uint8 cutout to the uint8 core, against the same forward passes alone."""
     with volume() as folder:
-        work = plan_job(job(folder, engine, device=device)).plan.work(0)
-    predictor = predictor_of(engine, device=device)
+        work = plan_job(job(folder, engine)).plan.work(0)
+    predictor = predictor_of(engine)
     cutout = np.random.default_rng(0).integers(0, 256, (1, *SHAPE), dtype=np.uint8)
     normalize = unit(cutout.dtype)
 
@@ -182,16 +171,16 @@ def loop_against_forward(repeats: int, engine: str, device: str) -> dict[str, fl
     )
 
 
-def job_against_forward(repeats: int, engine: str, device: str) -> dict[str, Any]:
+def job_against_forward(repeats: int, engine: str) -> dict[str, Any]:
     """A whole job, by the command, against the bare forward of its patches.
 
     Without start-up it is from when its first chunk is begun until the command ends.
     """
     with volume((56, 336, 336)) as folder:
-        config = job(folder, engine, device=device)
+        config = job(folder, engine)
         plan = plan_job(config).plan
         patches = sum(plan.work(index).patch_count for index in range(plan.chunks.count))
-        bare = forward(predictor_of(engine, device=device), patches)
+        bare = forward(predictor_of(engine), patches)
         whole = []
         working = []
         for repeat in range(repeats + 1):
@@ -407,48 +396,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument(
-        "--engines", help="default: openvino,onnxruntime,torch,compile; torch,compile on a GPU"
-    )
+    parser.add_argument("--engines", default="openvino,onnxruntime,torch,compile")
     parser.add_argument("--rows", nargs="+", help="these anew; others stay")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: into job-cuda.json"
+    args = parser.parse_args()
+    repeats = args.repeats
+    results: dict[str, Any] = (
+        json.loads(RESULTS.read_text()) if args.rows and RESULTS.exists() else {}
     )
-    known = parser.parse_args()
-    repeats = known.repeats
-    device = known.device
-    on_cpu = known.device == "cpu"
-    names = (
-        known.engines or ("openvino,onnxruntime,torch,compile" if on_cpu else "torch,compile")
-    ).split(",")
-    engine = "openvino" if on_cpu else "torch"
-    path = RESULTS if on_cpu else RESULTS.with_name("job-cuda.json")
-    results: dict[str, Any] = json.loads(path.read_text()) if known.rows and path.exists() else {}
-    results["machine"] = machine("torch", *(["openvino", "onnxruntime"] if on_cpu else []))
-    if not on_cpu:
-        results["machine"]["gpu"] = torch.cuda.get_device_name()
+    results["machine"] = machine("torch", "openvino", "onnxruntime")
     rows: dict[str, Callable[[], Any]] = {
-        "idle": lambda: idle_share(
-            LATENCY_SECONDS, f"{__file__}:{'small_unet' if on_cpu else 'unet'}", engine, device
-        ),
-        "engines": lambda: engines(names, repeats, device),
-        "loop / forward": lambda: loop_against_forward(repeats, engine, device),
-        "job / forward": lambda: job_against_forward(repeats, engine, device),
+        "idle": lambda: idle_share(LATENCY_SECONDS, f"{__file__}:small_unet", "openvino"),
+        "engines": lambda: engines(args.engines.split(","), repeats),
+        "loop / forward": lambda: loop_against_forward(repeats, "openvino"),
+        "job / forward": lambda: job_against_forward(repeats, "openvino"),
+        "two processes / one": lambda: processes(repeats),
+        "growth": lambda: growth((64, 128, 128), (16, 64, 64), 4),
+        "growth, small chunks": lambda: growth((32, 64, 64), (16, 32, 32), 6),
+        "growth, tiny chunks": lambda: growth((16, 16, 16), (16, 16, 16), 36),
+        "peak memory / projection": memory_against_projection,
+        "receipts": receipts_per_second,
     }
-    if on_cpu:
-        rows |= {
-            "two processes / one": lambda: processes(repeats),
-            "growth": lambda: growth((64, 128, 128), (16, 64, 64), 4),
-            "growth, small chunks": lambda: growth((32, 64, 64), (16, 32, 32), 6),
-            "growth, tiny chunks": lambda: growth((16, 16, 16), (16, 16, 16), 36),
-            "peak memory / projection": memory_against_projection,
-            "receipts": receipts_per_second,
-        }
-    for name in known.rows or rows:
+    for name in args.rows or rows:
         results[name] = rows[name]()
         print(name, results[name], flush=True)
         # what was measured stays if it is stopped
-        path.write_text(json.dumps(results, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     PAGE.write_text(page())
     print(page())
 

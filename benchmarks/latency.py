@@ -86,14 +86,14 @@ def server(latency: float) -> Iterator[str]:
         process.wait()
 
 
-def idle_share(latency: float, network: str, engine: str, device: str = "cpu") -> dict[str, Any]:
+def idle_share(latency: float, network: str, engine: str) -> dict[str, Any]:
     """Run a job of a U-Net; the share of time from its first call to its last without any."""
     model = {"path": network, "output_channels": 3, "activation": "sigmoid", "normalize": "unit"}
     inference = {
         "patch_shape": list(PATCH),
         "patch_overlap": [Z // 4, Y // 4, X // 4],
         "chunk_shape": list(CHUNK),
-        "device": device,
+        "device": "cpu",
         "engine": engine,
         "threads": max(1, len(os.sched_getaffinity(0)) - 1),
     }

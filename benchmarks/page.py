@@ -223,7 +223,7 @@ def _goals(job: dict[str, Any], peers: dict[str, Any], growths: list[dict[str, A
             (
                 "share of the time without computation, on a GPU",
                 0.05,
-                [gpu["idle"]["idle share"]],
+                [gpu["job"]["idle share"]],
                 "",
             )
         )
@@ -318,21 +318,20 @@ def _startup() -> str:
 
 def _gpu_results() -> dict[str, Any]:
     """What was measured on a GPU; empty if nothing was."""
-    path = RESULTS / "job-cuda.json"
+    path = RESULTS / "gpu.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def _gpu() -> str:
-    """The same on a GPU, where that was measured."""
-    job = _gpu_results()
-    title = "### On a GPU\n\n`make bench-gpu` measures the same on a machine that has a GPU"
-    if not job:
-        return f"{title}. None was available yet: nothing on\nthis page was measured on one."
-    machine = f"{job['machine']['gpu']}, torch {job['machine']['torch']}"
-    table = _against_forward(job, "torch")
-    idle = _idle(job, "the same U-Net")
-    return f"{title}: {machine}.\n\n| | ratio |\n|---|---|\n{table}\n\n{idle}"
+    """What a GPU gets through, where that was measured."""
+    title = (
+        "### On a GPU\n\n`make bench-gpu` measures a GPU in eight minutes at most; "
+        "[GPUs](gpu.md) says what"
+    )
+    if not _gpu_results():
+        return f"{title}.\nNone was available yet: nothing on this page was measured on one."
+    return f"{title}:\n{(RESULTS / 'gpu.md').read_text().rstrip()}"
 
 
 _INSTRUCTIONS = {

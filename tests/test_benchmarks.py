@@ -14,14 +14,13 @@ def test_the_page_is_made_of_the_committed_results():
 
 def test_a_gpus_figures_have_a_place_on_it(tmp_path, monkeypatch):
     shutil.copytree(RESULTS, tmp_path / "results")
-    job = json.loads((RESULTS / "job.json").read_text())
-    found = {name: job[name] for name in ("engines", "loop / forward", "job / forward", "idle")}
-    machine = {"machine": job["machine"] | {"gpu": "NVIDIA Sample"}}
-    (tmp_path / "results" / "job-cuda.json").write_text(json.dumps(found | machine))
+    results = {"loop / forward": {"ratio": 1.01}, "job": {"idle share": 0.02}}
+    (tmp_path / "results" / "gpu.json").write_text(json.dumps(results))
+    (tmp_path / "results" / "gpu.md").write_text("A sample, torch 2.\n\n| | |\n|---|---|\n")
     monkeypatch.setattr(page_module, "RESULTS", tmp_path / "results")
-    assert "NVIDIA Sample" in page()
+    assert "A sample, torch 2." in page()
+    assert "| 1.010 | met |" in page()
     assert "not measured" not in page().partition("## Against the bare network")[0]
-    assert page().count("a whole job, from its first chunk to its exit") == 2
 
 
 def test_receipts_are_timed_as_they_are_now():

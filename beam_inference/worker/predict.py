@@ -143,7 +143,7 @@ def predict(
         },
         fill={"fill": fill, "fill_value": fill_value},
     )
-    plan = _plan(channels.shape[1:], config)
+    plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
     predictor = _load(config, user_network)
     normalization = make_normalization(_affine(config), channels.dtype)
@@ -205,7 +205,7 @@ def _affine(config: JobConfig) -> Literal["none", "unit"] | Affine:
     return normalize
 
 
-def _plan(shape: Sequence[int], config: JobConfig) -> InferencePlan:
+def plan_array(shape: Sequence[int], config: JobConfig) -> InferencePlan:
     """The plan of a job whose only chunk is the array."""
     z, y, x = shape
     box = BoundingBox((0, 0, 0), (z, y, x))
