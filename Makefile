@@ -32,7 +32,7 @@ test: $(READY)  ## run all tests but the slow ones; under ten minutes on two cor
 test-all: $(READY)  ## run all tests, also the slow ones
 	$(BIN)/python -m pytest -m "not gpu"
 
-test-gpu: $(READY)  ## run the tests that need a CUDA device
+test-gpu: $(READY)  ## run the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu
 
 lint: $(READY)  ## check the code with ruff

@@ -496,19 +496,24 @@ def measure(
         clock: tells seconds.
 
     Returns:
-        The results; ``cut`` says what was left out, by section.
+        The results; by section, ``cut`` says what was left out, and ``failed`` with what error one
+        ended.
     """
     end = clock() + seconds
     results: dict[str, Any] = {"machine": machine("torch") | {"gpu": target.name}}
     cut: dict[str, list[str]] = {}
+    failed: dict[str, str] = {}
     for name, (share, section) in SECTIONS.items():
         now = clock()
         budget = Budget(now + share * (end - now), clock)
         if budget.allows("all of it"):
-            results[name] = section(Bench(target, scale, budget))
+            try:
+                results[name] = section(Bench(target, scale, budget))
+            except Exception as error:  # of any kind: the other sections are worth having
+                failed[name] = f"{type(error).__name__}: {error}"
         if budget.cut:
             cut[name] = budget.cut
-        results |= {"cut": cut, "seconds": round(seconds - (end - clock()), 1)}
+        results |= {"cut": cut, "failed": failed, "seconds": round(seconds - (end - clock()), 1)}
         results["dollars per teravoxel"] = add_prices(results, prices)
         path.write_text(json.dumps(results, indent=1) + "\n")
         path.with_suffix(".md").write_text(table(results))
@@ -524,6 +529,8 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"| {row} | {value} |")
     for name, what in results["cut"].items():
         lines.append(f"| {name}, left out for want of time | {'; '.join(what)} |")
+    for name, error in results["failed"].items():
+        lines.append(f"| {name}, **failed** | {' '.join(error.split())} |")
     return "\n".join(lines) + "\n"
 
 
@@ -554,6 +561,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     results = measure(target_of(device), FULL, args.dollars_per_hour, args.output, args.seconds)
     print(table(results))
+    if results["failed"]:
+        raise SystemExit(f"failed: {', '.join(results['failed'])}; the table says why")
 
 
 if __name__ == "__main__":

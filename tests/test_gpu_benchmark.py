@@ -47,7 +47,7 @@ def test_all_sections_are_measured_and_written(target, tmp_path):
     results = gpu.measure(target, TINY, [2.0, 4.0], path)
     assert json.loads(path.read_text()) == results
     assert set(gpu.SECTIONS) < set(results)
-    assert results["cut"] == {}
+    assert results["cut"] == results["failed"] == {}
     loop = results["loop / forward"]
     assert min(loop["seconds"], loop["against_seconds"]) >= loop["calls"] * PATCH_SECONDS
     whole = results["job"]
@@ -122,6 +122,24 @@ def test_without_any_time_nothing_is_measured(target, tmp_path):
     results = gpu.measure(target, TINY, [2.0], tmp_path / "gpu.json", seconds=0.0)
     assert results["cut"] == {name: ["all of it"] for name in gpu.SECTIONS}
     assert results["dollars per teravoxel"] == {"2 $/hour": {}}
+
+
+def test_a_section_that_fails_is_told_and_the_others_are_measured(
+    target, monkeypatch, tmp_path, capsys
+):
+    def measure_nothing(bench):
+        raise RuntimeError("no kernel\nfor this")
+
+    sections = {"broken": (0.5, measure_nothing), "loop / forward": (1.0, gpu.measure_loop)}
+    monkeypatch.setattr(gpu, "SECTIONS", sections)
+    monkeypatch.setattr(gpu, "FULL", TINY)
+    monkeypatch.setattr(gpu, "find_accelerator", lambda: "cuda")
+    monkeypatch.setattr(gpu, "target_of", lambda device: target)
+    with pytest.raises(SystemExit, match="failed: broken"):
+        gpu.main([f"--output={tmp_path / 'gpu.json'}"])
+    printed = capsys.readouterr().out
+    assert "| broken, **failed** | RuntimeError: no kernel for this |" in printed
+    assert "| loop / forward, ratio |" in printed
 
 
 def bench(target, seconds):

@@ -1,4 +1,4 @@
-"""What holds on every device: the CPU, and a CUDA device (``gpu``)."""
+"""What holds on every device: the CPU, and the GPU of this machine (``gpu``)."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +13,7 @@ from torch import nn
 from beam_inference.cli.main import main
 from beam_inference.engines.augmented import augment, symmetries
 from beam_inference.engines.batch_norm_folding import fold_batch_norm
+from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
 from beam_inference.engines.speed import fastest_batch_size
 from beam_inference.engines.torch_forward import torch_predictor
@@ -28,9 +29,13 @@ DTYPES = ("uint8", "uint16", "int16", "float32")
 UINT8 = Encoding(np.dtype("uint8"), (0.0, 1.0))
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(params=["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 def device(request):
-    return torch.device(request.param)
+    if request.param == "cpu":
+        return torch.device("cpu")
+    accelerator = find_accelerator()
+    assert accelerator is not None, "tests marked gpu need a GPU that PyTorch sees"
+    return torch.device(accelerator)
 
 
 def network(device):

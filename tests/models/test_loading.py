@@ -533,7 +533,7 @@ def test_torchs_device_errors_are_translated(error, translated):
 @pytest.mark.gpu
 def test_a_cuda_device_gives_the_cpus_values_in_float32():
     on_cpu = predict(toy("conv"))
-    on_gpu = predict(toy("conv"), {"device": "cuda"})
+    on_gpu = predict(toy("conv"), {"device": find_accelerator()})
     np.testing.assert_allclose(on_gpu, on_cpu, atol=1e-5)
 
 
