@@ -1,8 +1,10 @@
 """``make bench-gpu`` on a stand-in for a GPU: every line of it, with tiny arrays."""
 
 import json
+import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from fakes.late_device import LateDevice, late
@@ -61,7 +63,8 @@ def test_all_sections_are_measured_and_written(target, tmp_path):
     copies = results["copies"]
     assert 0 < copies["uploaded bytes per second"] < 1e6
     assert 0 < copies["downloaded bytes per second"] < 1e6
-    assert copies["share of an upload that is hidden"] > 0.3, "kernels do not wait for copies"
+    # how much is hidden depends on what else this machine does: the formula has a test of its own
+    assert "share of an upload that is hidden" in copies
     rows = results["batches and layouts"]["patches per second"]
     assert list(rows) == [
         f"{layout}, {n}" for layout in ("contiguous", "channels_last") for n in (1, 2)
@@ -122,6 +125,38 @@ def test_without_any_time_nothing_is_measured(target, tmp_path):
     results = gpu.measure(target, TINY, [2.0], tmp_path / "gpu.json", seconds=0.0)
     assert results["cut"] == {name: ["all of it"] for name in gpu.SECTIONS}
     assert results["dollars per teravoxel"] == {"2 $/hour": {}}
+
+
+def test_the_hidden_share_of_an_upload_is_what_forward_passes_do_not_wait_for(target, monkeypatch):
+    seconds = {
+        "uploads": 2.0,
+        "downloads": 4.0,
+        "forward passes": 0.5 * gpu.CALLS,
+        "forward passes alone": 8.0,
+        "forward passes and an upload": 8.5,
+    }
+    monkeypatch.setattr(gpu.Bench, "seconds", lambda self, action, what: seconds[what])
+    size = 24 * 40 * 40
+    assert gpu.measure_copies(bench(target, 10)) == {
+        "bytes": size,
+        "uploaded bytes per second": size / 2,
+        "downloaded bytes per second": size / 4,
+        "share of an upload that is hidden": 0.75,
+    }
+
+
+def test_copies_of_the_stand_in_wait_for_no_kernel_but_downloads_for_those_before(device):
+    busy = threading.Event()
+    kernels = device.kernels.after(busy.wait)
+    arrived = device.begin_upload(np.ones((1, 2, 3, 4), np.uint8))
+    device.up.last.result()
+    assert arrived().sum() == 24
+    download = device.download(torch.ones(5))
+    assert not kernels.done()
+    assert not device.down.last.done()
+    busy.set()
+    assert download().sum() == 5
+    assert kernels.done()
 
 
 def test_a_section_that_fails_is_told_and_the_others_are_measured(

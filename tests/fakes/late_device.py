@@ -40,7 +40,11 @@ class Stream:
                 each.result()
             time.sleep(seconds)
 
-        self.last = self._thread.submit(pass_time)
+        return self.after(pass_time)
+
+    def after(self, action: Callable[[], Any]) -> Future[Any]:
+        """Begin to do something after all that this stream was told before."""
+        self.last = self._thread.submit(action)
         return self.last
 
 
