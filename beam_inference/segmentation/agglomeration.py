@@ -21,14 +21,13 @@ monotonically, which is all that is needed.
 
 from __future__ import annotations
 
-import heapq
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.records import add_parts, no_records
 
 
@@ -111,109 +110,26 @@ def agglomerate(
         For each region, the place of the region that it is now part of, which is the least of its
         parts; and whether it waits, which is meaningful for those that are no part of another.
     """
-    regions = _Regions(graph, is_complete)
-    ranks = map(regions.rank, range(len(graph.counts)))
-    queue = [rank for rank in ranks if -rank[0] >= threshold]
-    heapq.heapify(queue)
-    while queue:
-        rank = regions.rank(queue[0][-1])
-        if -rank[0] < threshold:
-            heapq.heappop(queue)
-        elif rank != queue[0]:  # it has sunk since it was queued: joins change means
-            heapq.heapreplace(queue, rank)
-        else:
-            heapq.heappop(queue)
-            regions.join(rank[-1])
-    slots = np.array(regions.parent, np.int64)
-    while not np.array_equal(above := slots[slots], slots):
-        slots = above
-    names = np.array(regions.name, np.int64)[slots]
-    waits = np.zeros(len(names), bool)
-    waits[names] = np.array(regions.waiting, bool)[slots]
-    return names, waits
+    waits = ~is_complete
+    joined = kernels().join_regions(
+        _as_places(graph.pairs[:, 0]),
+        _as_places(graph.pairs[:, 1]),
+        graph.sums.copy(),
+        graph.counts.copy(),
+        waits,
+        float(threshold),
+    )
+    return joined.astype(np.int64), waits
 
 
-class _Regions:
-    """Regions and edges while they are joined.
-
-    A region has a slot, which is that of its part with more neighbours at the time of the join:
-    only the neighbours of the other part are gone through, so that a body which takes in thousands
-    of fragments does not go through its own neighbours each time.
-    """
-
-    def __init__(self, graph: RegionGraph, is_complete: NDArray[np.bool_]) -> None:
-        # For each edge: its two regions, sum and count; a count of 0 means that it was removed.
-        self._one = _array(graph.pairs[:, 0])
-        self._other = _array(graph.pairs[:, 1])
-        self._sums = _array(graph.sums)
-        self._counts = _array(graph.counts)
-        # For each slot: the edges to other slots, the name, and whether the region waits.
-        self._edges: list[dict[int, int]] = [{} for _ in range(len(graph.names))]
-        self.parent = list(range(len(graph.names)))
-        self.name = list(self.parent)
-        self.waiting = (~is_complete).tolist()
-        for edge, (one, other) in enumerate(zip(self._one, self._other, strict=True)):
-            self._edges[one][other] = self._edges[other][one] = edge
-
-    def rank(self, edge: int) -> tuple[float, int, int, int]:
-        """Sort key of an edge; the least is the best.
-
-        It is minus the mean affinity, minus the lesser name, minus the greater name; and the edge.
-        """
-        if not self._counts[edge]:
-            return (np.inf, 0, 0, edge)
-        one = self.name[self._slot(self._one[edge])]
-        other = self.name[self._slot(self._other[edge])]
-        return (-self._sums[edge] / self._counts[edge], -min(one, other), -max(one, other), edge)
-
-    def _slot(self, region: int) -> int:
-        parent = self.parent
-        while parent[region] != region:
-            parent[region] = region = parent[parent[region]]
-        return region
-
-    def join(self, edge: int) -> None:
-        """Join the two regions of the best edge of all, or let them wait."""
-        one = self._slot(self._one[edge])
-        other = self._slot(self._other[edge])
-        if self.waiting[one] or self.waiting[other]:
-            self.waiting[one] = self.waiting[other] = True
-            return
-        if len(self._edges[one]) < len(self._edges[other]):
-            one, other = other, one
-        mine = self._edges[one]
-        gone = self._edges[other]
-        self.parent[other] = one
-        self._edges[other] = {}
-        self.name[one] = min(self.name[one], self.name[other])
-        self._counts[edge] = 0
-        del mine[other], gone[one]
-        for third, theirs in gone.items():
-            edges = self._edges[third]
-            del edges[other]
-            own = mine.get(third)
-            # The two regions' edges to a common neighbour become one.
-            mine[third] = edges[one] = theirs if own is None else self._sum(own, theirs)
-
-    def _sum(self, one: int, other: int) -> int:
-        """Add one edge to another, and remove it; the one that stays is returned.
-
-        The better of them stays: its place in the queue is not behind that of their sum, so that
-        the queue need not be changed.
-        """
-        sums = self._sums
-        counts = self._counts
-        if sums[one] * counts[other] < sums[other] * counts[one]:
-            one, other = other, one
-        sums[one] += sums[other]
-        counts[one] += counts[other]
-        counts[other] = 0
-        return one
+_MOST_ENDS = 2**31
+"""Places and ends of edges are int32 while regions are joined."""
 
 
-def _array(values: NDArray[np.int64]) -> array[int]:
-    """Values for access one by one: in half the memory of a list, and faster than NumPy's."""
-    return array("q", values.tobytes())
+def _as_places(values: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Values as int32, which halves the memory; no machine holds a graph with more edges."""
+    assert 2 * len(values) < _MOST_ENDS
+    return values.astype(np.int32)
 
 
 def sum_records(graph: RegionGraph, joined: NDArray[np.int64]) -> NDArray[np.void]:

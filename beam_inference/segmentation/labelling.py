@@ -20,6 +20,7 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.records import RECORD
 
 CODE_BITS = 32
@@ -135,8 +136,7 @@ def arrange_labels(
         index: number of this chunk.
         min_size: labels of fewer voxels become background, unless they touch a seam.
     """
-    first = _first_voxels(labels, count)
-    records = _records(labels, first, core, grid.roi)
+    first, records = _measure(labels, count, core, grid.roi)
     seam = np.zeros(count + 1, bool)
     for planes in planes_at_seams(labels, grid, index):
         for plane in planes:
@@ -146,8 +146,7 @@ def arrange_labels(
     order = np.concatenate([np.flatnonzero(touches), np.flatnonzero(stays & ~touches)])
     numbers = np.zeros(count + 1, np.uint32)
     numbers[order + 1] = np.arange(1, len(order) + 1, dtype=np.uint32)
-    for plane in labels:  # in place: a chunk's labels are held once
-        plane[...] = numbers[plane]
+    kernels().renumber(labels, numbers)
     return LabelledChunk(labels, int(touches.sum()), records[order], first[order])
 
 
@@ -158,9 +157,17 @@ def planes_at_seams(
     before, after = seams_of(grid, index)
     nothing = np.zeros(0, array.dtype)
     return (
-        tuple(array.take([0], axis) if before[axis] else nothing for axis in range(3)),
-        tuple(array.take([-1], axis) if after[axis] else nothing for axis in range(3)),
+        tuple(
+            _plane(array, axis, slice(None, 1)) if before[axis] else nothing for axis in range(3)
+        ),
+        tuple(
+            _plane(array, axis, slice(-1, None)) if after[axis] else nothing for axis in range(3)
+        ),
     )
+
+
+def _plane(array: AnyArray, axis: int, part: slice) -> AnyArray:
+    return array[tuple(part if a == axis else slice(None) for a in range(3))].copy()
 
 
 def _components(values: AnyArray, connectivity: int) -> tuple[NDArray[np.uint32], int]:
@@ -173,36 +180,22 @@ def _components(values: AnyArray, connectivity: int) -> tuple[NDArray[np.uint32]
     return labels, int(count)
 
 
-def _first_voxels(labels: NDArray[np.uint32], count: int) -> NDArray[np.int64]:
-    """The place of each label's first voxel, in C order."""
-    first = np.zeros(count + 1, np.int64)
-    size = labels[0].size
-    # Of several assignments to one place the last is kept, so go backwards.
-    for z in reversed(range(len(labels))):
-        first[labels[z].reshape(-1)[::-1]] = np.arange((z + 1) * size - 1, z * size - 1, -1)
-    return first[1:]
-
-
-def _records(
-    labels: NDArray[np.uint32], first: NDArray[np.int64], core: BoundingBox, bounds: BoundingBox
-) -> NDArray[np.void]:
-    records = np.zeros(len(first), RECORD)
-    if not len(first):
-        return records
-    statistics = cc3d_library().statistics(labels, no_slice_conversion=True)
-    offset = np.subtract(core.start, bounds.start)
-    voxels = statistics["voxel_counts"][1:].astype(np.int64)
-    boxes = statistics["bounding_boxes"][1:].reshape(-1, 3, 2)  # inclusive
-    records["voxels"] = voxels
-    records["start"] = offset + boxes[:, :, 0]
-    records["stop"] = offset + boxes[:, :, 1] + 1
-    # Sums are whole numbers, which add up alike however the volume was cut; means would not.
-    records["sums"] = (
-        np.rint(statistics["centroids"][1:] * voxels[:, None]) + voxels[:, None] * offset
+def _measure(
+    labels: NDArray[np.uint32], count: int, core: BoundingBox, bounds: BoundingBox
+) -> tuple[NDArray[np.int64], NDArray[np.void]]:
+    """The place of each label's first voxel, in C order, and the labels' records."""
+    first = np.zeros(count, np.int64)
+    records = np.zeros(count, RECORD)
+    kernels().measure_labels(
+        labels, first, records["voxels"], records["start"], records["stop"], records["sums"]
     )
+    offset = np.subtract(core.start, bounds.start)
+    records["start"] += offset
+    records["stop"] += offset
+    records["sums"] += records["voxels"][:, None] * offset
     place = np.stack(np.unravel_index(first, labels.shape)) + offset[:, None]
     records["first"] = np.ravel_multi_index(tuple(place), bounds.shape)
-    return records
+    return first, records
 
 
 def equivalences(chunks: Mapping[Zyx, Faces], shape: Zyx, connectivity: int) -> NDArray[np.int64]:

@@ -8,17 +8,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.segmentation.affinities import as_summands
+from beam_inference.segmentation.affinities import FRACTION_BITS, MOST
 from beam_inference.segmentation.agglomeration import (
     RegionGraph,
     agglomerate,
     combine_graphs,
     contract,
-    sum_edges,
     sum_records,
 )
+from beam_inference.segmentation.compiled import kernels
 from beam_inference.segmentation.records import add_parts, no_records
 from beam_inference.segmentation.scratch import Arrays
 from beam_inference.segmentation.watershed import Links, no_link
@@ -99,50 +98,49 @@ def chunk_part(
     names = np.unique(np.concatenate([ids[1:], *(plane[plane > 0] for plane in before)]))
     places = np.searchsorted(names, ids)
     places[0] = -1
-    edges = [(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))]
     sides: list[Names] = []
-    for axis, link in enumerate(links):
-        lines = np.moveaxis(link, axis, 0)
+    beyond: list[NDArray[np.int32]] = []
+    for axis in range(3):
         planes = np.moveaxis(labels, axis, 0)
-        for k in range(1, len(planes)):  # plane by plane: places take eight bytes a voxel
-            differ = planes[k - 1] != planes[k]
-            edges.append(
-                _edges(
-                    names,
-                    places[planes[k - 1][differ]],
-                    places[planes[k][differ]],
-                    lines[k][differ],
-                )
-            )
         sides += [np.zeros(0, np.int64)] * 2
+        beyond.append(np.full(planes[0].shape, -1, np.int32))
         if before[axis].size:
-            beyond = np.where(before[axis] > 0, np.searchsorted(names, before[axis]), -1)
-            edges.append(_edges(names, beyond.ravel(), places[planes[0]].ravel(), lines[0].ravel()))
-            sides[-2] = np.union1d(before[axis], ids[planes[0]])
+            fragments, which = np.unique(before[axis], return_inverse=True)
+            at = np.where(fragments > 0, np.searchsorted(names, fragments), -1)
+            beyond[-1] = at.astype(np.int32)[which]
+            sides[-2] = np.union1d(fragments, ids[planes[0]])
         if after[axis]:
             sides[-1] = np.unique(ids[planes[-1]])
     all_records = no_records(len(names))
     add_parts(all_records, places[1:], records)
     return Part(
-        RegionGraph(
-            names,
-            all_records,
-            *sum_edges(names, *(np.concatenate(parts) for parts in zip(*edges, strict=True))),
-        ),
+        RegionGraph(names, all_records, *_edges(labels, places, len(names), links, beyond)),
         tuple(side[side > 0] for side in sides),
     )
 
 
-def _edges(names: Names, one: Names, other: Names, links: AnyArray) -> tuple[Names, Names, Names]:
-    """Edges between voxels at places in ``names``, -1 for background, summed over pairs."""
-    is_edge = (one >= 0) & (other >= 0) & (one != other) & (links > no_link(links.dtype))
-    affinities = as_summands(links[is_edge])
-    return sum_edges(
-        names,
-        np.stack([one[is_edge], other[is_edge]], axis=1),
-        affinities,
-        np.ones_like(affinities),
+def _edges(
+    labels: NDArray[np.uint32],
+    places: Names,
+    regions: int,
+    links: Links,
+    beyond: Sequence[NDArray[np.int32]],
+) -> tuple[Names, Names, Names]:
+    """Pairs of touching regions, ascending; sums of their affinities; and counts."""
+    floats = links[0].dtype.kind == "f"
+    codes, sums, counts = kernels().touching_regions(
+        labels,
+        places.astype(np.int32),
+        regions,
+        *links,
+        *beyond,
+        float(no_link(links[0].dtype)),
+        MOST if floats else np.inf,
+        2.0**FRACTION_BITS if floats else 1.0,
     )
+    order = np.argsort(codes)
+    pairs = np.stack(np.divmod(codes[order], max(1, regions)), axis=1)
+    return pairs, sums[order], counts[order]
 
 
 def group_part(parts: Mapping[Zyx, Part]) -> Part:

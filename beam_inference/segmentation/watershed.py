@@ -25,16 +25,17 @@ from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS, cc3d_library
+from beam_inference.segmentation.compiled import kernels
+from beam_inference.segmentation.labelling import CODE_BITS, POSITIONS, STEPS
 from beam_inference.segmentation.scratch import Arrays
 
 Links = tuple[AnyArray, AnyArray, AnyArray]
 """Affinities along z, y and x: int32 or float32, one more on that axis than the chunk's shape."""
 
-_NEXT = (1, 4, 16)
-"""Bits of a voxel's edges to the next voxels along z, y and x, as cc3d numbers them."""
+_NEXT = (1, 4, 16)  # as kernels.label_basins numbers them
+"""A voxel's choice of the edge to the next voxel along z, y or x."""
 _BEFORE = (2, 8, 32)
-"""Bits of a voxel's edges to the previous voxels along z, y and x, as cc3d numbers them."""
+"""A voxel's choice of the edge to the previous voxel along z, y or x."""
 
 
 def no_link(dtype: AnyDtype) -> int | float:
@@ -59,57 +60,18 @@ def find_fragments(
         be joined across the seam.
     """
     shape = links[0].shape[0] - 1, *links[0].shape[1:]
-    choice = _choices(links, low, shape)
-    # An edge is kept if either of its voxels chose it, or if its affinity is high.
-    edges = choice.copy()
+    number = links[0].dtype.type if links[0].dtype.kind == "f" else np.float64
+    choice = np.empty(shape, np.uint8)
+    labels, count = kernels().label_basins(
+        *links, number(low), number(high), number(no_link(links[0].dtype)), choice
+    )
     joined = {}
     for axis, link in enumerate(links):
-        upper = _parts(axis, slice(None, -1))
-        lower = _parts(axis, slice(1, None))
         first = _parts(axis, slice(None, 1))
         last = _parts(axis, slice(-1, None))
-        on = link[_parts(axis, slice(1, -1))] >= high
-        on |= choice[upper] == _NEXT[axis]
-        on |= choice[lower] == _BEFORE[axis]
-        edges[upper] |= on * np.uint8(_NEXT[axis])
-        edges[lower] |= on * np.uint8(_BEFORE[axis])
         joined[f"joined_first{axis}"] = (choice[first] == _BEFORE[axis]) | (link[first] >= high)
         joined[f"joined_last{axis}"] = (choice[last] == _NEXT[axis]) | (link[last] >= high)
-    # Edges across seams lead out of the array: cc3d must not see them.
-    for axis in range(3):
-        edges[_parts(axis, slice(None, 1))] &= ~np.uint8(_BEFORE[axis])
-        edges[_parts(axis, slice(-1, None))] &= ~np.uint8(_NEXT[axis])
-    labels = cc3d_library().color_connectivity_graph(edges, connectivity=6)
-    labels[choice == 0] = 0
-    return *_without_gaps(labels), joined
-
-
-def _choices(links: Links, low: float, shape: Zyx) -> NDArray[np.uint8]:
-    """The edge of greatest affinity of each voxel, as its bit; 0 where it has none."""
-    best = np.full(shape, no_link(links[0].dtype), links[0].dtype)
-    choice = np.zeros(shape, np.uint8)
-    # Of equal affinities the first stays: hence x first, and the next voxel before the previous.
-    for axis in (2, 1, 0):
-        for bits, part in ((_NEXT, slice(1, None)), (_BEFORE, slice(None, -1))):
-            link = links[axis][_parts(axis, part)]
-            greater = link > best
-            greater &= link >= low
-            np.copyto(best, link, where=greater)
-            choice[greater] = bits[axis]
-    return choice
-
-
-def _without_gaps(labels: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], int]:
-    """Renumber labels, in place, so that all of ``1 … count`` are in use; also the count."""
-    used = np.zeros(int(labels.max(initial=0)) + 1, bool)
-    for plane in labels:
-        used[plane] = True
-    used[0] = False
-    numbers = np.cumsum(used, dtype=np.uint32)
-    numbers[~used] = 0
-    for plane in labels:
-        plane[...] = numbers[plane]
-    return labels, int(used.sum())
+    return labels, int(count), joined
 
 
 def _parts(axis: int, part: slice) -> tuple[slice, ...]:

@@ -1,0 +1,537 @@
+"""Loops over regions, edges and voxels, compiled by Numba; imported through :mod:`.compiled` alone.
+
+They hold no lock of Python's, so the threads of a worker compute at the same time. What was compiled
+is kept in :func:`~beam_inference.segmentation.compiled.compiled_folder`, for the same processor,
+versions and source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from beam_inference.arrays import AnyArray
+from beam_inference.segmentation.compiled import compiled_folder
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Ints = NDArray[np.int64]
+Places = NDArray[np.int32]
+
+_FOLDER = compiled_folder()
+
+
+def _compile(function: Function) -> Function:
+    # NumPy's rules for errors: no check of each quotient for a divisor of zero.
+    before = numba.config.CACHE_DIR
+    if not before and _FOLDER is not None:
+        numba.config.CACHE_DIR = str(_FOLDER)
+    keep = bool(before) or _FOLDER is not None
+    try:
+        compiled: Function = numba.njit(nogil=True, cache=keep, error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return compiled
+
+
+_EXACT = 2**53
+"""Whole numbers up to this are float64 without rounding."""
+
+
+@_compile
+def mean_of(total: int, count: int) -> float:
+    """The quotient of two integers, correctly rounded, whatever their size; ``count`` positive."""
+    if -_EXACT <= total <= _EXACT and count <= _EXACT:
+        return total / count
+    rest = abs(total)
+    whole = rest // count
+    rest -= whole * count
+    shift = 0
+    # Two bits more than a float64 holds; the last one says whether anything is left below it. Then
+    # the conversion to float64 rounds as that of the exact quotient would.
+    while whole < 4 * _EXACT and shift < 128:
+        twice = rest >= count - rest
+        rest = rest - (count - rest) if twice else rest + rest
+        whole = 2 * whole + twice
+        shift += 1
+    quotient = float(whole | (rest > 0)) * 0.5**shift
+    return -quotient if total < 0 else quotient
+
+
+@_compile
+def _slot(parent: Places, region: int) -> int:
+    while parent[region] != region:
+        parent[region] = parent[parent[region]]
+        region = parent[region]
+    return region
+
+
+@_compile
+def _hash(key: int, mask: int) -> int:
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    return np.int64((mixed >> np.uint64(20)) & np.uint64(mask))
+
+
+@_compile
+def _find(keys: Ints, key: int) -> int:
+    """The place of a key in a table, or of the free place (-1) where it would be."""
+    mask = len(keys) - 1
+    place = _hash(key, mask)
+    while keys[place] != key and keys[place] != -1:
+        place = (place + 1) & mask
+    return place
+
+
+@_compile
+def _remove(keys: Ints, values: Places, place: int) -> None:
+    """Free a place of a table, and close the gap: no place is lost, however often this is done."""
+    mask = len(keys) - 1
+    gap = place
+    while True:
+        place = (place + 1) & mask
+        if keys[place] == -1:
+            break
+        # A key may lie before its own hash's place by no step.
+        if ((place - _hash(keys[place], mask)) & mask) >= ((place - gap) & mask):
+            keys[gap] = keys[place]
+            values[gap] = values[place]
+            gap = place
+    keys[gap] = -1
+
+
+@_compile
+def _is_better(mean: float, code: int, than_mean: float, than_code: int) -> bool:
+    return mean > than_mean or (mean == than_mean and code > than_code)
+
+
+@_compile
+def _sink(means: NDArray[np.float64], codes: Ints, edges: Places, size: int, place: int) -> None:
+    """Restore a heap, the best at its top, whose entry at a place may be too good or too bad."""
+    mean = means[place]
+    code = codes[place]
+    edge = edges[place]
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            break
+        if child + 1 < size and _is_better(
+            means[child + 1], codes[child + 1], means[child], codes[child]
+        ):
+            child += 1
+        if not _is_better(means[child], codes[child], mean, code):
+            break
+        means[place] = means[child]
+        codes[place] = codes[child]
+        edges[place] = edges[child]
+        place = child
+    means[place] = mean
+    codes[place] = code
+    edges[place] = edge
+
+
+@_compile
+def join_regions(
+    ones: Places,
+    others: Places,
+    sums: Ints,
+    counts: Ints,
+    waiting: NDArray[np.bool_],
+    threshold: float,
+) -> Places:
+    """Join regions while the best pair of all reaches the threshold, or let the pair wait.
+
+    Pairs are ranked by mean, then by the greater lesser name, then by the greater greater name: see
+    :mod:`~beam_inference.segmentation.agglomeration`. A region has a slot, which is that of its
+    part with the longer list of edges: only the shorter list is gone through, so that a body which
+    takes in thousands of fragments does not go through its own neighbours each time.
+
+    Args:
+        ones: the one region of each edge.
+        others: the other one; no two edges are between the same regions.
+        sums: sum of each edge; changed.
+        counts: count of each edge, positive; changed: 0 means that the edge is no more.
+        waiting: whether each region waits; changed: then it is whether the whole waits, at its
+            name, and False elsewhere.
+        threshold: the least mean of a pair that is joined.
+
+    Returns:
+        The name of the region that each is now part of, which is the least of its parts.
+    """
+    regions = len(waiting)
+    edges = len(ones)
+    parent = np.arange(regions).astype(np.int32)
+    name = parent.copy()
+    # The edges of a slot are a chain of ends: end 2e is that of edge e at its one region, end
+    # 2e + 1 at its other one.
+    first = np.full(regions, -1, np.int32)
+    last = np.full(regions, -1, np.int32)
+    length = np.zeros(regions, np.int32)
+    following = np.full(2 * edges, -1, np.int32)
+    places = 16
+    while places < 2 * edges:
+        places *= 2
+    # The edge between two slots.
+    keys = np.full(places, -1, np.int64)
+    found = np.empty(places, np.int32)
+    means = np.empty(edges, np.float64)
+    codes = np.empty(edges, np.int64)
+    queue = np.empty(edges, np.int32)
+    size = 0
+    for edge in range(edges):
+        one = ones[edge]
+        other = others[edge]
+        for side in range(2):
+            region = other if side else one
+            end = 2 * edge + side
+            following[end] = first[region]
+            first[region] = end
+            if last[region] < 0:
+                last[region] = end
+            length[region] += 1
+        code = np.int64(min(one, other)) * regions + max(one, other)
+        place = _find(keys, code)
+        keys[place] = code
+        found[place] = edge
+        mean = mean_of(sums[edge], counts[edge])
+        if mean >= threshold:
+            means[size] = mean
+            codes[size] = code
+            queue[size] = edge
+            size += 1
+    for place in range(size // 2 - 1, -1, -1):
+        _sink(means, codes, queue, size, place)
+
+    while size:
+        edge = queue[0]
+        drop = counts[edge] == 0
+        one = _slot(parent, ones[edge])
+        other = _slot(parent, others[edge])
+        if not drop:
+            mean = mean_of(sums[edge], counts[edge])
+            code = np.int64(min(name[one], name[other])) * regions + max(name[one], name[other])
+            drop = mean < threshold
+            if not drop and (mean != means[0] or code != codes[0]):
+                means[0] = mean  # it has sunk since it was queued: joins change means
+                codes[0] = code
+                _sink(means, codes, queue, size, 0)
+                continue
+        size -= 1
+        means[0] = means[size]
+        codes[0] = codes[size]
+        queue[0] = queue[size]
+        _sink(means, codes, queue, size, 0)
+        if drop:
+            continue
+        if waiting[one] or waiting[other]:
+            waiting[one] = True
+            waiting[other] = True
+            continue
+        if length[one] < length[other]:
+            one, other = other, one
+        parent[other] = one
+        name[one] = min(name[one], name[other])
+        _remove(keys, found, _find(keys, np.int64(min(one, other)) * regions + max(one, other)))
+        counts[edge] = 0
+        end = first[other]
+        while end >= 0:
+            after = following[end]
+            theirs = end >> 1
+            if counts[theirs]:
+                third = _slot(parent, ones[theirs] if end & 1 else others[theirs])
+                _remove(
+                    keys,
+                    found,
+                    _find(keys, np.int64(min(other, third)) * regions + max(other, third)),
+                )
+                key = np.int64(min(one, third)) * regions + max(one, third)
+                place = _find(keys, key)
+                stays = theirs
+                if keys[place] == key:
+                    # Two edges to a common neighbour become one. The better of them stays: its
+                    # place in the queue is not behind that of their sum.
+                    own = found[place]
+                    if mean_of(sums[own], counts[own]) >= mean_of(sums[theirs], counts[theirs]):
+                        stays = own
+                    gone = theirs if stays == own else own
+                    sums[stays] += sums[gone]
+                    counts[stays] += counts[gone]
+                    counts[gone] = 0
+                keys[place] = key
+                found[place] = stays
+                if stays == theirs:
+                    following[end] = -1
+                    if last[one] < 0:
+                        first[one] = end
+                    else:
+                        following[last[one]] = end
+                    last[one] = end
+                    length[one] += 1
+            end = after
+        first[other] = -1
+    joined = np.empty(regions, np.int32)
+    wholes = np.zeros(regions, np.bool_)
+    for region in range(regions):
+        slot = _slot(parent, region)
+        joined[region] = name[slot]
+        wholes[name[slot]] = waiting[slot]
+    waiting[:] = wholes
+    return joined
+
+
+@_compile
+def _root(parents: NDArray[np.uint32], voxel: int) -> int:
+    while parents[voxel] != voxel:
+        parents[voxel] = parents[parents[voxel]]
+        voxel = np.int64(parents[voxel])
+    return voxel
+
+
+@_compile
+def _unite(parents: NDArray[np.uint32], one: int, other: int) -> None:
+    one = _root(parents, one)
+    other = _root(parents, other)
+    if one < other:
+        parents[other] = one
+    else:
+        parents[one] = other
+
+
+@_compile
+def label_basins(
+    along_z: AnyArray,
+    along_y: AnyArray,
+    along_x: AnyArray,
+    low: float,
+    high: float,
+    none: float,
+    choice: NDArray[np.uint8],
+) -> tuple[NDArray[np.uint32], int]:
+    """Label what is joined by the greatest edge of a voxel, or by an edge of ``high`` or more.
+
+    Args:
+        along_z: links along z, one more than voxels, as along y and x.
+        along_y: links along y.
+        along_x: links along x.
+        low: the least affinity of an edge that a voxel chooses.
+        high: the least affinity of an edge that joins in any case, at least ``low``.
+        none: what a link is where there is no edge; all three are of the links' dtype.
+        choice: the result for each voxel (z, y, x): 1 and 2 for the edge to the next and the
+            previous voxel along z, 4 and 8 along y, 16 and 32 along x, 0 for none.
+
+    Returns:
+        Labels in the order of first voxels, 0 where no edge was chosen; and their count.
+    """
+    nz, ny, nx = choice.shape
+    # The parent of each voxel is never behind it, so labels can take the parents' place in order.
+    labels = np.arange(nz * ny * nx).astype(np.uint32)
+    voxel = -1
+    for z in range(nz):
+        for y in range(ny):
+            for x in range(nx):
+                voxel += 1
+                # Of equal affinities the first stays.
+                best = none
+                chosen = 0
+                to_x = along_x[z, y, x + 1]
+                if to_x > best and to_x >= low:
+                    best = to_x
+                    chosen = 16
+                link = along_x[z, y, x]
+                if link > best and link >= low:
+                    best = link
+                    chosen = 32
+                to_y = along_y[z, y + 1, x]
+                if to_y > best and to_y >= low:
+                    best = to_y
+                    chosen = 4
+                link = along_y[z, y, x]
+                if link > best and link >= low:
+                    best = link
+                    chosen = 8
+                to_z = along_z[z + 1, y, x]
+                if to_z > best and to_z >= low:
+                    best = to_z
+                    chosen = 1
+                link = along_z[z, y, x]
+                if link > best and link >= low:
+                    chosen = 2
+                choice[z, y, x] = chosen
+                if x + 1 < nx and (chosen == 16 or to_x >= high):
+                    _unite(labels, voxel, voxel + 1)
+                if y + 1 < ny and (chosen == 4 or to_y >= high):
+                    _unite(labels, voxel, voxel + nx)
+                if z + 1 < nz and (chosen == 1 or to_z >= high):
+                    _unite(labels, voxel, voxel + ny * nx)
+                if chosen == 32 and x:
+                    _unite(labels, voxel, voxel - 1)
+                elif chosen == 8 and y:
+                    _unite(labels, voxel, voxel - nx)
+                elif chosen == 2 and z:
+                    _unite(labels, voxel, voxel - ny * nx)
+    count = 0
+    choices = choice.reshape(-1)
+    for voxel in range(len(labels)):
+        if not choices[voxel]:
+            labels[voxel] = 0
+        elif labels[voxel] == voxel:
+            count += 1
+            labels[voxel] = count
+        else:
+            labels[voxel] = labels[labels[voxel]]
+    return labels.reshape(choice.shape), count
+
+
+@_compile
+def measure_labels(
+    labels: NDArray[np.uint32],
+    places: Ints,
+    voxels: Ints,
+    start: Ints,
+    stop: Ints,
+    sums: NDArray[np.float64],
+) -> None:
+    """Count, box and sum the voxels of each label, and find its first one, in C order.
+
+    Args:
+        labels: (z, y, x), all of ``1 … count`` are in use.
+        places: the result for label ``k`` at ``k - 1``, as of all that follow: the first voxel.
+        voxels: number of voxels; 0 before.
+        start: (count, 3), the least coordinates.
+        stop: (count, 3), one more than the greatest.
+        sums: (count, 3), sums of coordinates; 0 before.
+    """
+    nz, ny, nx = labels.shape
+    for z in range(nz):
+        for y in range(ny):
+            x = 0
+            while x < nx:
+                label = labels[z, y, x]
+                begin = x
+                x += 1
+                while x < nx and labels[z, y, x] == label:
+                    x += 1
+                if not label:
+                    continue
+                k = np.int64(label) - 1
+                length = x - begin
+                if not voxels[k]:
+                    places[k] = (z * ny + y) * nx + begin
+                    start[k, 0] = z
+                    start[k, 1] = y
+                    start[k, 2] = begin
+                    stop[k, 1] = y + 1
+                    stop[k, 2] = x
+                else:
+                    start[k, 1] = min(start[k, 1], y)
+                    start[k, 2] = min(start[k, 2], begin)
+                    stop[k, 1] = max(stop[k, 1], y + 1)
+                    stop[k, 2] = max(stop[k, 2], x)
+                stop[k, 0] = z + 1
+                voxels[k] += length
+                sums[k, 0] += z * length
+                sums[k, 1] += y * length
+                sums[k, 2] += (begin + x - 1) * length // 2
+
+
+@_compile
+def renumber(labels: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> None:
+    """Replace each label by its number, in place."""
+    flat = labels.reshape(-1)
+    for voxel in range(len(flat)):
+        flat[voxel] = numbers[flat[voxel]]
+
+
+@_compile
+def _grow(keys: Ints, sums: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """The same table with twice the places."""
+    more = np.full(2 * len(keys), -1, np.int64)
+    more_sums = np.zeros(2 * len(keys), np.int64)
+    more_counts = np.zeros(2 * len(keys), np.int64)
+    for old in range(len(keys)):
+        if keys[old] >= 0:
+            place = _find(more, keys[old])
+            more[place] = keys[old]
+            more_sums[place] = sums[old]
+            more_counts[place] = counts[old]
+    return more, more_sums, more_counts
+
+
+@_compile
+def touching_regions(
+    labels: NDArray[np.uint32],
+    places: Places,
+    regions: int,
+    along_z: AnyArray,
+    along_y: AnyArray,
+    along_x: AnyArray,
+    before_z: Places,
+    before_y: Places,
+    before_x: Places,
+    none: float,
+    most: float,
+    scale: float,
+) -> tuple[Ints, Ints, Ints]:
+    """Sum the affinities between the voxels of touching regions.
+
+    Args:
+        labels: (z, y, x).
+        places: the region of each label; -1 for background.
+        regions: number of regions.
+        along_z: links along z, the first of them to the voxel before, as along y and x.
+        along_y: links along y.
+        along_x: links along x.
+        before_z: (y, x), the regions of the voxels before the first plane along z; -1 for none.
+        before_y: (z, x), likewise.
+        before_x: (z, y), likewise.
+        none: what a link is where there is no edge.
+        most: affinities are clipped to plus or minus this.
+        scale: and multiplied by this, and rounded.
+
+    Returns:
+        ``lesser place * regions + greater place`` of each pair, in any order; the sums; the counts.
+    """
+    nz, ny, nx = labels.shape
+    keys = np.full(1024, -1, np.int64)
+    sums = np.zeros(1024, np.int64)
+    counts = np.zeros(1024, np.int64)
+    pairs = 0
+    for z in range(nz):
+        for y in range(ny):
+            for x in range(nx):
+                label = labels[z, y, x]
+                own = places[label]
+                if own < 0:
+                    continue
+                for axis in range(3):
+                    if axis == 0:
+                        if z and labels[z - 1, y, x] == label:
+                            continue
+                        other = places[labels[z - 1, y, x]] if z else before_z[y, x]
+                        link = along_z[z, y, x]
+                    elif axis == 1:
+                        if y and labels[z, y - 1, x] == label:
+                            continue
+                        other = places[labels[z, y - 1, x]] if y else before_y[z, x]
+                        link = along_y[z, y, x]
+                    else:
+                        if x and labels[z, y, x - 1] == label:
+                            continue
+                        other = places[labels[z, y, x - 1]] if x else before_x[z, y]
+                        link = along_x[z, y, x]
+                    if other < 0 or other == own or not link > none:
+                        continue
+                    key = np.int64(min(own, other)) * regions + max(own, other)
+                    place = _find(keys, key)
+                    if keys[place] != key:
+                        if 2 * pairs >= len(keys):
+                            keys, sums, counts = _grow(keys, sums, counts)
+                            place = _find(keys, key)
+                        pairs += 1
+                        keys[place] = key
+                    sums[place] += np.int64(np.rint(min(max(float(link), -most), most) * scale))
+                    counts[place] += 1
+    used = keys >= 0
+    return keys[used], sums[used], counts[used]
