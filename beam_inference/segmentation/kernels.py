@@ -445,18 +445,46 @@ def renumber(labels: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> None:
 
 
 @_compile
-def _grow(keys: Ints, sums: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """The same table with twice the places."""
-    more = np.full(2 * len(keys), -1, np.int64)
-    more_sums = np.zeros(2 * len(keys), np.int64)
-    more_counts = np.zeros(2 * len(keys), np.int64)
-    for old in range(len(keys)):
-        if keys[old] >= 0:
-            place = _find(more, keys[old])
-            more[place] = keys[old]
-            more_sums[place] = sums[old]
-            more_counts[place] = counts[old]
-    return more, more_sums, more_counts
+def _row_of(table: Ints, key: int) -> int:
+    """The row of a key in a table of keys, sums and counts, or the free one where it would be."""
+    mask = len(table) - 1
+    row = _hash(key, mask)
+    while table[row, 0] != key and table[row, 0] != -1:
+        row = (row + 1) & mask
+    return row
+
+
+@_compile
+def _grow(table: Ints) -> Ints:
+    """The same table with twice the rows."""
+    more = np.full((2 * len(table), 3), -1, np.int64)
+    for row in range(len(table)):
+        if table[row, 0] >= 0:
+            more[_row_of(more, table[row, 0])] = table[row]
+    return more
+
+
+@_compile
+def _add(
+    table: Ints,
+    one: int,
+    other: int,
+    link: float,
+    regions: int,
+    limits: tuple[float, float, float],
+) -> int:
+    """Add an edge between two regions, if it is one; returns 1 for the first of the pair, else 0."""
+    none, most, scale = limits
+    if other < 0 or other == one or not link > none:
+        return 0
+    key = np.int64(min(one, other)) * regions + max(one, other)
+    row = _row_of(table, key)
+    is_new = table[row, 0] != key
+    if is_new:
+        table[row] = (key, 0, 0)
+    table[row, 1] += np.int64(np.rint(min(max(float(link), -most), most) * scale))
+    table[row, 2] += 1
+    return np.int64(is_new)
 
 
 @_compile
@@ -464,74 +492,44 @@ def touching_regions(
     labels: NDArray[np.uint32],
     places: Places,
     regions: int,
-    along_z: AnyArray,
-    along_y: AnyArray,
-    along_x: AnyArray,
-    before_z: Places,
-    before_y: Places,
-    before_x: Places,
-    none: float,
-    most: float,
-    scale: float,
-) -> tuple[Ints, Ints, Ints]:
+    links: tuple[AnyArray, AnyArray, AnyArray],
+    before: tuple[Places, Places, Places],
+    limits: tuple[float, float, float],
+) -> Ints:
     """Sum the affinities between the voxels of touching regions.
 
     Args:
         labels: (z, y, x).
         places: the region of each label; -1 for background.
         regions: number of regions.
-        along_z: links along z, the first of them to the voxel before, as along y and x.
-        along_y: links along y.
-        along_x: links along x.
-        before_z: (y, x), the regions of the voxels before the first plane along z; -1 for none.
-        before_y: (z, x), likewise.
-        before_x: (z, y), likewise.
-        none: what a link is where there is no edge.
-        most: affinities are clipped to plus or minus this.
-        scale: and multiplied by this, and rounded.
+        links: links along z, y and x, the first of them to the voxels before the chunk.
+        before: for each axis, the regions of the voxels before the first plane; -1 for none.
+        limits: what a link is where there is no edge; affinities are clipped to plus or minus the
+            second, multiplied by the third, and rounded.
 
     Returns:
-        ``lesser place * regions + greater place`` of each pair, in any order; the sums; the counts.
+        (pairs, 3), in any order: ``lesser place * regions + greater place``, the sum, the count.
     """
     nz, ny, nx = labels.shape
-    keys = np.full(1024, -1, np.int64)
-    sums = np.zeros(1024, np.int64)
-    counts = np.zeros(1024, np.int64)
+    along_z, along_y, along_x = links
+    before_z, before_y, before_x = before
+    behind_z = before_z.copy()
+    behind_y = np.empty(nx, np.int32)
+    table = np.full((1024, 3), -1, np.int64)
     pairs = 0
     for z in range(nz):
+        behind_y[:] = before_y[z]
         for y in range(ny):
+            behind_x = before_x[z, y]
+            while 2 * (pairs + 3 * nx) > len(table):
+                table = _grow(table)
             for x in range(nx):
-                label = labels[z, y, x]
-                own = places[label]
-                if own < 0:
-                    continue
-                for axis in range(3):
-                    if axis == 0:
-                        if z and labels[z - 1, y, x] == label:
-                            continue
-                        other = places[labels[z - 1, y, x]] if z else before_z[y, x]
-                        link = along_z[z, y, x]
-                    elif axis == 1:
-                        if y and labels[z, y - 1, x] == label:
-                            continue
-                        other = places[labels[z, y - 1, x]] if y else before_y[z, x]
-                        link = along_y[z, y, x]
-                    else:
-                        if x and labels[z, y, x - 1] == label:
-                            continue
-                        other = places[labels[z, y, x - 1]] if x else before_x[z, y]
-                        link = along_x[z, y, x]
-                    if other < 0 or other == own or not link > none:
-                        continue
-                    key = np.int64(min(own, other)) * regions + max(own, other)
-                    place = _find(keys, key)
-                    if keys[place] != key:
-                        if 2 * pairs >= len(keys):
-                            keys, sums, counts = _grow(keys, sums, counts)
-                            place = _find(keys, key)
-                        pairs += 1
-                        keys[place] = key
-                    sums[place] += np.int64(np.rint(min(max(float(link), -most), most) * scale))
-                    counts[place] += 1
-    used = keys >= 0
-    return keys[used], sums[used], counts[used]
+                own = places[labels[z, y, x]]
+                if own >= 0:
+                    pairs += _add(table, own, behind_z[y, x], along_z[z, y, x], regions, limits)
+                    pairs += _add(table, own, behind_y[x], along_y[z, y, x], regions, limits)
+                    pairs += _add(table, own, behind_x, along_x[z, y, x], regions, limits)
+                behind_z[y, x] = own
+                behind_y[x] = own
+                behind_x = own
+    return table[table[:, 0] >= 0]

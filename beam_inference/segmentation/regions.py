@@ -128,19 +128,20 @@ def _edges(
 ) -> tuple[Names, Names, Names]:
     """Pairs of touching regions, ascending; sums of their affinities; and counts."""
     floats = links[0].dtype.kind == "f"
-    codes, sums, counts = kernels().touching_regions(
+    rows = kernels().touching_regions(
         labels,
         places.astype(np.int32),
         regions,
-        *links,
-        *beyond,
-        float(no_link(links[0].dtype)),
-        MOST if floats else np.inf,
-        2.0**FRACTION_BITS if floats else 1.0,
+        links,
+        tuple(beyond),
+        (
+            float(no_link(links[0].dtype)),
+            MOST if floats else np.inf,
+            2.0**FRACTION_BITS if floats else 1.0,
+        ),
     )
-    order = np.argsort(codes)
-    pairs = np.stack(np.divmod(codes[order], max(1, regions)), axis=1)
-    return pairs, sums[order], counts[order]
+    codes, sums, counts = rows[np.argsort(rows[:, 0])].T
+    return np.stack(np.divmod(codes, max(1, regions)), axis=1), sums, counts
 
 
 def group_part(parts: Mapping[Zyx, Part]) -> Part:

@@ -53,7 +53,7 @@ class Scratch:
 
         def begin(index: int, arrays: Arrays) -> Callable[[], Any]:
             content = io.BytesIO()
-            np.savez_compressed(content, allow_pickle=False, **arrays)
+            _save(content, arrays)
             return self._request(
                 "write", _key(kind, index), lambda key: self._store.write(key, content.getvalue())
             )
@@ -123,6 +123,14 @@ class Scratch:
             f"the scratch file {self._url}/{key} {how}: an earlier stage wrote it. Was the folder "
             "changed? Give the command with --overwrite to start again."
         )
+
+
+def _save(content: io.BytesIO, arrays: Arrays) -> None:
+    """Write an ``.npz`` file, compressed five times as fast as NumPy does, by a sixth worse."""
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asanyarray(array), allow_pickle=False)
 
 
 _PARSING = threading.Lock()

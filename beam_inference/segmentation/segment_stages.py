@@ -139,7 +139,7 @@ def join_chunk(plan: SegmentationPlan) -> DoChunk:
         ]
         touching, inner = (scratch.read(kind, index)["records"] for kind in ("touching", "inner"))
         part = chunk_part(
-            labels.read(core)[0],
+            np.ascontiguousarray(labels.read(core)[0]),
             ids_of(scratch, index),
             np.concatenate([touching, inner]),
             read_links(source, core, to_next=plan.to_next),
