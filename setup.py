@@ -44,7 +44,7 @@ setup(
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
         "int8": ["nncf>=3.4", "openvino>=2025.0"],
-        "segmentation": ["connected-components-3d>=4.1"],
+        "segmentation": ["connected-components-3d>=4.1", "numba>=0.61"],
         "formats": [
             "h5py>=3.11",
             "mrcfile>=1.5",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -22,6 +23,11 @@ if "torch" not in list_plugins("engines"):
         "the installed entry points are older than setup.py: run python setup.py -q egg_info here, "
         "or pip install -e ."
     )
+
+# Loops are compiled once for all tests, whose caches are their own.
+os.environ.setdefault(
+    "NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled")
+)
 
 # Shells' background jobs ignore it, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,25 +1,32 @@
 """Loops over regions, edges and voxels, compiled by Numba; imported through :mod:`.compiled` alone.
 
-They hold no lock of Python's, so the threads of a worker compute at the same time. What was compiled
-is kept in :func:`~beam_inference.segmentation.compiled.compiled_folder`, for the same processor,
-versions and source.
+They hold no lock of Python's, so the threads of a worker compute at the same time. What was
+compiled is kept in a folder of the user's, for the same processor, versions and source.
+
+Some of them are long: a loop is compiled as it stands, and parts that share a dozen arrays are no
+easier to read as functions of a dozen arguments.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
-from beam_inference.segmentation.compiled import compiled_folder
+from beam_inference.segmentation.compiled_folder import compiled_folder
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
+Whole: TypeAlias = Any
+"""A whole number, of Python or of an array: for Numba they are the same."""
+
+Number: TypeAlias = Any
+"""A floating-point number or a truth value, of either."""
 
 _FOLDER = compiled_folder()
 
@@ -42,7 +49,7 @@ _EXACT = 2**53
 
 
 @_compile
-def mean_of(total: int, count: int) -> float:
+def mean_of(total: Whole, count: Whole) -> Number:
     """The quotient of two integers, correctly rounded, whatever their size; ``count`` positive."""
     if -_EXACT <= total <= _EXACT and count <= _EXACT:
         return total / count
@@ -62,7 +69,7 @@ def mean_of(total: int, count: int) -> float:
 
 
 @_compile
-def _slot(parent: Places, region: int) -> int:
+def _slot(parent: Places, region: Whole) -> Whole:
     while parent[region] != region:
         parent[region] = parent[parent[region]]
         region = parent[region]
@@ -70,13 +77,13 @@ def _slot(parent: Places, region: int) -> int:
 
 
 @_compile
-def _hash(key: int, mask: int) -> int:
+def _hash(key: Whole, mask: Whole) -> Whole:
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     return np.int64((mixed >> np.uint64(20)) & np.uint64(mask))
 
 
 @_compile
-def _find(keys: Ints, key: int) -> int:
+def _find(keys: Ints, key: Whole) -> Whole:
     """The place of a key in a table, or of the free place (-1) where it would be."""
     mask = len(keys) - 1
     place = _hash(key, mask)
@@ -86,7 +93,7 @@ def _find(keys: Ints, key: int) -> int:
 
 
 @_compile
-def _remove(keys: Ints, values: Places, place: int) -> None:
+def _remove(keys: Ints, values: Places, place: Whole) -> None:
     """Free a place of a table, and close the gap: no place is lost, however often this is done."""
     mask = len(keys) - 1
     gap = place
@@ -103,12 +110,14 @@ def _remove(keys: Ints, values: Places, place: int) -> None:
 
 
 @_compile
-def _is_better(mean: float, code: int, than_mean: float, than_code: int) -> bool:
+def _is_better(mean: Number, code: Whole, than_mean: Number, than_code: Whole) -> Number:
     return mean > than_mean or (mean == than_mean and code > than_code)
 
 
 @_compile
-def _sink(means: NDArray[np.float64], codes: Ints, edges: Places, size: int, place: int) -> None:
+def _sink(
+    means: NDArray[np.float64], codes: Ints, edges: Places, size: Whole, place: Whole
+) -> None:
     """Restore a heap, the best at its top, whose entry at a place may be too good or too bad."""
     mean = means[place]
     code = codes[place]
@@ -133,7 +142,7 @@ def _sink(means: NDArray[np.float64], codes: Ints, edges: Places, size: int, pla
 
 
 @_compile
-def join_regions(
+def join_regions(  # noqa: C901, PLR0912, PLR0915 - see above
     ones: Places,
     others: Places,
     sums: Ints,
@@ -282,7 +291,7 @@ def join_regions(
 
 
 @_compile
-def _root(parents: NDArray[np.uint32], voxel: int) -> int:
+def _root(parents: NDArray[np.uint32], voxel: Whole) -> Whole:
     while parents[voxel] != voxel:
         parents[voxel] = parents[parents[voxel]]
         voxel = np.int64(parents[voxel])
@@ -290,7 +299,7 @@ def _root(parents: NDArray[np.uint32], voxel: int) -> int:
 
 
 @_compile
-def _unite(parents: NDArray[np.uint32], one: int, other: int) -> None:
+def _unite(parents: NDArray[np.uint32], one: Whole, other: Whole) -> None:
     one = _root(parents, one)
     other = _root(parents, other)
     if one < other:
@@ -300,7 +309,7 @@ def _unite(parents: NDArray[np.uint32], one: int, other: int) -> None:
 
 
 @_compile
-def label_basins(
+def label_basins(  # noqa: C901, PLR0912, PLR0915 - see above
     along_z: AnyArray,
     along_y: AnyArray,
     along_x: AnyArray,
@@ -445,7 +454,7 @@ def renumber(labels: NDArray[np.uint32], numbers: NDArray[np.uint32]) -> None:
 
 
 @_compile
-def _row_of(table: Ints, key: int) -> int:
+def _row_of(table: Ints, key: Whole) -> Whole:
     """The row of a key in a table of keys, sums and counts, or the free one where it would be."""
     mask = len(table) - 1
     row = _hash(key, mask)
@@ -467,13 +476,13 @@ def _grow(table: Ints) -> Ints:
 @_compile
 def _add(
     table: Ints,
-    one: int,
-    other: int,
+    one: Whole,
+    other: Whole,
     link: float,
-    regions: int,
+    regions: Whole,
     limits: tuple[float, float, float],
-) -> int:
-    """Add an edge between two regions, if it is one; returns 1 for the first of the pair, else 0."""
+) -> Whole:
+    """Add an edge between two regions, if it is one; return 1 for the first of the pair, else 0."""
     none, most, scale = limits
     if other < 0 or other == one or not link > none:
         return 0
@@ -491,7 +500,7 @@ def _add(
 def touching_regions(
     labels: NDArray[np.uint32],
     places: Places,
-    regions: int,
+    regions: Whole,
     links: tuple[AnyArray, AnyArray, AnyArray],
     before: tuple[Places, Places, Places],
     limits: tuple[float, float, float],
