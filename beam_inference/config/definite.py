@@ -11,7 +11,7 @@ from beam_inference.config.devices import DefiniteDevice, DeviceKind, kind_of
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
-from beam_inference.config.normalize import Affine, Sections, normalization_kind
+from beam_inference.config.normalize import Affine, Sections, Steps, normalization_kind
 from beam_inference.config.volumes import Output
 from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
@@ -19,7 +19,8 @@ from beam_inference.geometry.zyx import Zyx
 DefiniteNormalize = Annotated[
     Annotated[Literal["none", "unit"], Tag("name")]
     | Annotated[Affine, Tag("affine")]
-    | Annotated[Sections, Tag("sections")],
+    | Annotated[Sections, Tag("sections")]
+    | Annotated[Steps, Tag("steps")],
     Discriminator(normalization_kind),
 ]
 

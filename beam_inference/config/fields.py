@@ -14,10 +14,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     FiniteFloat,
     PositiveFloat,
     Strict,
+    Tag,
 )
 
 from beam_inference.foreign_text import clean_text, holds_credentials
@@ -164,3 +166,11 @@ VoxelSize = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 Range = tuple[FiniteFloat, FiniteFloat]
+
+
+Numbers = Annotated[
+    Annotated[FiniteFloat, Tag("number")]
+    | Annotated[list[FiniteFloat], Field(min_length=1), Tag("list")],
+    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
+]
+"""A number for all channels, or a list with one for each."""

@@ -29,7 +29,7 @@ from beam_inference.config.fields import (
     VoxelSize,
     WritableUrl,
 )
-from beam_inference.config.normalize import Normalize
+from beam_inference.config.normalize import Normalize, check_listed
 from beam_inference.config.operators import (
     InstalledOperator,
     channels_after,
@@ -136,6 +136,8 @@ class Network(Model):
                 raise ValueError("identity takes no sha256 and no softmax")
             if self.input_channels != self.output_channels:
                 raise ValueError("identity needs as many output_channels as input_channels")
+        if isinstance(self.normalize, list):
+            check_listed(self.normalize, self.input_channels)
         if self.channels is not None and len(self.channels) != self.output_channels:
             raise ValueError(
                 f"channels describes {len(self.channels)}, output_channels says "

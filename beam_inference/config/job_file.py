@@ -91,6 +91,9 @@ def _override(values: Any, override: str) -> None:
 def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
     """The job file's key of a pydantic location, without the names of branches of unions."""
     parts = list(map(str, location))
+    if parts[:3] == ["model", "normalize", "steps"]:
+        del parts[4:5]
+        parts[4:] = [part for part in parts[4:] if part not in ("number", "list", "pair")]
     if ".".join(parts[:2]) in _BRANCHED:
         del parts[2:3]
     return tuple(parts)

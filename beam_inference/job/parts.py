@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TypeAlias
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
@@ -15,11 +16,15 @@ from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
+from beam_inference.operators.normalize_steps import StepwiseNormalization
 from beam_inference.volumes.mask import open_mask, with_mask
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
+
+AnyNormalization: TypeAlias = Normalization | StepwiseNormalization
+"""Maps a float32 batch of stored values to what the network expects."""
 
 
 def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
@@ -72,12 +77,12 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
     return array
 
 
-def normalization(config: DefiniteConfig, dtype: AnyDtype) -> Normalization:
+def normalization(config: DefiniteConfig, dtype: AnyDtype) -> AnyNormalization:
     """The map from a :func:`cutout` to the network's input; see :func:`make_normalization`."""
     return make_normalization(config.model.normalize, dtype)
 
 
-def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> Normalization:
+def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> AnyNormalization:
     """Make the function that turns a :func:`cutout` into the network's input.
 
     Args:
@@ -87,6 +92,8 @@ def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> Normali
     Raises:
         ConfigError: ``normalize`` is "unit" and the volume has floats.
     """
+    if isinstance(normalize, list):
+        return StepwiseNormalization(normalize)
     if isinstance(normalize, Affine):
         return Normalization(normalize.scale, normalize.offset, normalize.clip)
     return unit(dtype) if normalize == "unit" else Normalization()

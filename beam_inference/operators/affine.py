@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, FiniteFloat, Tag, model_validator
+from pydantic import Field, model_validator
 
+from beam_inference.config.fields import Numbers
 from beam_inference.config.operators import Interval, Operator, Values
-
-Numbers = Annotated[
-    Annotated[FiniteFloat, Tag("number")]
-    | Annotated[list[FiniteFloat], Field(min_length=1), Tag("list")],
-    Discriminator(lambda value: "list" if isinstance(value, list | tuple) else "number"),
-]
-"""A number for all channels, or a list with one for each."""
 
 
 class Affine(Operator):

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
+from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.config.normalize import Affine, FromLevels, Sections
+from beam_inference.config.normalize import FromLevels, Sections
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
@@ -45,7 +46,7 @@ def predict(
     blend: Literal["bump", "constant"] | Mapping[str, float | str] = "bump",
     crop_margin: Sequence[int] = (0, 0, 0),
     output_channels: int = 1,
-    normalize: str | Mapping[str, Any] = "none",
+    normalize: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] = "none",
     activation: Literal["none", "sigmoid", "softmax"] = "none",
     prediction_bound: float | None = None,
     batch_size: int = 1,
@@ -87,7 +88,7 @@ def predict(
         crop_margin: voxels by which the network's input exceeds its patch, per side, ZYX.
         output_channels: channels of the network's output.
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
-            ``scale``, ``offset`` and ``clip``.
+            ``scale``, ``offset`` and ``clip``, or a list of steps.
         activation: applied to the network's output, before blending.
         prediction_bound: how large the network's values are, after the activation; by default 1
             after an activation, else the largest value of a trial on three patches.
@@ -146,7 +147,7 @@ def predict(
     plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
     predictor = _load(config, user_network)
-    normalization = make_normalization(_affine(config), channels.dtype)
+    normalization = make_normalization(_of_no_volume(config), channels.dtype)
     bound = config.model.stated_bound
     if bound is None:
         patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
@@ -198,7 +199,7 @@ def _parse_settings(model: Json, inference: Json, fill: Json) -> JobConfig:
     return parse_job(values, Path.cwd(), "what predict was called with")
 
 
-def _affine(config: JobConfig) -> Literal["none", "unit"] | Affine:
+def _of_no_volume(config: JobConfig) -> DefiniteNormalize:
     normalize = config.model.normalize
     if isinstance(normalize, (FromLevels, Sections)):
         raise ConfigError("normalize: levels belong to a volume; give scale, offset and clip")

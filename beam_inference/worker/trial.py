@@ -105,7 +105,7 @@ def calibration_samples(
             "along each axis of the domain, and each of them has one value throughout. Choose "
             "another roi, or write precision: float32."
         )
-    return [normalize(patch.astype(np.float32)) for patch in patches]
+    return [normalize(patch.astype(np.float32)[None])[0] for patch in patches]
 
 
 def _read(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
