@@ -1,4 +1,4 @@
-"""Compare with nnU-Net and MONAI themselves, in an environment of theirs (requirements.txt)."""
+"""Compare with other tools themselves, in an environment of theirs (requirements.txt)."""
 
 import os
 import subprocess
@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from beam_inference import predict
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.resampling import Resampling
 
 PYTHON = os.environ.get("INTEROP_PYTHON")
 pytestmark = [
@@ -115,3 +117,17 @@ def test_windows_are_those_of_monai(monai, number):
     error = np.abs(result - expected).max() / np.ptp(expected)
     print(f"\n{CASES[number]}: {error:.1e} of the range")
     assert error <= 1e-5
+
+
+def test_arrays_are_resampled_as_by_scikit_image(tmp_path):
+    with np.load(results_of("resized.py", tmp_path) / "resized.npz") as file:
+        results = dict(file)
+    image = results.pop("image")
+    assert len(results) == 9
+    for name, expected in results.items():
+        source, target = (BoundingBox((0, 0, 0), each.shape) for each in (image, expected))
+        resampling = Resampling(source, target, (int(name.split()[0]),) * 3)
+        found = resampling.resample(image[None], source, target)[0]
+        error = np.abs(found - expected).max()
+        print(f"\norder and shape {name}: {error:.1e} at most")
+        assert error <= 1e-5
