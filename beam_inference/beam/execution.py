@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from types import FrameType
 
@@ -20,6 +20,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
 from beam_inference.beam.flags import has_no_workers, with_partitions
+from beam_inference.beam.job_server import job_server
 from beam_inference.beam.progress import Progress
 from beam_inference.errors import INTERRUPTED, BeamInferenceError, WorkerFault
 from beam_inference.foreign_text import clean_text
@@ -65,11 +66,11 @@ def execute(
         progress: shown meanwhile.
         request_stop: asks the workers to start nothing more.
     """
-    thread = _PipelineThread(options, build, partitions)
     stop = threading.Event()
     stopping_since: float | None = None
     printed = CapturedStderr()
-    with _signals(stop), progress, redirect_stderr(printed):
+    with _signals(stop), progress, redirect_stderr(printed), ExitStack() as servers:
+        thread = _PipelineThread(options, build, partitions, servers, stop)
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
@@ -108,8 +109,12 @@ class _PipelineThread(threading.Thread):
         options: PipelineOptions,
         build: Callable[[beam.Pipeline], object],
         partitions: int,
+        servers: ExitStack,
+        stop: threading.Event,
     ) -> None:
         super().__init__(name="pipeline", daemon=True)
+        self._servers = servers
+        self._stop_event = stop
         self._options = options
         self._build = build
         self._partitions = partitions
@@ -124,7 +129,8 @@ class _PipelineThread(threading.Thread):
             self.error = error
 
     def _run(self) -> None:
-        pipeline = beam.Pipeline(options=with_partitions(self._options, self._partitions))
+        options = self._servers.enter_context(job_server(self._options, self._stop_event.is_set))
+        pipeline = beam.Pipeline(options=with_partitions(options, self._partitions))
         self._build(pipeline)
         result = pipeline.run()
         self._result = result

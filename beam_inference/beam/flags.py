@@ -24,6 +24,7 @@ from apache_beam.options.pipeline_options_validator import PipelineOptionsValida
 from apache_beam.runners.runner import create_runner
 
 from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_of_flags
+from beam_inference.beam.portable_engines import is_portable, portable_place
 from beam_inference.errors import ConfigError
 from beam_inference.job.place import Place
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LOCAL = ("fnapirunner", "bundlebaseddirectrunner", "prismrunner")
+_LOCAL = ("fnapirunner", "bundlebaseddirectrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
 _SCHEDULER_SECONDS = 10
 _FIRST_WORKER_SECONDS = 60
@@ -174,9 +175,8 @@ def place_of(options: PipelineOptions) -> Place:
         # what a cluster on this machine will be started with
         processes, threads = nprocesses_nthreads()
         return Place(processes_per_host=processes, threads_per_process=threads)
-    if name == "portablerunner":
-        endpoint = str(options.view_as(PortableOptions).job_endpoint or "")
-        return Place(is_this_machine=endpoint.startswith("localhost"))
+    if is_portable(options):
+        return portable_place(options)
     place = Place(is_this_machine=False, shares_files=not is_dataflow(name))
     threads = options.view_as(DebugOptions).number_of_worker_harness_threads
     return place if threads is None else replace(place, threads_per_process=threads)

@@ -1,0 +1,1 @@
+"""Real clusters of Flink and Spark on this machine, for tests."""
