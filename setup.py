@@ -44,6 +44,7 @@ setup(
         "onnxruntime": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3"],
         "openvino": ["openvino>=2025.0"],
         "int8": ["nncf>=3.4", "openvino>=2025.0"],
+        "nnunet": ["dynamic-network-architectures>=0.4"],
         "segmentation": ["connected-components-3d>=4.1", "numba>=0.61"],
         "formats": [
             "h5py>=3.11",
@@ -92,6 +93,9 @@ setup(
             "pt2=beam_inference.models.exported:LOADER",
             "pth=beam_inference.models.torchscript:LOADER",
             "ts=beam_inference.models.torchscript:LOADER",
+        ],
+        "beam_inference.packages": [
+            "nnunet=beam_inference.models.nnunet:KIND",
         ],
         "beam_inference.formats": [
             "n5=beam_inference.volumes.formats.n5:N5",

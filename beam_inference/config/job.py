@@ -69,8 +69,16 @@ class Network(Model):
     path: Url = Field(
         description=(
             "identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file "
-            "(.onnx), an OpenVINO file (.xml), package.module:factory or file.py:factory"
+            "(.onnx), an OpenVINO file (.xml), a results folder of nnU-Net or a zip file of one, "
+            "package.module:factory or file.py:factory"
         )
+    )
+    folds: Annotated[list[Natural | Literal["all"]], Field(min_length=1)] | None = Field(
+        None,
+        description=(
+            "of an nnU-Net folder, the folds whose answers are averaged. Default: all that are "
+            "numbered"
+        ),
     )
     weights: Url | None = Field(
         None,
@@ -126,6 +134,8 @@ class Network(Model):
     def _check(self) -> Self:
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError("sha256 must be 64 lower-case hexadecimal digits")
+        if self.folds is not None and len(set(self.folds)) < len(self.folds):
+            raise ValueError(f"folds {self.folds} names a fold twice")
         is_factory = self.path != "identity" and factory_parts(self.path) is not None
         if self.weights is not None and not is_factory and not self.path.endswith(".xml"):
             raise ValueError(

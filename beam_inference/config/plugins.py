@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 Extension = TypeVar("Extension")
 
-Group = Literal["operators", "engines", "models", "formats"]
-GROUPS: tuple[Group, ...] = ("operators", "engines", "models", "formats")
+Group = Literal["operators", "engines", "models", "packages", "formats"]
+GROUPS: tuple[Group, ...] = ("operators", "engines", "models", "packages", "formats")
 
 
 @dataclass(frozen=True, slots=True)

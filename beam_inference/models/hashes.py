@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,18 +12,20 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
 from beam_inference.config.plugins import list_plugins
 from beam_inference.errors import ModelContractError
-from beam_inference.models.loading import loader_of, source_file, suffix_of
+from beam_inference.models.loading import loader_of, package_path, source_file, suffix_of
 from beam_inference.models.local_files import existing_file, file_sha256
 from beam_inference.models.onnx_file import check_self_contained
 from beam_inference.models.openvino_file import check_network
+from beam_inference.models.packages import open_package
 
 
 def model_sha256(model: Network) -> str:
     """Hash of what defines the network.
 
     Returns:
-        "identity" for ``identity``; else the hash of the model's file or folder, or of the
-        factory's source file, and after a "+" that of ``model.weights``, if there are any.
+        "identity" for ``identity``; else the hash of the model's file or folder, of the files of a
+        package that determine its network, or of the factory's source file, and after a "+" that of
+        ``model.weights``, if there are any.
 
     Raises:
         ModelContractError: a file is absent, or ``model.sha256`` is given and differs.
@@ -41,6 +44,9 @@ def model_sha256(model: Network) -> str:
             )
         check_network(files[0])
     digests = [file_sha256(path) for path in files]
+    if len(digests) > 1 and model.weights is None:  # of a package
+        lines = [f"{path.name} {digest}\n" for path, digest in zip(files, digests, strict=True)]
+        digests = [hashlib.sha256("".join(lines).encode()).hexdigest()]
     if model.sha256 is not None and digests[-1] != model.sha256:
         raise ModelContractError(
             f"{files[-1]} has the sha256 {digests[-1]}, the job says model.sha256: {model.sha256}. "
@@ -74,8 +80,7 @@ class NetworkFiles:
         """
         if model.path == "identity" or factory_parts(model.path):
             return None
-        plugin = list_plugins("models").get(suffix_of(model).removeprefix("."))
-        if plugin is not None and not plugin.object.startswith("beam_inference."):
+        if not _is_own_kind(model):
             return None
         return cls(model, file_states(_files(model)))
 
@@ -95,7 +100,21 @@ def file_states(files: Sequence[Path]) -> list[tuple[int, ...]]:
     return [(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in stats]
 
 
+def _is_own_kind(model: Network) -> bool:
+    """Whether it is loaded by code of this package, which takes nothing but the files."""
+    package = package_path(model)
+    if package is not None:
+        with open_package(package) as opened:
+            return opened.load_object.startswith("beam_inference.")
+    plugin = list_plugins("models").get(suffix_of(model).removeprefix("."))
+    return plugin is None or plugin.object.startswith("beam_inference.")
+
+
 def _files(model: Network) -> list[Path]:
+    package = package_path(model)
+    if package is not None:
+        with open_package(package) as opened:
+            return opened.list_files(model.folds)
     files = [_model_file(model)]
     if model.weights is not None:
         files.append(existing_file(model.weights, "model.weights"))

@@ -1,4 +1,4 @@
-"""Loads what ``model.path`` names: a factory, or a file of an installed kind."""
+"""Loads what ``model.path`` names: a factory, a package, or a file of an installed kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from beam_inference.config.job import Network
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
-from beam_inference.models.local_files import existing_file
+from beam_inference.models.local_files import existing_file, local_path
+from beam_inference.models.packages import may_be_package, open_package
 
 _OWN_SUFFIXES = ("pt", "pt2", "pth", "ts")
 
@@ -96,6 +97,14 @@ def loader_of(model: Network) -> ModelLoader | None:
     return loader
 
 
+def package_path(model: Network) -> Path | None:
+    """The local path of the model's package; None if it is none, or not on this machine."""
+    if model.path == "identity" or factory_parts(model.path) or loader_of(model) is not None:
+        return None
+    path = local_path(model.path)
+    return path if path is not None and may_be_package(path) else None
+
+
 def gives_function(model: Network) -> bool:
     """Whether a model's network is a function of NumPy arrays; a factory is called to find out.
 
@@ -117,6 +126,15 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
     """
     if factory_parts(model.path):
         return _from_factory(model, allow_pickle)
+    package = package_path(model)
+    if package is not None:
+        with open_package(package) as opened:
+            return LoadedNetwork(opened.load(model.folds), "module")
+    if model.folds is not None:
+        raise ModelContractError(
+            f"model.folds is for packages of networks, such as nnU-Net's; model.path {model.path} "
+            "is none. Remove it."
+        )
     loader = loader_of(model)
     is_folder = loader is not None and loader.is_folder
     path = existing_file(model.path, "model.path", is_folder=is_folder)
@@ -125,8 +143,9 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
         kinds = f", or a file of an installed kind ({', '.join(others)})" if others else ""
         raise ModelContractError(
             f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a "
-            "torch.export file (.pt2), an ONNX file (.onnx), an OpenVINO file (.xml), "
-            f"package.module:factory or file.py:factory{kinds}"
+            "torch.export file (.pt2), an ONNX file (.onnx), an OpenVINO file (.xml), a results "
+            "folder of nnU-Net, or a zip file of one, package.module:factory or "
+            f"file.py:factory{kinds}"
         )
     network = loader.load(path, allow_pickle=allow_pickle)
     kind = _kind_of(network)

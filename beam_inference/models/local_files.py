@@ -9,6 +9,13 @@ from urllib.parse import unquote, urlsplit
 from beam_inference.errors import ModelContractError
 
 
+def local_path(path: str) -> Path | None:
+    """The local path that a path or a ``file://`` URL means; None for another URL."""
+    if path.startswith("file://"):
+        path = unquote(urlsplit(path).path)
+    return None if "://" in path else Path(path)
+
+
 def existing_file(path: str, key: str, *, is_folder: bool = False) -> Path:
     """A local file, or folder, that a job names under a key.
 

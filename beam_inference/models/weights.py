@@ -34,27 +34,48 @@ def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> 
             not given, or does not fit the network.
     """
     state = _state_dict(path, allow_pickle)
+    fit_weights(module, state, str(path))
+
+
+def fit_weights(
+    module: torch.nn.Module, state: Json, source: str, *, replace: bool = False
+) -> None:
+    """Give a network its weights.
+
+    Args:
+        module: the network.
+        state: its state dict, perhaps with names as torch.compile and DataParallel write them.
+        source: the file, for messages.
+        replace: whether the tensors become the network's own, which then may be on the device
+            "meta" before.
+
+    Raises:
+        ModelContractError: they do not fit each other.
+    """
     for prefix in WRAPPERS:
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
-    _refuse_other_numbers(state, module, path)
+    own = module.state_dict()
+    _refuse_other_numbers(state, own, source)
+    if replace:
+        state = {k: v.to(own[k].dtype) if k in own else v for k, v in state.items()}
     try:
-        module.load_state_dict(state, strict=True)
+        module.load_state_dict(state, strict=True, assign=replace)
     except RuntimeError as error:
         raise ModelContractError(
-            f"the weights {path} do not fit the network: {' '.join(str(error).split())[:600]}"
+            f"the weights {source} do not fit the network: {' '.join(str(error).split())[:600]}"
         ) from None
 
 
 def _refuse_other_numbers(
-    state: Mapping[str, torch.Tensor], module: torch.nn.Module, path: Path
+    state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor], path: str
 ) -> None:
     """Refuse numbers of another kind than the parameters, which PyTorch would convert in silence.
 
     Complex ones would lose their imaginary parts; integers are mostly quantised, and mean nothing
     without their scale.
     """
-    for name, parameter in module.state_dict().items():
+    for name, parameter in own.items():
         if name not in state:
             continue
         if state[name].is_complex() and not parameter.is_complex():
@@ -73,7 +94,7 @@ def _refuse_other_numbers(
 def _state_dict(path: Path, allow_pickle: bool) -> Json:
     if _is_safetensors(path):
         return _load_safetensors(path)
-    state = _load(path, allow_pickle)
+    state = load_checkpoint(path, allow_pickle=allow_pickle)
     if isinstance(state, torch.nn.Module):
         state = state.state_dict()
     for key in NESTED:
@@ -86,14 +107,28 @@ def _state_dict(path: Path, allow_pickle: bool) -> Json:
             f"{path} is not a state dict: expected names with tensors, alone or under "
             f"{', '.join(NESTED)}; found {_describe(state)}"
         )
+    if not allow_pickle:
+        check_tensors(state, str(path))
+    return dict(state)
+
+
+def check_tensors(state: Mapping[str, object], source: str) -> None:
+    """Refuse weights that are not dense tensors of plain numbers.
+
+    Args:
+        state: a state dict.
+        source: the file, for messages.
+
+    Raises:
+        ModelContractError: one is sparse, nested, quantised or no tensor.
+    """
     for key, value in state.items():
         fault = tensor_fault(value)
-        if fault and not allow_pickle:
+        if fault:
             raise ModelContractError(
-                f"the weights {path} hold {fault}, {key!a:.60}: expected dense tensors of plain "
+                f"the weights {source} hold {fault}, {key!a:.60}: expected dense tensors of plain "
                 "numbers. Save the state dict of a network that is neither sparse nor quantised."
             )
-    return dict(state)
 
 
 def _describe(state: object) -> str:
@@ -127,7 +162,12 @@ def _load_safetensors(path: Path) -> Json:
         ) from None
 
 
-def _load(path: Path, allow_pickle: bool) -> Any:
+def load_checkpoint(path: Path, *, allow_pickle: bool) -> Any:
+    """Load what :func:`torch.save` has written: tensors, plain numbers and text, in containers.
+
+    Raises:
+        ModelContractError: it is damaged, or holds more while ``allow_pickle`` is not given.
+    """
     if is_archive(path):
         with open_archive(path, "file of weights"):
             pass  # checked, before PyTorch unpacks it

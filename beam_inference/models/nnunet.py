@@ -1,0 +1,259 @@
+"""nnU-Net results folders as packages: how nnU-Net itself runs the network, as keys of a job file.
+
+What nnU-Net 2.8.1 does was read in its code: ``inference/predict_from_raw_data.py`` and
+``preprocessing/preprocessors/default_preprocessor.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Any
+
+from beam_inference.errors import ModelContractError
+from beam_inference.foreign_text import shorten_text
+from beam_inference.models.nnunet_plans import (
+    CHECKPOINT,
+    Intensities,
+    find_folders,
+    list_checkpoints,
+    stored_order,
+)
+from beam_inference.models.packages import Folds, PackageKind, Recipe, Setting
+
+if TYPE_CHECKING:
+    import torch
+
+    from beam_inference.models.nnunet_network import TrainedModel
+
+LEVELS = "levels.json"
+"""Name of the file of levels in a normalisation that needs one."""
+
+_LEAST_STD = 1e-8
+"""What nnU-Net divides by at least."""
+
+_IN_MILLIMETRES = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
+"""Readers of nnU-Net whose voxel sizes are in millimetres; others have that of the user."""
+
+
+def _list_files(root: Traversable, folds: Folds | None) -> list[str]:
+    return ["plans.json", "dataset.json", *list_checkpoints(root, folds)]
+
+
+def _load(root: Traversable, folds: Folds | None) -> torch.nn.Module:
+    from beam_inference.models.nnunet_network import load_nnunet
+
+    return load_nnunet(root, folds)
+
+
+def _describe(root: Traversable, folds: Folds | None) -> Recipe:
+    from beam_inference.models.nnunet_network import read_model
+
+    model = read_model(root, folds)
+    _check_known(model)
+    spacing = stored_order(model.configuration.spacing, model.plans, 0.0)
+    normalize, reason = _normalization(model)
+    return Recipe(
+        title=f"nnU-Net, {model.checkpoints[0].configuration}",
+        facts=_facts(model),
+        settings=[
+            Setting("model.input_channels", len(model.dataset.channels), "dataset.json"),
+            Setting("model.output_channels", len(model.dataset.classes), "dataset.json, labels"),
+            *_plane_settings(model),
+            Setting("model.normalize", normalize, reason),
+            *_loop_settings(model),
+            *_result_settings(model),
+        ],
+        voxel_size_mm=None if 0.0 in spacing else spacing,
+        has_unit=model.plans.image_reader_writer in _IN_MILLIMETRES,
+        needs_levels=isinstance(normalize, dict) and "levels" in normalize,
+        cautions=_cautions(model),
+    )
+
+
+def _check_known(model: TrainedModel) -> None:
+    """Refuse what nnU-Net would do by other classes than its usual ones."""
+    kinds = {
+        "preprocessor_name": (model.configuration.preprocessor_name, "DefaultPreprocessor"),
+        "label_manager": (model.plans.label_manager, "LabelManager"),
+    }
+    for key, (name, known) in kinds.items():
+        if name != known:
+            raise ModelContractError(
+                f"{model.root / 'plans.json'}: {key} is {shorten_text(name)}; only {known} is "
+                "known here, so how the network is run cannot be told. Its job file must be "
+                "written by hand."
+            )
+
+
+def _facts(model: TrainedModel) -> dict[str, str]:
+    dataset = model.dataset
+    files = [checkpoint.file for checkpoint in model.checkpoints]
+    # nnU-Net's decoders keep their encoder, whose values a state dict lists once more
+    distinct = {each.data_ptr(): each.numel() for each in model.checkpoints[0].weights.values()}
+    return {
+        "network": model.configuration.architecture.network_class_name.rpartition(".")[2],
+        "values of a fold": f"{sum(distinct.values()):,}",
+        "folds": ", ".join(str(file).rpartition("fold_")[2].partition("/")[0] for file in files),
+        "trained by": model.checkpoints[0].trainer,
+        "plans": model.plans.plans_name,
+        "dataset": dataset.name or "not named",
+        "licence": dataset.licence or dataset.license or "not stated",
+        "reference": dataset.reference or "not stated",
+        "channels": ", ".join(dataset.channels),
+        "classes": ", ".join(dataset.classes),
+    }
+
+
+def _plane_settings(model: TrainedModel) -> list[Setting]:
+    if len(model.configuration.patch_size) == 3:
+        return []
+    return [Setting("model.dims", 2, "plans.json: patches are planes, section by section")]
+
+
+def _loop_settings(model: TrainedModel) -> list[Setting]:
+    shape = stored_order(model.configuration.patch_size, model.plans, 1)
+    settings = [
+        Setting("inference.patch_shape", list(shape), "plans.json, in the order Z, Y, X"),
+        Setting(
+            "inference.patch_overlap",
+            [n // 2 for n in shape],
+            "nnU-Net's default: steps of half a patch",
+        ),
+        Setting("inference.lattice", "spread", "nnU-Net spreads its patches evenly"),
+        Setting(
+            "inference.blend",
+            {"gaussian": 0.125, "floor": "nnunet"},
+            "nnU-Net's weights: a Gaussian of an eighth of the patch",
+        ),
+    ]
+    axes = model.checkpoints[0].mirror_axes
+    if axes:
+        names = _mirror_names(model)
+        settings.append(
+            Setting(
+                "inference.augment",
+                {"mirror": names},
+                f"the checkpoint: mean of {2 ** len(names)} flips; remove it to be "
+                f"{2 ** len(names)} times as fast, with another result",
+            )
+        )
+        settings.append(
+            Setting(
+                "model.channels",
+                [{} for _ in model.dataset.classes],
+                "every channel is a value of the voxel, which flips do not change",
+            )
+        )
+    return settings
+
+
+def _mirror_names(model: TrainedModel) -> list[str]:
+    """The axes of flips, in the order of stored images."""
+    dims = len(model.configuration.patch_size)
+    is_mirrored = [axis in model.checkpoints[0].mirror_axes for axis in range(dims)]
+    flags = stored_order(is_mirrored, model.plans, False)
+    return [name for name, flag in zip("zyx", flags, strict=True) if flag]
+
+
+def _result_settings(model: TrainedModel) -> list[Setting]:
+    if model.dataset.has_regions:
+        labels = model.dataset.regions_class_order or []
+        operators = [
+            {"operator": "sigmoid"},
+            {"operator": "regions", "labels": labels, "above": 0.5},
+        ]
+        reason = "dataset.json has regions: regions_class_order, where the probability is above 0.5"
+    else:
+        labels = list(range(len(model.dataset.classes)))
+        operators = [{"operator": "argmax"}]
+        reason = "the class with the largest sum; write softmax instead to keep probabilities"
+    dtype = "uint8" if max(labels, default=0) < 1 << 8 else "uint16"
+    return [
+        Setting("postprocess", operators, reason),
+        Setting("output.dtype", dtype, "whole numbers, the labels of dataset.json"),
+    ]
+
+
+def _normalization(model: TrainedModel) -> tuple[Any, str]:
+    """``model.normalize`` for a network of one channel, and the reason."""
+    schemes = model.configuration.normalization_schemes
+    if len(schemes) != len(model.dataset.channels) or len(set(schemes)) > 1:
+        raise ModelContractError(
+            f"{model.root / 'plans.json'}: its channels are normalised by {', '.join(schemes)}, "
+            "each in its own way, which a job file cannot say yet. Write it by hand, with an input "
+            "that is normalised before."
+        )
+    scheme = schemes[0]
+    make = _NORMALIZATIONS.get(scheme)
+    if make is None:
+        raise ModelContractError(
+            f"{model.root / 'plans.json'}: {shorten_text(scheme)} is none of the normalisations "
+            f"that are known here: {', '.join(_NORMALIZATIONS)}"
+        )
+    if len(schemes) > 1 and scheme not in ("NoNormalization", "RGBTo01Normalization"):
+        raise ModelContractError(
+            f"{model.root / 'plans.json'}: {len(schemes)} channels are normalised by statistics "
+            "of their own, which a job file cannot say yet. Write it by hand, with an input that "
+            "is normalised before."
+        )
+    if scheme == "ZScoreNormalization" and any(model.configuration.use_mask_for_norm):
+        raise ModelContractError(
+            f"{model.root / 'plans.json'}: use_mask_for_norm: only voxels inside the object are "
+            "normalised, which a job file cannot say yet. Write it by hand, with an input that is "
+            "normalised before."
+        )
+    return make(model), f"plans.json: {scheme}"
+
+
+def _ct(model: TrainedModel) -> Any:
+    intensities = model.plans.intensities.get("0")
+    if intensities is None:
+        raise ModelContractError(
+            f"{model.root / 'plans.json'}: CTNormalization needs "
+            "foreground_intensity_properties_per_channel, which is absent"
+        )
+    return _clipped_standard(intensities)
+
+
+def _clipped_standard(values: Intensities) -> Any:
+    std = max(values.std, _LEAST_STD)
+    bounds = (values.percentile_00_5, values.percentile_99_5)
+    return {
+        "scale": 1 / std,
+        "offset": -values.mean / std,
+        "clip": [(bound - values.mean) / std for bound in bounds],
+    }
+
+
+_NORMALIZATIONS: dict[str, Callable[[TrainedModel], Any]] = {
+    "CTNormalization": _ct,
+    "ZScoreNormalization": lambda _: {"levels": LEVELS, "to": "standard"},
+    "NoNormalization": lambda _: "none",
+    "RescaleTo01Normalization": lambda _: {"levels": LEVELS, "low": 0.0, "high": 1.0},
+    "RGBTo01Normalization": lambda _: {"scale": 1 / 255},
+}
+
+
+def _cautions(model: TrainedModel) -> list[str]:
+    cautions = [
+        "nnU-Net crops an image to the box of its non-zero voxels before it lays out patches; this "
+        "job does not, so results differ where an image has a border of zeros. Name the box as roi."
+    ]
+    odd = [n for n in model.configuration.patch_size if n % 2 and n > 1]
+    if odd:
+        cautions.append(
+            f"patch_shape has odd numbers ({', '.join(map(str, odd))}), whose half is no whole "
+            "step: the lattice may have a patch more or less than nnU-Net's."
+        )
+    return cautions
+
+
+KIND = PackageKind(
+    title="an nnU-Net results folder",
+    contents=f"plans.json, dataset.json, fold_N/{CHECKPOINT}",
+    find=find_folders,
+    list_files=_list_files,
+    load=_load,
+    describe=_describe,
+)

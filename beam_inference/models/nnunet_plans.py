@@ -1,0 +1,342 @@
+"""What an nnU-Net results folder says about its network, read from its JSON files.
+
+The folder is one of nnU-Net v2, such as ``nnUNetTrainer__nnUNetPlans__3d_fullres``: ``plans.json``,
+``dataset.json``, and ``fold_N/checkpoint_final.pth`` for each fold. What its keys mean was read in
+the code of nnU-Net 2.8.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, ValidationError
+
+from beam_inference.config.fields import Json
+from beam_inference.errors import ModelContractError
+from beam_inference.foreign_text import shorten_value
+from beam_inference.models.packages import Folds, read_json
+
+CHECKPOINT = "checkpoint_final.pth"
+"""The file in each fold's folder that nnU-Net takes unless it is told otherwise."""
+
+_MOST_INHERITED = 16
+"""Configurations that may inherit from each other; nnU-Net's own have two."""
+
+Size = Annotated[int, Field(gt=0, le=1 << 16)]
+
+
+class _Foreign(BaseModel):
+    """Keys that are used here; others are left alone, of which nnU-Net has many."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
+
+
+class Architecture(_Foreign):
+    """How a network is made: the name of a class, and its arguments.
+
+    Attributes:
+        network_class_name: dotted name of the class.
+        arch_kwargs: its arguments, but for channels and classes.
+        needs_import: arguments that are dotted names of classes.
+    """
+
+    network_class_name: str
+    arch_kwargs: dict[str, Any]
+    needs_import: list[str] = Field(alias="_kw_requires_import")
+
+
+class Intensities(_Foreign):
+    """Statistics of one channel's foreground voxels over the training data."""
+
+    mean: FiniteFloat
+    std: Annotated[FiniteFloat, Field(ge=0)]
+    percentile_00_5: FiniteFloat
+    percentile_99_5: FiniteFloat
+
+
+class Configuration(_Foreign):
+    """One configuration of plans, such as ``3d_fullres``, with what it inherits.
+
+    Attributes:
+        patch_size: in the network's order of axes, Z, Y, X or Y, X.
+        spacing: voxel size in the network's order, in the unit of the training data.
+        normalization_schemes: one for each channel.
+        use_mask_for_norm: whether only voxels of the object are normalised, for each channel.
+        preprocessor_name: the class that prepares images.
+        architecture: how the network is made.
+        previous_stage: the configuration whose result is an input of this one, in a cascade.
+    """
+
+    patch_size: Annotated[list[Size], Field(min_length=2, max_length=3)]
+    spacing: Annotated[list[PositiveFloat], Field(min_length=2, max_length=3)]
+    normalization_schemes: list[str]
+    use_mask_for_norm: list[bool]
+    preprocessor_name: str = "DefaultPreprocessor"
+    architecture: Architecture
+    previous_stage: str | None = None
+
+
+class Plans(_Foreign):
+    """The file ``plans.json``."""
+
+    plans_name: str = "unknown"
+    transpose_forward: Annotated[list[int], Field(min_length=3, max_length=3)] = [0, 1, 2]
+    image_reader_writer: str = "unknown"
+    label_manager: str = "LabelManager"
+    configurations: dict[str, dict[str, Any]]
+    foreground_intensity_properties_per_channel: dict[str, Intensities] = {}
+    foreground_intensity_properties_by_modality: dict[str, Intensities] = {}
+
+    @property
+    def intensities(self) -> Mapping[str, Intensities]:
+        """Statistics of the training data by number of the channel."""
+        return (
+            self.foreground_intensity_properties_per_channel
+            or self.foreground_intensity_properties_by_modality
+        )
+
+
+class Dataset(_Foreign):
+    """The file ``dataset.json``."""
+
+    labels: dict[str, int | list[int]] = Field(min_length=2)
+    regions_class_order: list[int] | None = None
+    channel_names: dict[str, str] = {}
+    modality: dict[str, str] = {}
+    name: str = ""
+    licence: str = ""
+    license: str = ""
+    reference: str = ""
+
+    @property
+    def channels(self) -> list[str]:
+        """Names of the input channels, in their order."""
+        return list((self.channel_names or self.modality).values())
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether the network's channels are regions that may lie within each other."""
+        return any(isinstance(label, list) and len(label) > 1 for label in self.labels.values())
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the network's output channels, in their order.
+
+        Without regions these are the labels from background on; with them, all but background.
+        """
+        names = {name: label for name, label in self.labels.items() if name != "ignore"}
+        if self.has_regions:
+            return [name for name, label in names.items() if label not in (0, [0])]
+        return sorted(names, key=lambda name: _one_number(names[name]))
+
+
+ForeignFile = TypeVar("ForeignFile", bound=_Foreign)
+
+
+def find_folders(top: Traversable) -> list[Traversable]:
+    """The folders of trained models in a folder: itself, or those one or two levels down."""
+    level: list[Traversable] = [top]
+    for _ in range(3):
+        models = [folder for folder in level if _is_model(folder)]
+        if models:
+            return models
+        level = [inner for folder in level for inner in _subfolders(folder)]
+    return []
+
+
+def _is_model(folder: Traversable) -> bool:
+    has_files = all((folder / name).is_file() for name in ("plans.json", "dataset.json"))
+    return has_files and any(inner.name.startswith("fold_") for inner in _subfolders(folder))
+
+
+def _subfolders(folder: Traversable) -> list[Traversable]:
+    return sorted((inner for inner in folder.iterdir() if inner.is_dir()), key=lambda f: f.name)
+
+
+def list_checkpoints(root: Traversable, folds: Folds | None) -> list[str]:
+    """Names of the checkpoints in a results folder.
+
+    Args:
+        root: the folder.
+        folds: which ones; by default all that are numbered, or "all" if there is no other, as
+            nnU-Net takes them.
+
+    Raises:
+        ModelContractError: one is absent, or there is none.
+    """
+    present = {
+        inner.name.removeprefix("fold_"): f"{inner.name}/{CHECKPOINT}"
+        for inner in _subfolders(root)
+        if inner.name.startswith("fold_") and (inner / CHECKPOINT).is_file()
+    }
+    numbers = sorted((name for name in present if name.isdecimal()), key=int)
+    wanted = [str(fold) for fold in folds] if folds is not None else numbers or sorted(present)
+    missing = [name for name in wanted if name not in present]
+    if missing or not wanted:
+        of = f" of fold {', '.join(missing)}" if missing else ""
+        raise ModelContractError(
+            f"{root} has no {CHECKPOINT}{of}; there is one of: {', '.join(sorted(present))}. Write "
+            "model.folds with folds that are there, or finish their training."
+        )
+    return [present[name] for name in wanted]
+
+
+def read_plans(root: Traversable) -> Plans:
+    """Read ``plans.json``.
+
+    Raises:
+        ModelContractError: it is no such file.
+    """
+    return _read(root / "plans.json", Plans)
+
+
+def read_dataset(root: Traversable) -> Dataset:
+    """Read ``dataset.json``.
+
+    Raises:
+        ModelContractError: it is no such file, or its labels are none that nnU-Net trains with.
+    """
+    dataset = _read(root / "dataset.json", Dataset)
+    fault = _label_fault(dataset)
+    if fault:
+        raise ModelContractError(f"{root / 'dataset.json'}: {fault}")
+    return dataset
+
+
+def _label_fault(dataset: Dataset) -> str | None:
+    regions = dataset.regions_class_order
+    if dataset.has_regions:
+        if regions is None or len(regions) != len(dataset.classes):
+            return f"regions_class_order must have {len(dataset.classes)} entries, one for a region"
+        return None
+    labels = sorted(
+        _one_number(label) for name, label in dataset.labels.items() if name != "ignore"
+    )
+    if labels != list(range(len(labels))):
+        return f"expected labels from 0 on without gaps, found {shorten_value(labels)}"
+    return None
+
+
+def _one_number(label: int | list[int]) -> int:
+    return label if isinstance(label, int) else label[0] if label else -1
+
+
+def select_configuration(plans: Plans, name: str, source: Traversable) -> Configuration:
+    """One configuration of plans, with what it inherits.
+
+    Args:
+        plans: the file's content.
+        name: of the configuration.
+        source: the file, for messages.
+
+    Raises:
+        ModelContractError: there is none of that name, or it is incomplete.
+    """
+    merged: Json = {}
+    following: str | None = name
+    for _ in range(_MOST_INHERITED):
+        if following is None:
+            break
+        if following not in plans.configurations:
+            raise ModelContractError(
+                f"{source} has no configuration {following}; it has "
+                f"{', '.join(plans.configurations)}"
+            )
+        own = plans.configurations[following]
+        merged = {**own, **merged}
+        following = own.get("inherits_from")
+    if "architecture" not in merged:
+        merged["architecture"] = _former_architecture(merged, source)
+    return _validate(merged, Configuration, source)
+
+
+_FORMER_KEYS = (
+    "UNet_class_name",
+    "UNet_base_num_features",
+    "unet_max_num_features",
+    "n_conv_per_stage_encoder",
+    "n_conv_per_stage_decoder",
+    "conv_kernel_sizes",
+    "pool_op_kernel_sizes",
+)
+
+
+def _former_architecture(configuration: Json, source: Traversable) -> Json:
+    """The architecture of plans made before nnU-Net 2.4, which did not write it down."""
+    missing = [key for key in _FORMER_KEYS if key not in configuration]
+    if missing:
+        raise ModelContractError(f"{source} has neither an architecture nor {', '.join(missing)}")
+    values = {key: configuration[key] for key in _FORMER_KEYS}
+    stages = values["n_conv_per_stage_encoder"]
+    widths = [values["UNet_base_num_features"], values["unet_max_num_features"]]
+    if not isinstance(stages, list) or not all(isinstance(width, int) for width in widths):
+        raise ModelContractError(
+            f"{source}: n_conv_per_stage_encoder must be a list, and the numbers of features whole"
+        )
+    first, most = widths
+    dims = len(configuration.get("patch_size", ()))
+    name = values["UNet_class_name"]
+    of_stage = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
+    return {
+        "network_class_name": f"dynamic_network_architectures.architectures.unet.{name}",
+        "arch_kwargs": {
+            "n_stages": len(stages),
+            "features_per_stage": [min(first * 2**i, most) for i in range(min(len(stages), 64))],
+            "conv_op": f"torch.nn.Conv{dims}d",
+            "kernel_sizes": values["conv_kernel_sizes"],
+            "strides": values["pool_op_kernel_sizes"],
+            of_stage: stages,
+            "n_conv_per_stage_decoder": values["n_conv_per_stage_decoder"],
+            "conv_bias": True,
+            "norm_op": f"torch.nn.InstanceNorm{dims}d",
+            "norm_op_kwargs": {"eps": 1e-5, "affine": True},
+            "dropout_op": None,
+            "dropout_op_kwargs": None,
+            "nonlin": "torch.nn.LeakyReLU",
+            "nonlin_kwargs": {"inplace": True},
+        },
+        "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
+    }
+
+
+def stored_order(values: Sequence[Any], plans: Plans, fill: Any) -> tuple[Any, Any, Any]:
+    """Bring values from the network's order of axes to that of stored images, Z, Y, X.
+
+    Args:
+        values: one for each axis of the network; two for a network of planes.
+        plans: say in which order the network takes the axes.
+        fill: stands for z with a network of planes.
+    """
+    network = list(values) if len(values) == 3 else [fill, *values]
+    (z, y, x) = (network[plans.transpose_forward.index(axis)] for axis in range(3))
+    return (z, y, x)
+
+
+def check_order(plans: Plans, source: Traversable) -> None:
+    """Refuse an order of axes that is none.
+
+    Raises:
+        ModelContractError: ``transpose_forward`` does not list each axis once.
+    """
+    if sorted(plans.transpose_forward) != [0, 1, 2]:
+        raise ModelContractError(
+            f"{source}: transpose_forward must list 0, 1 and 2 once each, found "
+            f"{shorten_value(plans.transpose_forward)}"
+        )
+
+
+def _read(file: Traversable, model: type[ForeignFile]) -> ForeignFile:
+    return _validate(read_json(file), model, file)
+
+
+def _validate(values: Json, model: type[ForeignFile], source: Traversable) -> ForeignFile:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ModelContractError(
+            f"{source} is not as nnU-Net writes it: {place}: {first['msg']}"
+        ) from None

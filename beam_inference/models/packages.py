@@ -1,0 +1,264 @@
+"""Packages of networks: folders or zip files that also say how the network is to be run.
+
+The tools that train networks ship them in such packages. A kind of package is installed by an entry
+point of the group ``beam_inference.packages``, which names a :class:`PackageKind`. What a package
+says about running its network becomes keys of a job file when one is written
+(:mod:`beam_inference.launch.new_job`); a job that names the package takes only the network of it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
+from beam_inference.config.plugins import list_plugins, load_plugin
+from beam_inference.errors import ConfigError, ModelContractError
+
+if TYPE_CHECKING:
+    import torch
+
+Folds = Sequence[int | Literal["all"]]
+"""Numbers of the folds that a network was trained on; "all" is one that was trained on all data."""
+
+_LARGEST_TEXT = 1 << 24
+"""Bytes of a package's largest JSON file. nnU-Net's plans have some ten thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of a job file, as a package wants it.
+
+    Attributes:
+        key: where the key stands, such as ``inference.patch_shape``.
+        value: as it would be written in a job file.
+        reason: what in the package says so; a clause of one line.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What a package says about its network, and how its own tool runs it.
+
+    Attributes:
+        title: what the package is, in a few words.
+        facts: what a user may want to know, by name: licence, classes, folds.
+        settings: the keys of a job file that give what its own tool gives.
+        voxel_size_mm: the voxel size that the network was trained at, ZYX, in millimetres if the
+            package has a unit; None where it does not say.
+        has_unit: whether voxel sizes of the package are in millimetres, rather than in whatever
+            unit its training data had.
+        needs_levels: whether the normalisation needs levels of the input volume.
+        cautions: what its own tool does that these settings do not; sentences.
+    """
+
+    title: str
+    facts: Mapping[str, str]
+    settings: Sequence[Setting]
+    voxel_size_mm: tuple[float, float, float] | None = None
+    has_unit: bool = True
+    needs_levels: bool = False
+    cautions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageKind:
+    """A kind of package.
+
+    Attributes:
+        title: what such a package is called.
+        contents: the files by which it is known, for messages.
+        find: the folders inside an opened package that hold a network of this kind; usually one.
+        list_files: the files, relative to such a folder, that determine the network.
+        load: the network of such a folder, in PyTorch, on the CPU. No code in the package is run.
+        describe: what such a folder says about running its network.
+    """
+
+    title: str
+    contents: str
+    find: Callable[[Traversable], Sequence[Traversable]]
+    list_files: Callable[[Traversable, Folds | None], Sequence[str]]
+    load: Callable[[Traversable, Folds | None], torch.nn.Module]
+    describe: Callable[[Traversable, Folds | None], Recipe]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """A package on this machine, opened.
+
+    Attributes:
+        path: the folder or zip file.
+        plugin: the name by which its kind is installed.
+        kind: what it is.
+        root: the folder in it that holds the network.
+    """
+
+    path: Path
+    plugin: str
+    kind: PackageKind
+    root: Traversable
+
+    @property
+    def load_object(self) -> str:
+        """Where the kind is defined, as ``package.module:name``."""
+        return list_plugins("packages")[self.plugin].object
+
+    def list_files(self, folds: Folds | None) -> list[Path]:
+        """The local files that determine the network: those of a folder, or the zip file."""
+        if not self.path.is_dir():
+            return [self.path]
+        root = Path(str(self.root))
+        return [root / name for name in self.kind.list_files(self.root, folds)]
+
+    def load(self, folds: Folds | None) -> torch.nn.Module:
+        """The network, in PyTorch, on the CPU.
+
+        Raises:
+            ModelContractError: the package is damaged, or asks for what is not known here.
+        """
+        return self.kind.load(self.root, folds)
+
+    def describe(self, folds: Folds | None) -> Recipe:
+        """What the package says about running its network.
+
+        Raises:
+            ModelContractError: the package is damaged, or its own tool does what is not known here.
+        """
+        return self.kind.describe(self.root, folds)
+
+
+def may_be_package(path: Path) -> bool:
+    """Whether a local path is a folder, or named as a zip file."""
+    return path.suffix == ".zip" or path.is_dir()
+
+
+@contextmanager
+def open_package(path: Path) -> Iterator[Package]:
+    """Open a package.
+
+    Args:
+        path: of a folder, or of a zip file of one.
+
+    Raises:
+        ModelContractError: it is none, or holds several networks.
+    """
+    kinds = _installed_kinds()
+    with _open_files(path) as top:
+        candidates = [
+            Package(path, name, kind, root)
+            for name, kind in kinds.items()
+            for root in kind.find(top)
+        ]
+        if not candidates:
+            known = "; ".join(f"{kind.title} ({kind.contents})" for kind in kinds.values())
+            what = "folder" if path.is_dir() else "zip file"
+            raise ModelContractError(
+                f"model.path {path} is a {what}, but holds none of the packages of networks that "
+                f"are known here: {known}"
+            )
+        if len(candidates) > 1:
+            names = ", ".join(str(package.root) for package in candidates)
+            raise ModelContractError(
+                f"model.path {path} holds several networks: {names}. Name the folder of one "
+                "(unpack a zip file first)."
+            )
+        yield candidates[0]
+
+
+def read_json(file: Traversable) -> Json:
+    """Read a JSON file of a package.
+
+    Raises:
+        ModelContractError: it is absent, too large, or no JSON object.
+    """
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(_LARGEST_TEXT + 1)
+    except (OSError, *_ZIP_ERRORS) as error:
+        raise ModelContractError(f"cannot read {file}: {error}") from None
+    if len(text) > _LARGEST_TEXT:
+        raise ModelContractError(f"{file} is larger than {_LARGEST_TEXT:,} bytes")
+    try:
+        values = parse_json(text)
+    except ValueError as error:
+        raise ModelContractError(f"{file} is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ModelContractError(f"{file}: expected a JSON object, found {json.dumps(values)[:60]}")
+    return values
+
+
+@contextmanager
+def local_file(file: Traversable) -> Iterator[Path]:
+    """A file of a package as a local file, which is removed afterwards if it had to be unpacked.
+
+    Raises:
+        ModelContractError: it cannot be unpacked.
+    """
+    if isinstance(file, Path):
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / file.name
+        try:
+            with file.open("rb") as packed, copy.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 1 << 20)
+        except (OSError, *_ZIP_ERRORS) as error:
+            raise ModelContractError(f"cannot unpack {file}: {error}") from None
+        yield copy
+
+
+_ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    KeyError,
+    NotImplementedError,
+    RuntimeError,  # of encrypted files
+    UnicodeDecodeError,
+    EOFError,
+    ValueError,
+)
+
+
+def _installed_kinds() -> dict[str, PackageKind]:
+    kinds = {}
+    for name in list_plugins("packages"):
+        kind = load_plugin("packages", name)
+        if not isinstance(kind, PackageKind):
+            raise ConfigError(
+                f"package {name} is installed as {list_plugins('packages')[name].object}, which is "
+                "not a beam_inference.models.packages.PackageKind"
+            )
+        kinds[name] = kind
+    return kinds
+
+
+@contextmanager
+def _open_files(path: Path) -> Iterator[Traversable]:
+    if path.is_dir():
+        yield path
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, *_ZIP_ERRORS) as error:
+        raise ModelContractError(f"model.path {path} is no zip file: {error}") from None
+    with archive:
+        names = [member.filename for member in archive.infolist()]
+        if len(set(names)) < len(names):
+            raise ModelContractError(
+                f"model.path {path}: two of its files have one name. Pack it again."
+            )
+        yield zipfile.Path(archive)

@@ -1,0 +1,134 @@
+"""How nnU-Net runs a network, as keys of a job file."""
+
+import nnunet_folders as made
+import pytest
+
+from beam_inference.errors import ModelContractError
+from beam_inference.models.nnunet import KIND
+
+pytest.importorskip("dynamic_network_architectures")
+
+
+def recipe(tmp_path, **keys):
+    """The recipe of a folder."""
+    folder, _ = made.make_folder(tmp_path / "model", **keys)
+    return KIND.describe(folder, None)
+
+
+def settings(recipe):
+    """Values of a recipe by their keys."""
+    return {setting.key: setting.value for setting in recipe.settings}
+
+
+def plans_with(**changes):
+    """Plans whose configuration has other values."""
+    return made.plans(configurations={"3d_fullres": made.configuration(**changes)})
+
+
+def test_the_settings_of_a_ct_network(tmp_path):
+    described = recipe(tmp_path, folds=(0, 1), mirror_axes=(0, 2))
+    assert settings(described) == {
+        "model.input_channels": 1,
+        "model.output_channels": 3,
+        "model.normalize": {"scale": 1 / 40, "offset": -2.5, "clip": [-2.25, 3.0]},
+        "inference.patch_shape": [16, 24, 24],
+        "inference.patch_overlap": [8, 12, 12],
+        "inference.lattice": "spread",
+        "inference.blend": {"gaussian": 0.125, "floor": "nnunet"},
+        "inference.augment": {"mirror": ["z", "x"]},
+        "model.channels": [{}, {}, {}],
+        "postprocess": [{"operator": "argmax"}],
+        "output.dtype": "uint8",
+    }
+    assert all(setting.reason for setting in described.settings)
+    assert described.voxel_size_mm == (2.0, 1.0, 1.0)
+    assert described.has_unit
+    assert not described.needs_levels
+    assert described.facts["folds"] == "0, 1"
+    assert described.facts["licence"] == "CC BY 4.0"
+    assert any("non-zero voxels" in caution for caution in described.cautions)
+
+
+def test_values_are_counted_once(tmp_path):
+    _, (network,) = made.make_folder(tmp_path / "model")
+    count = sum(parameter.numel() for parameter in network.parameters())
+    assert KIND.describe(tmp_path / "model", None).facts["values of a fold"] == f"{count:,}"
+
+
+def test_without_mirroring(tmp_path):
+    described = settings(recipe(tmp_path, mirror_axes=None))
+    assert "inference.augment" not in described
+    assert "model.channels" not in described
+
+
+def test_axes_in_another_order(tmp_path):
+    plans = made.plans(
+        transpose_forward=[2, 0, 1],
+        configurations={"3d_fullres": made.configuration(spacing=[3.0, 2.0, 1.0])},
+    )
+    described = recipe(tmp_path, made=plans, mirror_axes=(0,))
+    assert settings(described)["inference.patch_shape"] == [24, 24, 16]
+    assert settings(described)["inference.augment"] == {"mirror": ["x"]}
+    assert described.voxel_size_mm == (2.0, 1.0, 3.0)
+
+
+def test_regions(tmp_path):
+    labels = {"background": 0, "whole": [1, 2], "core": [2]}
+    described = made.dataset(labels=labels, regions_class_order=[1, 2])
+    found = settings(recipe(tmp_path, described=described))
+    assert found["model.output_channels"] == 2
+    assert found["postprocess"] == [
+        {"operator": "sigmoid"},
+        {"operator": "regions", "labels": [1, 2], "above": 0.5},
+    ]
+
+
+def test_large_labels_of_regions(tmp_path):
+    labels = {"background": 0, "whole": [1, 300], "core": 300}
+    described = made.dataset(labels=labels, regions_class_order=[1, 300])
+    assert settings(recipe(tmp_path, described=described))["output.dtype"] == "uint16"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "normalize", "needs_levels"),
+    [
+        ("ZScoreNormalization", {"levels": "levels.json", "to": "standard"}, True),
+        ("RescaleTo01Normalization", {"levels": "levels.json", "low": 0.0, "high": 1.0}, True),
+        ("NoNormalization", "none", False),
+        ("RGBTo01Normalization", {"scale": 1 / 255}, False),
+    ],
+)
+def test_normalisations(scheme, normalize, needs_levels, tmp_path):
+    described = recipe(tmp_path, made=plans_with(normalization_schemes=[scheme]))
+    assert settings(described)["model.normalize"] == normalize
+    assert described.needs_levels == needs_levels
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"normalization_schemes": ["OwnNormalization"]}, "OwnNormalization is none of"),
+        ({"preprocessor_name": "MyPreprocessor"}, "preprocessor_name is MyPreprocessor"),
+        (
+            {"normalization_schemes": ["ZScoreNormalization"], "use_mask_for_norm": [True]},
+            "only voxels inside the object are normalised",
+        ),
+    ],
+)
+def test_what_is_not_known_is_named(changes, message, tmp_path):
+    with pytest.raises(ModelContractError, match=message):
+        recipe(tmp_path, made=plans_with(**changes))
+
+
+def test_another_label_manager_is_named(tmp_path):
+    with pytest.raises(ModelContractError, match="label_manager is MyManager"):
+        recipe(tmp_path, made=made.plans(label_manager="MyManager"))
+
+
+def test_readers_without_a_unit(tmp_path):
+    assert not recipe(tmp_path, made=made.plans(image_reader_writer="Tiff3DIO")).has_unit
+
+
+def test_odd_patches_are_told(tmp_path):
+    plans = plans_with(patch_size=[15, 24, 24])
+    assert any("odd numbers (15)" in each for each in recipe(tmp_path, made=plans).cautions)
