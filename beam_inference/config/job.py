@@ -148,6 +148,13 @@ class Network(Model):
                 raise ValueError("identity needs as many output_channels as input_channels")
         if isinstance(self.normalize, list):
             check_listed(self.normalize, self.input_channels)
+        self._check_channels()
+        self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
+        if self.dims == 2 and self.crop_margin[0]:
+            raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
+        return self
+
+    def _check_channels(self) -> None:
         if self.channels is not None and len(self.channels) != self.output_channels:
             raise ValueError(
                 f"channels describes {len(self.channels)}, output_channels says "
@@ -160,10 +167,6 @@ class Network(Model):
             raise ValueError(
                 "channels: each affinity needs an offset of its own, other than [0, 0, 0]"
             )
-        self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
-        if self.dims == 2 and self.crop_margin[0]:
-            raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
-        return self
 
 
 _ChunkShape = Annotated[
