@@ -15,6 +15,7 @@ from beam_inference.conversion.options import (
     ConversionOptions,
     ConversionResult,
 )
+from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import Source, Voxels
 from beam_inference.conversion.targets import FILE_FORMATS, check_file_can_hold, fill_file
 from beam_inference.errors import ConfigError, StateError, VolumeError
@@ -166,6 +167,7 @@ def _check_no_other_datasets(path: str, name: str) -> None:
         StateError: it does.
     """
     try:
+        run_apart(path, dataset_names.__module__, dataset_names.__name__, path)
         others = sorted(set(dataset_names(path)) - {name.strip("/")})
     except VolumeError:
         return  # what cannot be read as HDF5 is replaced like any file

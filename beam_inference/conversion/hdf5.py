@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import threading
 import weakref
 from contextlib import suppress
@@ -14,6 +15,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.conversion.file_spec import FileSpec
 from beam_inference.conversion.hdf5_links import check_voxels_are_near, follow_links
+from beam_inference.conversion.process_apart import run_apart
 from beam_inference.conversion.protocol import (
     FREE,
     Placement,
@@ -32,6 +34,7 @@ from beam_inference.conversion.raw_array import file_identity
 from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.volumes.block_memory import check_block_memory
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -107,19 +110,40 @@ def hdf5_source(path: str, name: str | None) -> Hdf5Source:
     """The dataset ``name`` of a file, or the only one with three or four axes.
 
     Raises:
-        VolumeError: there is no such dataset, or it is no volume of numbers.
+        VolumeError: there is no such dataset, or it is no volume of numbers, or HDF5's library
+            does not survive reading it.
         ConfigError: h5py is not installed.
     """
-    with header_errors(f"{path} cannot be read as HDF5"):
+    import_library("h5py", "HDF5")
+    complaint = f"{path} cannot be read as HDF5"
+    run_apart(complaint, __name__, try_dataset.__name__, path, *([] if name is None else [name]))
+    with header_errors(complaint):
+        return _find_dataset(path, name)
+
+
+def try_dataset(path: str, name: str | None = None) -> None:
+    """Read what :func:`hdf5_source` reads, and where the dataset's chunks lie."""
+    source = _find_dataset(path, name)
+    with open_file(source.path) as file:
+        dataset = file[source.dataset]
+        if dataset.chunks:
+            dataset.id.get_num_chunks()
+
+
+def _find_dataset(path: str, name: str | None) -> Hdf5Source:
+    if name is None:
         with open_file(path) as file:
             names = _volume_names(file)
-        if name is None and len(names) != 1:
+        if len(names) != 1:
             raise VolumeError(f"{path} holds {_enumerate(names)}: name one, as {path}:NAME")
-        name = (name or names[0]).strip("/")
-        place = follow_links(open_file, path, name)
-        source = None if place is None else _dataset_source(place.path, place.name)
+        name = names[0]
+    name = name.strip("/")
+    place = follow_links(open_file, path, name)
+    source = None if place is None else _dataset_source(place.path, place.name)
     if source is None:
-        raise VolumeError(f"{path} has no dataset {name}; it holds {_enumerate(names)}")
+        with open_file(path) as file:
+            found = _enumerate(_volume_names(file))
+        raise VolumeError(f"{path} has no dataset {name}; it holds {found}")
     return source
 
 
@@ -133,6 +157,7 @@ def _dataset_source(path: str, name: str) -> Hdf5Source | None:
         check_voxels_are_near(open_file, path, dataset)
         axes = _axes(f"{path}:{name}", dataset)
         info = _info(f"{path}:{name}", dataset, axes)
+        check_block_memory(f"{path}:{name}", info.grain, info.itemsize)
         if dataset.size:
             _check_decodable(f"{path}:{name}", dataset)
     return Hdf5Source(path, name, axes, info)
@@ -201,13 +226,32 @@ def _enumerate(names: list[str]) -> str:
 
 def _axes(name: str, dataset: Any) -> str:
     """Letters of the axes: by the labels of the dataset's dimensions, else (channels,) z, y, x."""
-    labels = "".join(str(dim.label)[:1].upper() for dim in dataset.dims)
+    labels = "".join(text[:1].upper() for text in _labels(dataset))
     axes = labels if len(labels) == dataset.ndim else "CZYX"[-dataset.ndim :]
     if sorted(axes) not in (sorted("ZYX"), sorted("CZYX")) or len(axes) != dataset.ndim:
         raise VolumeError(
             f"{name} has the axes {axes} of {dataset.shape}; expected z, y, x, and perhaps channels"
         )
     return axes
+
+
+def _labels(dataset: Any) -> list[str]:
+    """The labels of a dataset's dimensions, as HDF5's library for dimension scales keeps them.
+
+    That library trusts what it finds there: where it is no text, it ends the process.
+    """
+    attribute = _attribute(dataset, "DIMENSION_LABELS")
+    if attribute is None or attribute.dtype.kind not in "OS" or attribute.shape != (dataset.ndim,):
+        return []
+    values = np.empty(attribute.shape, attribute.dtype)
+    attribute.read(values)
+    texts = [value.decode(errors="replace") for value in values if isinstance(value, bytes)]
+    return texts if len(texts) == dataset.ndim else []
+
+
+def _attribute(dataset: Any, key: str) -> Any:
+    """An attribute, of which nothing is read as yet; None if it is not there."""
+    return dataset.attrs.get_id(key) if key in dataset.attrs else None
 
 
 def _placement(dataset: Any) -> Placement:
@@ -229,12 +273,14 @@ def _placement(dataset: Any) -> Placement:
 
 def _three_numbers(dataset: Any, key: str) -> list[float] | None:
     """An attribute, or None if it is not there or does not hold three numbers."""
-    if key not in dataset.attrs:
+    attribute = _attribute(dataset, key)
+    if (
+        attribute is None
+        or attribute.dtype.kind not in "iuf"
+        or math.prod(attribute.shape or ()) != 3
+    ):
         return None
-    values = np.ravel(dataset.attrs[key])
-    if values.size != 3 or values.dtype.kind not in "iuf":
-        return None
-    return [float(value) for value in values]
+    return [float(value) for value in np.ravel(dataset.attrs[key])]
 
 
 class Hdf5Target:

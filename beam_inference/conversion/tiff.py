@@ -40,6 +40,7 @@ from beam_inference.errors import PermanentReadError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.volumes.axes import length_nm
+from beam_inference.volumes.block_memory import check_block_memory
 
 _PALETTE = 3
 _SEPARATE = 2
@@ -165,6 +166,7 @@ def _source(path: str, tiff: Any, number: int) -> RawSource | TiffPages:
         layout = RawLayout(dtype, shape, axes, int(series.dataoffset))
         check_length(path, layout)
         return RawSource(path, layout, info)
+    check_block_memory(path, info.grain, info.itemsize)
     source = TiffPages(path, number, letters, info)
     try:
         source.open()(BoundingBox((0, 0, 0), (1, 1, 1)))  # is there a codec?
@@ -279,7 +281,7 @@ class TiffPages:
 
         def read_slice(z: int, channel: int, window: BoundingBox) -> Voxels:
             with lock:
-                page = pages[self._page_number(z, channel)]
+                page = self._page(pages, self._page_number(z, channel))
             return page_window(self.path, file, page, window)[:, 0]
 
         def read(box: BoundingBox) -> Voxels:
@@ -297,6 +299,35 @@ class TiffPages:
         weakref.finalize(read, os.close, file)
         weakref.finalize(read, tiff.close)
         return read
+
+    def _page(self, pages: Any, number: int) -> Any:
+        """One of the pages, which must be as the first one is.
+
+        Raises:
+            PermanentReadError: its header is damaged, or says that it is another kind of page.
+        """
+        try:
+            page = pages[number]
+            keyframe = page.keyframe
+            found = (
+                int(keyframe.samplesperpixel),
+                int(keyframe.imagelength),
+                int(keyframe.imagewidth),
+                number_dtype(keyframe.dtype, f"page {number}"),
+            )
+        except Exception as error:  # a header may say anything, as for header_errors
+            raise PermanentReadError(
+                f"cannot read page {number} of {self.path}: {error}: the file is damaged"
+            ) from error
+        channels = 1 if "C" in self.leading else self.info.channels
+        expected = (channels, *self.info.bounds.shape[1:], self.info.dtype)
+        if found != expected:
+            raise PermanentReadError(
+                f"page {number} of {self.path} is another kind of image than the first: its "
+                f"channels, height, width and dtype are {found}, expected {expected}. The file is "
+                "damaged, or holds several images"
+            )
+        return page
 
     def _page_number(self, z: int, channel: int) -> int:
         """Number of the page of a slice; ``channel`` is 0 where a page holds all channels."""
@@ -338,9 +369,15 @@ def page_window(path: str, file: int, page: Any, box: BoundingBox) -> Voxels:
             else "the file is damaged, or unusual"
         )
         raise PermanentReadError(
-            f"cannot read {path}, a TIFF with {keyframe.compression.name} compression: {error}: "
+            f"cannot read {path}, a TIFF with {_compression_name(keyframe)} compression: {error}: "
             f"{advice}"
         ) from error
+
+
+def _compression_name(page: Any) -> str:
+    """The name of a page's compression, or its number where tifffile knows no name."""
+    compression = page.compression
+    return str(getattr(compression, "name", compression))
 
 
 def _decode(file: int, page: Any, box: BoundingBox) -> Voxels:

@@ -15,6 +15,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from beam_inference.config.fields import Json
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.origin import AT_ZERO, NO_REST, Origin, Rest, origin_at
@@ -35,6 +38,9 @@ NM_PER_UNIT = {
 
 _MOST_DATASETS = 1000
 """Arrays that an image may list: each is looked at."""
+
+_MOST_AXES = 32
+"""Axes that TensorStore's arrays may have."""
 
 
 class GroupScale(NamedTuple):
@@ -139,18 +145,55 @@ def transformation_of(dataset: Json, image: Json, count: int) -> Transformation:
     Raises:
         KeyError, TypeError, ValueError: they are damaged.
     """
-    scale = [1.0] * count
-    translation = [0.0] * count
-    for each in (
+    if count > _MOST_AXES:
+        raise ValueError(f"it has {count} axes, more than {_MOST_AXES}")
+    whole = Transformation([1.0] * count, [0.0] * count)
+    for entry in (
         *(dataset.get("coordinateTransformations") or []),
         *(image.get("coordinateTransformations") or []),
     ):
-        if each["type"] == "scale":
-            scale = [a * b for a, b in zip(scale, each["scale"], strict=True)]
-            translation = [a * b for a, b in zip(translation, each["scale"], strict=True)]
-        elif each["type"] == "translation":
-            translation = [a + b for a, b in zip(translation, each["translation"], strict=True)]
-    return Transformation(scale, translation)
+        each = _transformation(entry, count)
+        whole = Transformation(
+            [a * b for a, b in zip(whole.scale, each.scale, strict=True)],
+            [
+                a * b + c
+                for a, b, c in zip(whole.translation, each.scale, each.translation, strict=True)
+            ],
+        )
+    return whole
+
+
+def _transformation(entry: Json, count: int) -> Transformation:
+    """One transformation as scale and translation. Raises ValueError if it is no such thing."""
+    kind = entry["type"]
+    if kind not in ("identity", "scale", "translation", "affine"):
+        raise ValueError(
+            f"a coordinate transformation is of the type {kind!r}; expected scale, translation or "
+            "identity. To take the voxels as they are stored, without any, open one of its arrays "
+            "by its own path"
+        )
+    matrix = np.eye(count, count + 1)
+    if kind == "scale":
+        matrix[:, :count] = np.diag(_numbers(entry["scale"], (count,)))
+    elif kind == "translation":
+        matrix[:, count] = _numbers(entry["translation"], (count,))
+    elif kind == "affine":
+        matrix = _numbers(entry["affine"], (count, count + 1))
+        if np.any(matrix[:, :count] != np.diag(np.diag(matrix))):
+            raise ValueError(
+                "an affine coordinate transformation turns or shears the axes, which a voxel size "
+                "and an offset cannot say. To take the voxels as they are stored, open one of its "
+                "arrays by its own path"
+            )
+    return Transformation(np.diag(matrix).tolist(), matrix[:, count].tolist())
+
+
+def _numbers(values: object, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Numbers of a JSON list. Raises ValueError if they are none, or not as many."""
+    array = np.array(values)
+    if array.dtype.kind not in "iuf" or array.shape != shape:
+        raise ValueError(f"expected numbers of the shape {shape}, found {values!r}")
+    return array.astype(np.float64)
 
 
 def _origins(names: Sequence[str], placed: Sequence[Transformation]) -> list[Origin]:

@@ -21,6 +21,7 @@ from beam_inference.geometry.origin import Origin
 from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
 from beam_inference.volumes.block_files import block_with_suffix, first_block_keys, unread_suffix
+from beam_inference.volumes.block_memory import check_block_memory
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
@@ -40,6 +41,7 @@ from beam_inference.volumes.kvstores import (
 )
 from beam_inference.volumes.ome_zarr import GroupScale
 from beam_inference.volumes.volume import Volume, extents
+from beam_inference.volumes.zarr2_records import check_records
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +107,7 @@ def open_source(
     name = source.path or f"input.spec ({scale.spec['driver']})"
     try:
         spec = with_settings(scale.spec, source.storage)
+        check_records(spec, name, source.storage)
         store = open_with(
             lambda context: ts.open(
                 spec, open=True, read=True, recheck_cached_data="open", context=context
@@ -216,6 +219,7 @@ def as_volume(
     """
     driver = str(store.spec().to_json()["driver"])
     kvstore = _kvstore_of(url, store)
+    _check_blocks(url, store)
     if group_scale is None:
         attributes = json_object(kvstore, ".zattrs", url) if driver == "zarr" else {}
         axes = read_axes(url, store, attributes)
@@ -252,6 +256,15 @@ def as_volume(
         return volume
     _tell_rest(url, group_scale.origin)
     return volume.place_at(group_scale.origin)
+
+
+def _check_blocks(url: str, store: ts.TensorStore) -> None:
+    """Refuse an array of blocks that no machine, or not this one, can hold."""
+    try:
+        shape = store.chunk_layout.read_chunk.shape or ()
+    except ValueError as error:
+        raise VolumeError(f"{url} states blocks that no array has: {one_line(error)}") from None
+    check_block_memory(url, shape, store.dtype.numpy_dtype.itemsize)
 
 
 @cache

@@ -183,6 +183,12 @@ _ALLOWED = tuple(
 )
 """Where Python, its packages and this one read their own files."""
 
+_OWN_PROGRAMS = ([sys.executable, "-P", "-c"], ["uname", "-p"])
+"""How programs begin that are run for any content.
+
+The package's own processes do (``conversion/process_apart.py``), and what Python asks the system.
+"""
+
 _watched: list[tuple[str, list[str], frozenset[int | None]]] = []
 _is_hooked = False
 
@@ -210,6 +216,8 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         return
     folder, touched, others = _watched[-1]
     if threading.get_ident() in others:
+        return
+    if event in _RUNNING and arguments[1:2] and arguments[1][:3] in _OWN_PROGRAMS:
         return
     if event in _RUNNING:
         touched.append(event)

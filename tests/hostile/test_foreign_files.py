@@ -571,6 +571,43 @@ def test_tiff_tags_of_random_bytes(seed, tmp_path, capsys):
     assert "not foreseen" not in capsys.readouterr().err
 
 
+def with_tag(content: bytes, page: int, tag: int, value: int) -> bytes:
+    """A TIFF file with another value of a tag of one of its pages."""
+    with tifffile.TiffFile(io.BytesIO(content)) as tiff:
+        header = tiff.pages[page].tags[tag]
+        packed = struct.pack(tiff.byteorder + {3: "H", 4: "I"}[header.dtype], value)
+        return patched(content, **{f"at_{header.valueoffset}": packed})
+
+
+SAMPLES_PER_PIXEL = 277
+COMPRESSION = 259
+
+
+def test_a_later_tiff_page_without_channels(tmp_path, capsys):
+    content = with_tag(tiff_bytes(ARRAY, rows=2), 3, SAMPLES_PER_PIXEL, 0)
+    (tmp_path / "a.tif").write_bytes(content)
+    message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert "page 3 of" in message
+    assert "is another kind of image than the first" in message
+
+
+def test_slices_of_a_tiff_compression_that_nobody_knows(tmp_path, capsys):
+    content = with_tag(tiff_bytes(ARRAY[:1], rows=2), 0, COMPRESSION, 60000)
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.tif").write_bytes(content)
+    message = check_refused(tmp_path / "in", tmp_path, capsys)
+    assert "a TIFF with 60000 compression" in message
+
+
+def test_a_tiff_strip_larger_than_memory(tmp_path, capsys):
+    content = with_tag(tiff_bytes(ARRAY[:1], rows=2), 0, COMPRESSION, 8)
+    for tag in (256, 257, 278):  # width, length, and rows of a strip
+        content = with_tag(content, 0, tag, 2**30 - 1)
+    (tmp_path / "a.tif").write_bytes(content)
+    assert "GiB of memory" in check_refused(tmp_path / "a.tif", tmp_path, capsys)
+
+
 def test_ome_metadata_that_name_a_file_elsewhere(tmp_path, capsys):
     (tmp_path / "in").mkdir()
     tifffile.imwrite(tmp_path / "other.ome.tif", ARRAY, ome=True, metadata={"axes": "ZYX"})

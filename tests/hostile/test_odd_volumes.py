@@ -82,6 +82,25 @@ def of_many_scales(count: int) -> Callable[[dict[str, Any]], object]:
     return lambda info: info.update(scales=info["scales"] * count)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("chunks", [1, 10**6, 10**6, 4], "GiB of memory"),
+        ("chunks", [10**14, 4, 4, 4], "GiB of memory"),
+        ("chunks", [1, 2**62 - 1, 1, 1], "blocks that no array has"),
+        ("dtype", [["a", "|u1", [10**6, 10**6]], ["b", "|u1"]], "a record of 1000000000001 bytes"),
+        ("dtype", f"|V{10**11}", "a record of 100000000000 bytes"),
+    ],
+)
+def test_zarr_blocks_and_records_larger_than_memory(key, value, what, tmp_path, capsys):
+    write_volume(tmp_path / "em", image(), format="zarr2", block_shape=(16, 16, 16))
+    metadata = json.loads((tmp_path / "em" / ".zarray").read_text())
+    metadata |= {key: value, "fill_value": None}
+    (tmp_path / "em" / ".zarray").write_text(json.dumps(metadata))
+    assert what in check_answer(["convert", tmp_path / "em", tmp_path / "a.npy"], REFUSED, capsys)
+    assert what in check_answer(["plan", job_over(tmp_path / "em", tmp_path)], REFUSED, capsys)
+
+
 SHARDING = {
     "@type": "neuroglancer_uint64_sharded_v1",
     "hash": "identity",

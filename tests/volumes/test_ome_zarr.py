@@ -129,3 +129,53 @@ def test_a_scale_that_is_no_size_is_refused(size):
 def test_a_group_of_very_many_arrays_is_refused():
     with pytest.raises(VolumeError, match="1001 arrays"):
         origins([([8, 8, 8],)] * 1001)
+
+
+def group_with(*entries):
+    described = group([(SIZE,)])
+    (dataset,) = described["ome"]["multiscales"][0]["datasets"]
+    dataset["coordinateTransformations"] = list(entries)
+    return described
+
+
+def affine(*rows):
+    return {"type": "affine", "affine": [list(row) for row in rows]}
+
+
+def test_an_affine_transformation_along_the_axes_is_a_scale_and_a_translation():
+    straight = affine((40, 0, 0, 400), (0, 8, 0, -160), (0, 0, 4, 120))
+    expected = scales_of_group(group([(SIZE, (400, -160, 120))]), "em")
+    assert scales_of_group(group_with({"type": "identity"}, straight), "em") == expected
+    parts = transformations(SIZE, (0, 0, 0)), transformations((1, 1, 1), (400, -160, 120))
+    assert scales_of_group(group_with(*parts[0], *parts[1]), "em") == expected
+
+
+SKEW = affine((40, 1, 0, 0), (0, 8, 0, 0), (0, 0, 4, 0))
+TURN = {"type": "rotation", "rotation": [[0, 1, 0], [1, 0, 0], [0, 0, 1]]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "what"),
+    [
+        (SKEW, "turns or shears"),
+        (TURN, "'rotation'"),
+        ({"type": "sequence", "transformations": [TURN]}, "'sequence'"),
+        ({"type": "mapAxis", "mapAxis": [2, 1, 0]}, "'mapAxis'"),
+        ({"type": "displacements", "path": "0"}, "'displacements'"),
+        ({"type": "scale", "path": "0"}, "KeyError"),
+        ({"type": "scale", "scale": ["40", "8", "4"]}, "expected numbers"),
+        ({"type": "translation", "translation": [True, True, True]}, "expected numbers"),
+        (affine((40, 0, 0, 0), (0, 8, 0, 0)), "expected numbers"),
+        ({}, "KeyError"),
+    ],
+)
+def test_transformations_that_are_no_voxel_size_and_offset_are_refused(entry, what):
+    with pytest.raises(VolumeError, match=what):
+        scales_of_group(group_with(entry), "em")
+
+
+def test_an_image_of_very_many_axes_is_refused():
+    described = group([(SIZE,)])
+    described["ome"]["multiscales"][0]["axes"] *= 1000
+    with pytest.raises(VolumeError, match="3000 axes"):
+        scales_of_group(described, "em")
