@@ -49,15 +49,16 @@ def count_levels(
     url = url_of(volume)
     target = url_of(to)
     check_place(flags, [url, target])
-    count, sum_up = plan_level_stages(url, target, scale=scale, channel=channel, storage=storage)
+    stages = plan_level_stages(url, target, scale=scale, channel=channel, storage=storage)
+    count = stages[0]
     job = stage_job(
         "levels",
         describe_input(url, scale, count.channel, count.volume()),
         f"{target}.parts",
         storage,
-        [count, sum_up],
+        stages,
     )
-    folder, name = sum_up.to
+    folder, name = stages[-1].to
     is_absent = read_key(open_kvstore(folder, storage), name, folder) is None
     StageRecords(job).begin(overwrite=overwrite or is_absent)
     outcome = run_stages(job, flags, count.chunks.roi.size / count.count)

@@ -1,4 +1,4 @@
-"""Counting a volume's values, as a whole and by section along z: exact, in one pass."""
+"""Counting a volume's values by channel and by section along z: exact, in stages."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Json
 from beam_inference.config.storage import Storage
 from beam_inference.errors import (
@@ -25,12 +24,32 @@ from beam_inference.errors import (
     VolumeError,
     WorkerFault,
 )
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import ChunkGrid
-from beam_inference.geometry.zyx import ceil_div
-from beam_inference.operators.levels import Levels
+from beam_inference.geometry.zyx import ceil_div, maximum, minimum, triple
+from beam_inference.operators.distributions import (
+    QUANTILES,
+    WideSum,
+    describe_values,
+    ranks_of,
+)
+from beam_inference.operators.float_counts import (
+    BINS,
+    FloatCounts,
+    count_floats,
+    count_in_bins,
+    section_moments,
+)
+from beam_inference.operators.integer_counts import (
+    IntegerCounts,
+    count_values,
+    lowest,
+    mean_and_std,
+    values_at,
+)
+from beam_inference.operators.levels import Levels, NonzeroLevels
 from beam_inference.volumes.kvstores import (
     PATIENCE_SECONDS,
-    KvStore,
     open_kvstore,
     or_else_again,
     retry_request,
@@ -38,27 +57,9 @@ from beam_inference.volumes.kvstores import (
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 
-QUANTILES = (
-    0.0,
-    0.001,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    0.75,
-    0.9,
-    0.95,
-    0.98,
-    0.99,
-    0.995,
-    0.999,
-    1.0,
-)
 CHUNK_VOXELS = 2**25
 """Voxels that are read at a time, about."""
+_BINS_KEY = "bins.npz"
 SOME_BLOCKS = 8
 """Blocks that are looked at to notice that a volume was changed, at most."""
 SOME_VOXELS = 2**27
@@ -67,13 +68,15 @@ SOME_VOXELS = 2**27
 
 @dataclass(frozen=True)
 class CountValues:
-    """First stage: count how often each value occurs in each section of a chunk.
+    """First stage: count the values of each section and each channel of a chunk.
 
     Attributes:
         path, scale, channel, storage: the volume, as
             :func:`beam_inference.volumes.opening.open_volume` takes it.
         counts_url: a folder for the counts; they may be removed once all is done.
         chunks: of the volume.
+        channels: number of its channels.
+        dtype: name of its dtype.
     """
 
     path: str
@@ -82,7 +85,9 @@ class CountValues:
     storage: Storage
     counts_url: str
     chunks: ChunkGrid
-    name: str = "count"
+    channels: int
+    dtype: str
+    name: str = "values"
 
     @property
     def count(self) -> int:
@@ -97,25 +102,115 @@ class CountValues:
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         volume = self.volume()
-        store = open_kvstore(self.counts_url, self.storage)
+        count = count_floats if self.dtype == "float32" else count_values
 
         def do(index: int) -> None:
-            counts = count_values(volume.read(self.chunks.core_box(index)))
-            content = io.BytesIO()
-            np.savez_compressed(content, counts=counts)
-            key = _key(index)
-            retry_request(
-                "write",
-                f"{self.counts_url}/{key}",
-                lambda: store.write(key, content.getvalue()).result(timeout=PATIENCE_SECONDS),
-            )
+            box = self.chunks.core_box(index)
+            array = volume.read(box)
+            try:
+                sections, channels = count(array)
+            except ValueError as error:
+                raise VolumeError(
+                    f"{box} of {self.path} holds {error}, with which no mean or quantile is "
+                    "defined. Replace them in a copy of the volume."
+                ) from None
+            nonzero = box_of_nonzero(array, box)
+            self.write(_key(index), sections=sections, channels=channels, nonzero=nonzero)
+
+        return do
+
+    def write(self, key: str, **values: AnyArray) -> None:
+        """Write arrays to a file in the folder for the counts."""
+        store = open_kvstore(self.counts_url, self.storage)
+        content = io.BytesIO()
+        np.savez_compressed(content, allow_pickle=False, **values)
+        retry_request(
+            "write",
+            f"{self.counts_url}/{key}",
+            lambda: store.write(key, content.getvalue()).result(timeout=PATIENCE_SECONDS),
+        )
+
+    def read(self, key: str) -> dict[str, AnyArray]:
+        """Read the arrays of such a file."""
+        store = open_kvstore(self.counts_url, self.storage)
+        result = retry_request(
+            "read",
+            f"{self.counts_url}/{key}",
+            or_else_again(store.read(key), partial(store.read, key)),
+        )
+        return dict(np.load(io.BytesIO(bytes(result.value))))
+
+
+@dataclass(frozen=True)
+class FindBins:
+    """Second stage, only for floats, one chunk of work: find the bins that hold the quantiles.
+
+    Attributes:
+        counting: the first stage.
+    """
+
+    counting: CountValues
+    name: str = "bins"
+    count: int = 1
+
+    def make_worker(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.job.stage_job.ChunkStage`."""
+
+        def do(_: int) -> None:
+            totals = Totals(self.counting)
+            for _sections in totals.layers():
+                pass
+            whole, *channels = (FloatCounts(bins) for bins in totals.float_bins())
+            bins = set()
+            for number, channel in enumerate(channels):
+                inside = channel.without_zeros(totals.zeros_outside)
+                for counts in (whole, channel, inside):
+                    if counts.number:
+                        ranks = ranks_of(QUANTILES, counts.number)
+                        bins |= {(number, each) for each in counts.bins_of(ranks)}
+            self.counting.write(_BINS_KEY, bins=np.array(sorted(bins), np.int64))
 
         return do
 
 
 @dataclass(frozen=True)
-class SumCounts:
-    """Second stage, one chunk of work: quantiles, means and standard deviations, written to a file.
+class CountInBins:
+    """Third stage, only for floats: count the values of these bins in a chunk one by one.
+
+    Attributes:
+        counting: the first stage.
+    """
+
+    counting: CountValues
+    name: str = "in bins"
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return self.counting.count
+
+    def make_worker(self) -> Callable[[int], None]:
+        """See :class:`beam_inference.job.stage_job.ChunkStage`."""
+        counting = self.counting
+        volume = counting.volume()
+        bins = counting.read(_BINS_KEY)["bins"]
+
+        def do(index: int) -> None:
+            array = volume.read(counting.chunks.core_box(index))
+            counts = [
+                count_in_bins(array[channel], bins[bins[:, 0] == channel, 1].tolist())
+                for channel in range(counting.channels)
+            ]
+            flat = np.concatenate(counts).ravel()
+            places = np.flatnonzero(flat)
+            counting.write(_refined_key(index), places=places, counts=flat[places])
+
+        return do
+
+
+@dataclass(frozen=True)
+class WriteLevels:
+    """Last stage, one chunk of work: quantiles, means and standard deviations, written to a file.
 
     Attributes:
         counting: the first stage.
@@ -124,35 +219,46 @@ class SumCounts:
 
     counting: CountValues
     to: tuple[str, str]
-    name: str = "sum"
+    name: str = "levels"
     count: int = 1
 
     def make_worker(self) -> Callable[[int], None]:
         """See :class:`beam_inference.job.stage_job.ChunkStage`."""
         counting = self.counting
         volume = counting.volume()
-        store = open_kvstore(counting.counts_url, counting.storage)
 
         def do(_: int) -> None:
-            sections: list[list[int]] = []
+            totals = Totals(counting)
+            sections: list[list[int]] | None = None if totals.has_floats else []
             moments: list[tuple[float, float]] = []
-            whole: NDArray[np.int64] | int = 0
-            for counts in _layers(counting.chunks, store, counting.counts_url):
-                sections += [values_at(QUANTILES, section, volume.dtype) for section in counts]
-                moments += [mean_and_std(section, volume.dtype) for section in counts]
-                whole = whole + counts.sum(axis=0)
-            assert not isinstance(whole, int)
-            mean, std = mean_and_std(whole, volume.dtype)
+            for counts in totals.layers():
+                if sections is None:
+                    moments += [section_moments(each) for each in counts]
+                else:
+                    sections += [values_at(QUANTILES, each, volume.dtype) for each in counts]
+                    moments += [mean_and_std(each, volume.dtype) for each in counts]
+            whole, *channels = totals.distributions()
+            described = describe_values(whole)
+            nonzero = None
+            if totals.nonzero is not None:
+                outside = totals.zeros_outside
+                nonzero = NonzeroLevels(
+                    start=totals.nonzero.start,
+                    stop=totals.nonzero.stop,
+                    channels=[describe_values(each.without_zeros(outside)) for each in channels],
+                )
             levels = Levels(
                 input=counting.path,
-                dtype=volume.dtype.name,
+                dtype=counting.dtype,
                 start=volume.bounds.start[0],
                 quantiles=list(QUANTILES),
-                volume=values_at(QUANTILES, whole, volume.dtype),
+                volume=described.values,
                 sections=sections,
-                mean=mean,
-                std=std,
+                mean=described.mean,
+                std=described.std,
                 section_moments=moments,
+                channels=[describe_values(each) for each in channels],
+                nonzero=nonzero,
             )
             folder, name = self.to
             target = open_kvstore(folder, counting.storage)
@@ -167,10 +273,99 @@ class SumCounts:
         return do
 
 
+class Totals:
+    """The counts of all chunks together.
+
+    Args:
+        counting: the stage that has counted them.
+
+    Attributes:
+        has_floats: whether the values are floats.
+        nonzero: bounding box of all voxels that are not zero in every channel, once
+            :meth:`layers` has ended; None if all are.
+    """
+
+    def __init__(self, counting: CountValues) -> None:
+        self.has_floats = counting.dtype == "float32"
+        self.nonzero: BoundingBox | None = None
+        self._counting = counting
+        self._channels = WideSum()
+
+    def layers(self) -> Iterator[NDArray[Any]]:
+        """Counts of all sections, some at a time, in order."""
+        chunks = self._counting.chunks
+        per_layer = chunks.shape[1] * chunks.shape[2]
+        for layer in range(chunks.shape[0]):
+            total = WideSum()
+            for index in range(layer * per_layer, (layer + 1) * per_layer):
+                counts = self._counting.read(_key(index))
+                total.add(counts["sections"])
+                self._channels.add(counts["channels"])
+                self._add_box(counts["nonzero"])
+            yield total.as_integers() if self.has_floats else total.as_int64()
+
+    def _add_box(self, corners: NDArray[np.int64]) -> None:
+        if not len(corners):
+            return
+        box = BoundingBox(triple(corners[0].tolist()), triple(corners[1].tolist()))
+        known = self.nonzero or box
+        self.nonzero = BoundingBox(minimum(known.start, box.start), maximum(known.stop, box.stop))
+
+    @property
+    def zeros_outside(self) -> int:
+        """Number of voxels outside of the box, which are zero in every channel."""
+        return self._counting.chunks.roi.size - (self.nonzero.size if self.nonzero else 0)
+
+    def float_bins(self) -> list[NDArray[np.object_]]:
+        """Bins of all channels together, and of each channel."""
+        channels = self._channels.as_integers()
+        return [channels.sum(axis=0), *channels]
+
+    def distributions(self) -> list[FloatCounts] | list[IntegerCounts]:
+        """The values of all channels together, and of each channel."""
+        if not self.has_floats:
+            channels = self._channels.as_int64()
+            least = lowest(np.dtype(self._counting.dtype))
+            return [IntegerCounts(each, least) for each in (channels.sum(axis=0), *channels)]
+        bins = self._counting.read(_BINS_KEY)["bins"]
+        refined = np.zeros((len(bins), BINS), np.int64)
+        for index in range(self._counting.count):
+            some = self._counting.read(_refined_key(index))
+            refined.ravel()[some["places"]] += some["counts"]
+        whole: dict[int, Any] = {}
+        by_channel: list[dict[int, Any]] = [{} for _ in range(self._counting.channels)]
+        for (channel, place), values in zip(bins.tolist(), refined, strict=True):
+            by_channel[channel][place] = values
+            whole[place] = whole.get(place, 0) + values
+        return [
+            FloatCounts(each, values)
+            for each, values in zip(self.float_bins(), [whole, *by_channel], strict=True)
+        ]
+
+
+def box_of_nonzero(array: AnyArray, box: BoundingBox) -> NDArray[np.int64]:
+    """Start and stop of the voxels of a box that are not zero in every channel; else empty."""
+    sections = []
+    rows = np.zeros(box.shape[1], bool)
+    columns = np.zeros(box.shape[2], bool)
+    for z in range(box.shape[0]):
+        there = (array[:, z] != 0).any(axis=0)
+        rows |= there.any(axis=1)
+        columns |= there.any(axis=0)
+        if there.any():
+            sections.append(z)
+    if not sections:
+        return np.empty((0, 3), np.int64)
+    ends = [np.flatnonzero(each)[[0, -1]] for each in (rows, columns)]
+    corners = np.array([[sections[0], sections[-1]], *ends], np.int64).T
+    corners += np.array([box.start, np.add(box.start, 1)])
+    return corners
+
+
 def plan_level_stages(
     url: str, to: str, *, scale: int, channel: Sequence[int] | None, storage: Storage
-) -> tuple[CountValues, SumCounts]:
-    """Both stages of counting a volume's values.
+) -> tuple[CountValues, FindBins, CountInBins, WriteLevels] | tuple[CountValues, WriteLevels]:
+    """The stages of counting a volume's values: two for integers, four for floats.
 
     Args:
         url: of the volume.
@@ -192,9 +387,14 @@ def plan_level_stages(
         storage=storage,
         counts_url=f"{to}.parts/counts",
         chunks=chunks_to_count(volume),
+        channels=volume.channels,
+        dtype=volume.dtype.name,
     )
     folder, _, name = to.rpartition("/")
-    return count, SumCounts(count, (folder, name))
+    write = WriteLevels(count, (folder, name))
+    if count.dtype != "float32":
+        return count, write
+    return count, FindBins(count), CountInBins(count), write
 
 
 def chunks_to_count(volume: Volume) -> ChunkGrid:
@@ -203,9 +403,9 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
     Raises:
         ConfigError: values of this dtype cannot be counted one by one.
     """
-    if volume.dtype not in (np.uint8, np.int8, np.uint16, np.int16):
+    if volume.dtype not in (np.uint8, np.int8, np.uint16, np.int16, np.float32):
         raise ConfigError(
-            f"levels are counted of 8-bit and 16-bit integers; {volume.url} holds "
+            f"levels are counted of 8-bit and 16-bit integers and of float32; {volume.url} holds "
             f"{volume.dtype.name}: write model.normalize: {{scale: …, offset: …, clip: …}} by "
             "hand"
         )
@@ -219,77 +419,12 @@ def chunks_to_count(volume: Volume) -> ChunkGrid:
     return ChunkGrid(volume.bounds, (z, y, x))
 
 
-def count_values(array: AnyArray) -> NDArray[np.int64]:
-    """Count how often each value occurs in each section.
-
-    Args:
-        array: (C, Z, Y, X), of an 8-bit or 16-bit integer dtype.
-
-    Returns:
-        Counts (Z, values), from the dtype's lowest value on.
-    """
-    size = 2 ** (8 * array.dtype.itemsize)
-    lowest = _lowest(array.dtype)
-    sections = array.swapaxes(0, 1)  # one at a time: numbers to count by take eight bytes each
-    return np.stack(
-        [
-            np.bincount(section.ravel().astype(np.int64) - lowest, minlength=size)
-            for section in sections
-        ]
-    )
-
-
-def values_at(
-    quantiles: tuple[float, ...], counts: NDArray[np.int64], dtype: AnyDtype
-) -> list[int]:
-    """The smallest values that such shares of all do not exceed (NumPy's ``inverted_cdf``)."""
-    upto = np.cumsum(counts)
-    # From the decimals as they are written: products in float64 are off by a rank for some numbers
-    # of voxels.
-    ranks = [max(1, math.ceil(Fraction(str(quantile)) * int(upto[-1]))) for quantile in quantiles]
-    return [int(place) + _lowest(dtype) for place in np.searchsorted(upto, ranks)]
-
-
-def mean_and_std(counts: NDArray[np.int64], dtype: AnyDtype) -> tuple[float, float]:
-    """Mean and standard deviation of all values, from their exact sums."""
-    values = np.arange(len(counts)) + _lowest(dtype)
-    number = int(counts.sum())
-    total = _sum_of_products(values, counts)
-    of_squares = _sum_of_products(values**2, counts)
-    # Python divides integers of any size with one rounding; the difference is 0 for one value
-    # throughout.
-    return total / number, math.sqrt((number * of_squares - total**2) / number**2)
-
-
-def _sum_of_products(values: NDArray[np.int64], counts: NDArray[np.int64]) -> int:
-    """The exact sum, which 64 bits may not hold: 15 bits of the counts are added up at a time.
-
-    A sum of 2^16 products, each of a square of 32 bits and of 15 bits, stays below 2^63.
-    """
-    parts = range(0, int(counts.max()).bit_length(), 15)
-    return sum(int((values * (counts >> bits & 0x7FFF)).sum()) << bits for bits in parts)
-
-
-def _lowest(dtype: AnyDtype) -> int:
-    return int(np.iinfo(dtype).min)
-
-
-def _layers(chunks: ChunkGrid, store: KvStore, url: str) -> Iterator[NDArray[np.int64]]:
-    """The counts of all sections, some at a time, in order."""
-    per_layer = chunks.shape[1] * chunks.shape[2]
-    for layer in range(chunks.shape[0]):
-        total: Any = 0
-        for index in range(layer * per_layer, (layer + 1) * per_layer):
-            key = _key(index)
-            result = retry_request(
-                "read", f"{url}/{key}", or_else_again(store.read(key), partial(store.read, key))
-            )
-            total = total + np.load(io.BytesIO(bytes(result.value)))["counts"]
-        yield total
-
-
 def _key(index: int) -> str:
     return f"{index:012d}.npz"
+
+
+def _refined_key(index: int) -> str:
+    return f"{index:012d}.bins.npz"
 
 
 def describe_input(path: str, scale: int, channel: tuple[int, ...] | None, volume: Volume) -> Json:

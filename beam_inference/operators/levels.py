@@ -19,14 +19,35 @@ from beam_inference.config.fields import Frozen
 from beam_inference.config.normalize import Affine, Contrast, Sections, Standard
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.operators.distributions import ValueLevels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
 
 
+class NonzeroLevels(Frozen):
+    """Levels of the voxels in the bounding box of all that are not zero in every channel.
+
+    Attributes:
+        start, stop: of the box, ZYX.
+        channels: levels of each channel there.
+    """
+
+    start: Zyx
+    stop: Zyx
+    channels: list[ValueLevels]
+
+    @property
+    def box(self) -> BoundingBox:
+        """The box."""
+        return BoundingBox(self.start, self.stop)
+
+
 class Levels(Frozen):
-    """Levels of a volume, as :class:`beam_inference.operators.level_counts.SumCounts` writes them.
+    """Levels of a volume, as :class:`beam_inference.operators.level_counts.WriteLevels` has them.
 
     Attributes:
         input: URL of the volume.
@@ -35,28 +56,40 @@ class Levels(Frozen):
         quantiles: the quantiles, ascending.
         volume: the values at them: the smallest stored value that at least such a share of all
             voxels does not exceed.
-        sections: such values of each section, from ``start`` on.
+        sections: such values of each section, from ``start`` on; None of floats.
         mean, std: of all voxels.
         section_moments: mean and std of each section; files of earlier versions do not have them.
+        channels: levels of each channel; files of earlier versions do not have them.
+        nonzero: levels of what is not background; None where all voxels are zero.
     """
 
     input: str
     dtype: str
     start: int
     quantiles: list[float]
-    volume: list[int]
-    sections: list[list[int]]
+    volume: list[int | float]
+    sections: list[list[int]] | None
     mean: float
     std: float
     section_moments: list[tuple[float, float]] | None = None
+    channels: list[ValueLevels] | None = None
+    nonzero: NonzeroLevels | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if {len(values) for values in (self.volume, *self.sections)} != {len(self.quantiles)}:
+        channels = [*(self.channels or []), *(self.nonzero.channels if self.nonzero else [])]
+        lengths = {len(self.volume), *map(len, self.sections or [])}
+        if lengths | {len(each.values) for each in channels} != {len(self.quantiles)}:
             raise ValueError("it does not hold a value for each quantile")
-        if self.section_moments is not None and len(self.section_moments) != len(self.sections):
+        depths = {len(each) for each in (self.sections, self.section_moments) if each is not None}
+        if len(depths) != 1:
             raise ValueError("it does not hold mean and std of each section")
         return self
+
+    @property
+    def section_count(self) -> int:
+        """Number of sections."""
+        return len(self.section_moments or self.sections or [])
 
 
 def load_levels(url: str, storage: Storage) -> Levels:
@@ -89,7 +122,7 @@ def normalization_from_levels(
     """
     levels = load_levels(wanted.levels, storage)
     first = levels.start
-    last = levels.start + len(levels.sections)
+    last = levels.start + levels.section_count
     z = (volume.bounds.start[0], volume.bounds.stop[0])
     if levels.dtype != volume.dtype.name or z[0] < first or last < z[1]:
         raise ConfigError(
@@ -113,6 +146,11 @@ def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:
         )
     low, high = (levels.quantiles.index(quantile) for quantile in (wanted.low, wanted.high))
     if wanted.by == "section":  # a section of one value is 0 throughout
+        if levels.sections is None:
+            raise ConfigError(
+                f"model.normalize: {wanted.levels} holds no quantiles of each section, because "
+                f"{levels.dtype} values are counted as a whole: write by: volume, or to: standard"
+            )
         pairs = [(float(of[low]), float(max(of[high], of[low] + 1))) for of in levels.sections]
         return Sections(start=levels.start, levels=pairs)
     span = levels.volume[high] - levels.volume[low]

@@ -18,14 +18,14 @@ from beam_inference.config.formats import OutputSpec
 from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.operators import level_counts
+from beam_inference.operators.distributions import QUANTILES
+from beam_inference.operators.integer_counts import count_values, mean_and_std, values_at
 from beam_inference.operators.level_counts import (
-    QUANTILES,
+    box_of_nonzero,
     chunks_to_count,
-    count_values,
     hash_of_some_blocks,
-    mean_and_std,
-    values_at,
 )
+from beam_inference.operators.levels import Levels
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output, open_output
 
@@ -40,7 +40,7 @@ ARRAYS = st.sampled_from(["uint8", "int8", "uint16", "int16"]).flatmap(
 
 @given(ARRAYS)
 def test_quantiles_means_and_deviations_are_numpys(array):
-    for section, counts in zip(array.swapaxes(0, 1), count_values(array), strict=True):
+    for section, counts in zip(array.swapaxes(0, 1), count_values(array)[0], strict=True):
         expected = np.quantile(section, QUANTILES, method="inverted_cdf")
         assert values_at(QUANTILES, counts, array.dtype) == expected.tolist()
         expected = (section.mean(dtype=np.float64), section.std(dtype=np.float64))
@@ -113,11 +113,95 @@ def test_the_levels_of_a_volume(tmp_path, monkeypatch):
         assert write_levels(url, tmp_path / "here").read_text() == before == to.read_text()
 
 
-def test_floats_cannot_be_counted(tmp_path, capsys):
-    write_volume(tmp_path / "in", INPUT.astype(np.float32))
+def test_doubles_cannot_be_counted(tmp_path, capsys):
+    write_volume(tmp_path / "in", INPUT.astype(np.int32), format="zarr3")
     assert main(["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]) == 2
-    assert "holds float32" in capsys.readouterr().err
+    assert "holds int32" in capsys.readouterr().err
     assert not (tmp_path / "levels.json.parts").exists()
+
+
+def test_what_is_no_number_has_no_levels(tmp_path, capsys):
+    array = INPUT.astype(np.float32)
+    array[3, 4, 5] = np.nan
+    write_volume(tmp_path / "in", array)
+    assert main(["levels", str(tmp_path / "in"), "--to", str(tmp_path / "levels.json")]) == 1
+    assert "holds NaN or infinite values, with which no" in capsys.readouterr().out
+    assert not (tmp_path / "levels.json").exists()
+
+
+def with_background(dtype):
+    """Two channels of values around zero in one corner of a volume of zeros."""
+    array = np.zeros((2, 12, 40, 40), dtype)
+    noise = np.random.default_rng(1).normal(3, 40, (2, 5, 20, 17))
+    array[:, 3:8, 11:31, 20:37] = noise.astype(dtype)
+    array[0, 3, 11:], array[:, 4, 12, 30] = 0, 0
+    return array
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_levels_of_channels_and_of_what_is_not_zero(tmp_path, monkeypatch, dtype):
+    array = with_background(dtype)
+    url = write_volume(tmp_path / "in", array, START, block_shape=(8, 32, 32))
+    text = write_levels(url, tmp_path / "whole").read_text()
+    monkeypatch.setattr(level_counts, "CHUNK_VOXELS", 1)
+    assert write_levels(url, tmp_path / "cut").read_text() == text
+    told = Levels.model_validate_json(text)
+    assert Levels.model_validate_json(told.model_dump_json()) == told
+    there = np.argwhere((array != 0).any(axis=0))
+    start = there.min(axis=0) + START
+    stop = there.max(axis=0) + START + 1
+    assert (told.nonzero.start, told.nonzero.stop) == (tuple(start), tuple(stop))
+    inside = array[(slice(None), *told.nonzero.box.translate((-3, 5, -2)).slices_in(WHOLE))]
+    assert told.volume == quantiles_of(array)
+    assert (told.mean, told.std) == pytest.approx(moments_of(array), rel=1e-12)
+    assert (told.sections is None) == (dtype == "float32")
+    expected = [moments_of(array[:, z]) for z in range(12)]
+    np.testing.assert_allclose(told.section_moments, expected, rtol=1e-12, atol=1e-12)
+    for of, levels in ((array, told.channels), (inside, told.nonzero.channels)):
+        for channel, found in zip(of, levels, strict=True):
+            assert found.values == quantiles_of(channel)
+            assert (found.mean, found.std) == pytest.approx(moments_of(channel), rel=1e-12)
+            for low, high in ((1, 15), (0, 16), (8, 13)):
+                expected = moments_of(channel.clip(found.values[low], found.values[high]))
+                assert found.clipped_moments(low, high) == pytest.approx(
+                    expected, rel=1e-12, abs=1e-12
+                )
+
+
+WHOLE = BoundingBox((0, 0, 0), (12, 40, 40))
+
+
+def quantiles_of(array):
+    return np.quantile(array, QUANTILES, method="inverted_cdf").tolist()
+
+
+def moments_of(array):
+    return array.mean(dtype=np.float64), array.std(dtype=np.float64)
+
+
+def test_a_volume_of_zeros_has_no_box(tmp_path):
+    url = write_volume(tmp_path / "in", np.zeros((4, 8, 8), np.float32))
+    told = Levels.model_validate_json(write_levels(url, tmp_path).read_text())
+    assert (told.nonzero, told.mean, told.std) == (None, 0, 0)
+
+
+@given(
+    hnp.arrays("u1", st.tuples(st.integers(1, 2), *[st.integers(1, 5)] * 3), elements=st.just(0)),
+    st.lists(st.tuples(*[st.integers(0, 4)] * 3), max_size=3),
+)
+def test_the_box_of_what_is_not_zero(array, places):
+    for z, y, x in places:
+        array[-1, z % array.shape[1], y % array.shape[2], x % array.shape[3]] = 1
+    box = BoundingBox((3, -5, 2), tuple(np.add((3, -5, 2), array.shape[1:]).tolist()))
+    there = np.argwhere(array.any(axis=0))
+    found = box_of_nonzero(array, box)
+    if not places:
+        assert found.shape == (0, 3)
+    else:
+        assert found.tolist() == [
+            (there.min(axis=0) + START).tolist(),
+            (there.max(axis=0) + START + 1).tolist(),
+        ]
 
 
 def test_what_is_gone_is_counted_again_and_so_is_what_was_changed(tmp_path, capsys):
