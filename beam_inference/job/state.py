@@ -196,6 +196,11 @@ class State:
         """Remove the receipt of a chunk."""
         self._entries("receipts").remove(chunk)
 
+    def forget_chunk(self, chunk: int) -> None:
+        """Remove the receipts of a chunk, of both stages: all of it is to be done again."""
+        for folder in ("receipts", "sums"):
+            self._entries(folder).remove(chunk)
+
     def scan_receipts(self, chunks: Iterable[int]) -> Iterator[Receipt | DamagedRecord]:
         """Read the receipts of those of some chunks that have one, concurrently, in order."""
         return self._scan(Receipt, "receipts", chunks, receipt_fault)

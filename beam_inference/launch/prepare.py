@@ -105,10 +105,7 @@ def prepare(
         planned, place, earlier, state, allow_pickle=allow_pickle
     )
     owner = owner_of(job, state.url)
-    if not overwrite:
-        with _state_errors():
-            check_owner(config.output.path, owner, config.storage)
-            check_receipts(state.of(job), job, planned)
+    damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
     if chunks_file is not None:
         chunks_file = url_of(chunks_file)
         chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
@@ -144,7 +141,17 @@ def prepare(
             create_output(planned.output)
         # Another first launch may have come before this one.
         check_same(state.create_job(job), job, state.url)
+        for chunk in damaged:
+            state.of(job).forget_chunk(chunk)
     return launch
+
+
+def _check_earlier_launches(planned: PlannedJob, job: ResolvedJob, state: State) -> list[int]:
+    """Check what earlier launches wrote. Returns chunks that are to be done again."""
+    config = planned.config
+    with _state_errors():
+        check_owner(config.output.path, owner_of(job, state.url), config.storage)
+        return check_receipts(state.of(job), job, planned)
 
 
 def resolve(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
-from itertools import islice
+from collections.abc import Collection
 
 from beam_inference.config.definite import EngineSettings, make_definite
 from beam_inference.config.devices import kind_of
@@ -12,15 +11,12 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import FromLevels
 from beam_inference.errors import StateError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.partition import index_ranges
-from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.place import THIS_PROCESS
-from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.job.verification import parts_fault
 from beam_inference.launch import decide
 from beam_inference.launch.planned_job import PlannedJob, levels_request
+from beam_inference.launch.witnesses import find_witnesses
 from beam_inference.volumes.outputs import open_output
 
 logger = logging.getLogger(__name__)
@@ -186,25 +182,26 @@ def _explain_origins(earlier: ResolvedJob, job: ResolvedJob) -> str:
     )
 
 
-def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
+def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> list[int]:
     """Refuse receipts that are not to be honoured, or whose blocks are gone.
 
     The blocks of one chunk are read back, the first that has a receipt. That is enough to notice an
-    output that was emptied or replaced; ``verify --deep`` finds a damaged block.
+    output that was emptied or replaced; ``verify --deep`` finds every damaged block.
 
     Args:
         state: the job's state folder.
         job: the job.
         planned: the same job, with its output.
 
+    Returns:
+        Chunks whose blocks were found to be damaged: they are to be done again.
+
     Raises:
         StateError: going on would call complete what is not.
     """
-    count = job.plan.chunks.count
-    first = _first_receipt(state, count)
-    with_sums = _sample_sums(state, count) if job.exchange is not None else None
-    if first is None and with_sums is None:
-        return
+    witnesses = find_witnesses(state, job)
+    if not witnesses:
+        return []
     output = open_output(planned.output) if planned.output_exists else None
     if output is None:
         raise StateError(
@@ -218,42 +215,4 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> None:
             "--overwrite to compute every chunk again, or set job.resume: true to do what is "
             "missing."
         )
-    fault = parts_fault(first.parts, output) if first else None
-    if fault is None and with_sums is not None:
-        first = with_sums
-        fault = parts_fault(with_sums.parts, output)
-    if fault and first:
-        raise StateError(
-            f"{state.url} says that chunk {first.chunk} is done, but in {planned.output.url} "
-            f"{fault}. The output was changed, or these receipts belong to another output. See "
-            "what is left with verify --deep, or pass --overwrite to compute every chunk again."
-        )
-
-
-def _first_receipt(state: State, count: int) -> Receipt | None:
-    """The first believed receipt among those first in the folders that are listed."""
-    for start, stop in _folders(count):
-        some = islice(state.receipt_indices(start, stop), 64)
-        for receipt in state.read_receipts(some):
-            return receipt
-    return None
-
-
-def _sample_sums(state: State, count: int) -> Receipt | None:
-    """A first-stage receipt, preferably one that lists written blocks."""
-    last = None
-    for start, stop in _folders(count):
-        for receipt in state.read_sums(list(islice(state.sums_indices(start, stop), 64))):
-            if receipt.parts:
-                return receipt
-            last = receipt
-    return last
-
-
-def _folders(count: int) -> Iterator[tuple[int, int]]:
-    """Ranges of chunks whose receipts are listed: a bounded number, also for 10^9 chunks."""
-    few = count <= 512 * CHUNKS_PER_FOLDER
-    for start in (
-        range(0, count, CHUNKS_PER_FOLDER) if few else [start for start, _ in index_ranges(count)]
-    ):
-        yield start, min(count, start + CHUNKS_PER_FOLDER)
+    return witnesses.damaged_chunks(output)

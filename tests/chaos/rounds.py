@@ -34,6 +34,8 @@ from chaos.web import MoodyServer
 
 _CODES = {0, 1, 2, 3, 130, -signal.SIGKILL}
 """How a launch that was disturbed may end; any other code is a crash."""
+_START_AGAIN = re.compile(r"(pass|with) --overwrite to (start|compute|make|replace)")
+"""Advice of a message that is followed."""
 _DEFECTS = ("not foreseen", "defect", "Segmentation fault")
 _CALM_LAUNCHES = 4
 _CALM_SECONDS = 900
@@ -198,6 +200,7 @@ class Round:
         self._output = self._folder / "disk" / "out"
         self._launches = 0
         self._spared_until = 0.0
+        self._again: list[str] = []
 
     def run(self) -> None:
         """Disturb the command until it is complete, and judge it.
@@ -245,7 +248,7 @@ class Round:
                 ending = launcher.ending()
                 if ending is not None:
                     self._note(ending)
-                    self._put_back(scene, ending)
+                    self._obey(scene, ending)
             running = [each for each in running if each.ending() is None]
             if not running:
                 running = self._launch_crew(scene)
@@ -272,7 +275,9 @@ class Round:
     def _launch(self, scene: Scene, flags: list[str]) -> Launcher:
         self._launches += 1
         log = self._folder / f"launch-{self._launches}.log"
-        launcher = Launcher([*self._words, *flags], log, self._folder / "tmp")
+        words = [*self._words, *self._again, *flags]
+        self._again = []  # of two launchers, one starts again
+        launcher = Launcher(words, log, self._folder / "tmp")
         scene.sessions.append(launcher.process.pid)
         return launcher
 
@@ -295,7 +300,7 @@ class Round:
             if ending is None:
                 raise Lost(f"a launch does not end: {self._folder}")
             self._note(ending)
-            self._put_back(scene, ending)
+            self._obey(scene, ending)
         self._running = []
         endings = []
         for _ in range(_CALM_LAUNCHES):
@@ -308,7 +313,7 @@ class Round:
             self._note(ending)
             if ending.code == 0:
                 return
-            self._put_back(scene, ending)
+            self._obey(scene, ending)
             endings.append(f"{ending.code}: {ending.text[-600:]}")
         raise Lost(f"not complete after {_CALM_LAUNCHES} undisturbed launches: {endings[-1]}")
 
@@ -321,17 +326,16 @@ class Round:
             if word in ending.text:
                 raise Lost(f"a launch speaks of what is {word}: {ending.text[-1500:]}")
 
-    def _put_back(self, scene: Scene, ending: Ending) -> None:
-        """Mend what a launch refuses, as its message asks: a description, or a damaged block."""
-        for path, content in list(scene.copies.items()):
-            if ending.code == 0 or str(path.parent) in ending.text:
-                with contextlib.suppress(OSError):
-                    path.write_bytes(content)
-                    del scene.copies[path]
-        # a launch looks at one chunk that is done, and its block may be a damaged one
-        match = re.search(r"says that chunk (\d+) is done", ending.text)
-        if match and scene.damaged_blocks:
-            _remove_receipts(scene, match[1])
+    def _obey(self, scene: Scene, ending: Ending) -> None:
+        """Do what a launch that was refused asks for: restore a description, or start again."""
+        damaged = [path for path in scene.copies if str(path.parent) in ending.text]
+        for path in list(scene.copies) if ending.code == 0 else damaged:
+            with contextlib.suppress(OSError):
+                path.write_bytes(scene.copies[path])
+                del scene.copies[path]
+        if ending.code in (1, 2) and not damaged and _START_AGAIN.search(ending.text):
+            self._figures.misfortunes["had to start again"] += 1
+            self._again = ["--overwrite"]
 
     def _judge(self, scene: Scene, expected: dict[str, bytes]) -> None:
         """Compare the output with the undisturbed one, and with what the commands say of it."""
