@@ -63,6 +63,14 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     plan = job.plan
     output = job.output
     yield "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
+    resampling = job.input.resampling
+    if resampling is not None:
+        own, made = (
+            format_voxel_size(each.voxel_size_nm) for each in (job.input.stored, job.input)
+        )
+        orders = ", ".join(map(str, resampling.orders))
+        yield "", f"resampled from {resampling.source}, voxels of {own} nm,"
+        yield "", f"to voxels of {made} nm, by splines of the orders {orders} (z, y, x)"
     yield "roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels"
     yield "domain", f"{plan.lattice.domain}, what the patch lattice tiles"
     yield (

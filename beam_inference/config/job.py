@@ -43,6 +43,7 @@ from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
 from beam_inference.geometry.plan import Strategy
+from beam_inference.geometry.zyx import VoxelSizeNm, is_same_size
 
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
@@ -521,6 +522,7 @@ class JobConfig(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         self._check_labels()
+        self._check_resample()
         self._check_inference()
         self._check_output()
         return self
@@ -544,6 +546,29 @@ class JobConfig(Model):
             raise ValueError(
                 f"output.dtype: {self.output.dtype} is for labels, which argmax, regions or "
                 "threshold make"
+            )
+
+    @property
+    def resampled_voxel_size_nm(self) -> VoxelSizeNm | None:
+        """The voxel size that the input is resampled to, ZYX; None if it is read as it is."""
+        resample = self.input.resample
+        return None if resample is None else resample.voxel_size_nm or self.model.voxel_size_nm
+
+    def _check_resample(self) -> None:
+        if self.input.resample is None:
+            return
+        wanted = self.resampled_voxel_size_nm
+        trained = self.model.voxel_size_nm
+        if wanted is None:
+            raise ValueError(
+                "input.resample needs to know the voxel size that the network was trained at: "
+                "write model.voxel_size_nm: [z, y, x]"
+            )
+        if trained is not None and not is_same_size(wanted, trained):
+            raise ValueError(
+                f"input.resample.voxel_size_nm is {list(wanted)}, and model.voxel_size_nm "
+                f"{list(trained)} (z, y, x): the network would see objects of another size than "
+                "it was trained on. Remove one of them."
             )
 
     def _check_inference(self) -> None:

@@ -88,6 +88,34 @@ class Mask(Model):
         return VolumeSource(self.path, scale=self.scale, storage=storage)
 
 
+class Resample(Model):
+    """How the input is resampled to the voxel size that the network sees."""
+
+    voxel_size_nm: VoxelSize | None = Field(
+        None, description="the voxel size, ZYX, nanometres; default model.voxel_size_nm"
+    )
+    order: Literal[0, 1, 3] = Field(
+        1, description="0: nearest voxel. 1: linear. 3: cubic spline through the voxels"
+    )
+    separate_z: bool | Literal["auto"] = Field(
+        False,
+        description=(
+            "whether the axis of the longest voxels is resampled by nearest voxels. auto: where "
+            "they are more than three times as long as the shortest, as nnU-Net"
+        ),
+    )
+    clip: Range | None = Field(
+        None,
+        description="lowest and highest value, in stored units, before and after resampling",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"clip {list(self.clip)} must be [low, high] with low < high")
+        return self
+
+
 class Input(Model):
     """The volume to read."""
 
@@ -119,6 +147,10 @@ class Input(Model):
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
     mask: Mask | None = Field(
         None, description="where the network sees the volume, and elsewhere mask.fill_value"
+    )
+
+    resample: Resample | None = Field(
+        None, description="to another voxel size than stored, on the fly; default as it is stored"
     )
 
     def source(self, storage: Storage) -> VolumeSource:

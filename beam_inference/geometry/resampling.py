@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,8 +24,8 @@ from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin, origin_at
-from beam_inference.geometry.zyx import VoxelSizeNm, ceil_div, triple
-from beam_inference.limits import Numbers
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div, triple
+from beam_inference.limits import Numbers, minimum
 
 Order: TypeAlias = Literal[0, 1, 3]
 """The order of the spline between voxels: nearest voxel, linear, or cubic."""
@@ -205,6 +205,29 @@ class Resampling:
         return tuple(
             axis.source_length(length) for axis, length in zip(self.axes, shape, strict=True)
         )
+
+    def source_blocks(
+        self, shape: tuple[Numbers, Numbers, Numbers], block_shape: Zyx
+    ) -> tuple[Numbers, ...]:
+        """The largest shape of storage blocks that a box of a shape in the target is made of.
+
+        Args:
+            shape: of the box, in the target's voxels.
+            block_shape: of the source's storage blocks, in its voxels.
+        """
+        needed = zip(self.source_shape(shape), block_shape, self.source.shape, strict=True)
+        return tuple(
+            minimum((length + block - 2) // block + 1, ceil_div(whole, block)) * block
+            for length, block, whole in needed
+        )
+
+    def nearest_voxels(self, wanted: Sequence[slice]) -> list[NDArray[np.int64]]:
+        """The source's voxels that lie nearest to some of the target's, on each axis."""
+        places = []
+        for axis, part in zip(self.axes, wanted, strict=True):
+            bases, _, _ = replace(axis, order=0).taps(part.start, part.stop)
+            places.append(bases[:: part.step])
+        return places
 
     def resample(self, array: AnyArray, source: BoundingBox, box: BoundingBox) -> AnyArray:
         """Resample the voxels of a box.

@@ -14,6 +14,14 @@ Zyx: TypeAlias = tuple[int, int, int]
 VoxelSizeNm: TypeAlias = tuple[float, float, float]
 """The extent of a voxel on each axis, in nanometres, in the order Z, Y, X."""
 
+SIZE_TOLERANCE = 0.01
+"""Relative difference up to which two voxel sizes count as one: metadata are rounded."""
+
+
+def is_same_size(a: VoxelSizeNm, b: VoxelSizeNm) -> bool:
+    """Whether two voxel sizes are one, but for rounding."""
+    return all(abs(p - q) <= SIZE_TOLERANCE * q for p, q in zip(a, b, strict=True))
+
 
 def ceil_div(dividend: int, divisor: int) -> int:
     """The quotient of two integers, rounded up. The divisor is positive."""

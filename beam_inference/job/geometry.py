@@ -6,6 +6,7 @@ from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import total_halo
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, Strategy, make_plan
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.zyx import Zyx
 
 
@@ -17,6 +18,7 @@ def plan_geometry(
     chunk_shape: Zyx,
     strategy: Strategy,
     input_block_shape: Zyx,
+    resampling: Resampling | None = None,
 ) -> InferencePlan:
     """Derive all geometry of a job.
 
@@ -26,7 +28,8 @@ def plan_geometry(
         roi: the box to produce.
         chunk_shape: the unit of work, voxels ZYX.
         strategy: the strategy; it need not be the job's own.
-        input_block_shape: the input's storage blocks, voxels ZYX.
+        input_block_shape: the input's storage blocks, stored voxels ZYX.
+        resampling: how the input's voxels are made of stored ones; None where they are these.
     """
     inference = config.inference
     return make_plan(
@@ -41,6 +44,6 @@ def plan_geometry(
         chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
         block_shape=config.output.write_shape,
         halo=total_halo(config.postprocess),
-        input_block_shape=input_block_shape,
+        input_block_shape=input_block_shape if resampling is None else (1, 1, 1),
         lattice=inference.lattice,
     )

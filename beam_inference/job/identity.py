@@ -80,7 +80,8 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         engine["numerics"] = job.numerics
     return {
         "input": {
-            **identify(config.input),
+            **identify(config.input, without=frozenset({"resample"})),
+            **_identify_resampling(job),
             **_identify_origin("mask_origin", job.mask_origins.get("input.mask")),
             "bounds": identify_box(job.input_bounds),
             "dtype": job.input_dtype,
@@ -117,6 +118,20 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
         "output": identify(config.output, without=places),
     }
+
+
+def _identify_resampling(job: ResolvedJob) -> Json:
+    """How voxels are made of stored ones, unless they are these, as in all first jobs.
+
+    The voxel size asked for is not in it: the boxes say all.
+    """
+    resampling = job.resampling
+    request = job.config.input.resample
+    if resampling is None or request is None:
+        return {}
+    clip = {} if request.clip is None else {"clip": list(request.clip)}
+    source = identify_box(resampling.source)
+    return {"resampled": {"source": source, "orders": list(resampling.orders), **clip}}
 
 
 def _identify_blending(inference: Inference) -> Json:

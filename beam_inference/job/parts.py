@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TypeAlias
 
 from beam_inference.arrays import AnyArray, AnyDtype
@@ -17,7 +18,8 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
 from beam_inference.operators.normalize import Normalization, unit
 from beam_inference.operators.normalize_steps import StepwiseNormalization
-from beam_inference.volumes.mask import open_mask, with_mask
+from beam_inference.volumes.input_volume import InputVolume, as_input
+from beam_inference.volumes.mask import open_mask
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
@@ -27,20 +29,21 @@ AnyNormalization: TypeAlias = Normalization | StepwiseNormalization
 """Maps a float32 batch of stored values to what the network expects."""
 
 
-def open_input(config: JobConfig, cache_bytes: int = 0) -> Volume:
-    """Open a job's input, behind its mask if it has one.
+def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
+    """Open a job's input, at the network's voxel size and behind its mask if it has one.
 
-    Errors are those of :func:`beam_inference.volumes.opening.open_source` and
+    Errors are those of :func:`beam_inference.volumes.opening.open_source`,
+    :func:`beam_inference.volumes.input_volume.as_input` and
     :func:`beam_inference.volumes.mask.open_mask`.
     """
     section = config.input
     storage = config.storage
-    volume = open_source(section.source(storage), cache_bytes=cache_bytes)
+    stored = open_source(section.source(storage), cache_bytes=cache_bytes)
+    volume = as_input(stored, section.resample, config.resampled_voxel_size_nm)
     if section.mask is None:
         return volume
-    return with_mask(
-        volume, open_mask("input.mask", section.mask, voxel_size_nm(config, volume), storage)
-    )
+    mask = open_mask("input.mask", section.mask, voxel_size_nm(config, volume), storage)
+    return replace(volume, mask=mask)
 
 
 def open_launched_input(job: ResolvedJob) -> Volume:

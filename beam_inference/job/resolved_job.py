@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +16,14 @@ from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.fields import Frozen, Json
 from beam_inference.config.normalize import Contrast, Standard
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.grids import largest_block_cover
 from beam_inference.geometry.plan import InferencePlan, Strategy
+from beam_inference.geometry.resampling import Resampling
 from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.identity import identify_job
-from beam_inference.limits import cached_cutouts
+from beam_inference.limits import Numbers, cached_cutouts
 
 _LONGEST_VALUE = 120
 """Characters of a value that a difference shows."""
@@ -58,9 +61,11 @@ class ResolvedJob(Frozen):
         requested_batch_size: the job file's batch size, where the device had too little memory for
             it at first launch; not part of the fingerprint. ``config`` has the one that fitted.
         input_bounds: bounding box of the input.
+        resampling: how its voxels are made of stored ones; None where they are the stored ones.
         input_channels: number of the input's channels that are read.
         input_dtype: the input's dtype, as stored.
-        input_block_shape: shape of the input's storage blocks, ZYX; not part of the fingerprint.
+        input_block_shape: shape of the input's storage blocks, ZYX, in stored voxels; not part of
+            the fingerprint.
         mask_origins: where index zero of the masks' arrays lies, ZYX, by their keys in the job
             file; without those at 0.
         roi: the box to produce.
@@ -87,6 +92,7 @@ class ResolvedJob(Frozen):
     requested_normalize: Contrast | Standard | None = None
     requested_batch_size: int | None = None
     input_bounds: BoundingBox
+    resampling: Resampling | None = None
     input_channels: int
     input_dtype: str
     input_block_shape: Zyx
@@ -136,6 +142,7 @@ class ResolvedJob(Frozen):
             chunk_shape=self.config.inference.chunk_shape,
             strategy=strategy,
             input_block_shape=self.input_block_shape,
+            resampling=self.resampling,
         )
 
     def with_config(
@@ -158,6 +165,7 @@ class ResolvedJob(Frozen):
             requested_normalize=requested_normalize,
             requested_batch_size=self.requested_batch_size,
             input_bounds=self.input_bounds,
+            resampling=self.resampling,
             input_channels=self.input_channels,
             input_dtype=self.input_dtype,
             input_block_shape=self.input_block_shape,
@@ -177,12 +185,23 @@ class ResolvedJob(Frozen):
         )
 
     def input_bytes(self, shape: Zyx) -> int:
-        """Bytes of a decoded box of the input; ``shape`` is in voxels, ZYX."""
-        return self.input_channels * math.prod(shape) * np.dtype(self.input_dtype).itemsize
+        """Bytes of the decoded storage blocks that a box of a shape, ZYX, is made of, at most."""
+        if self.resampling is None:
+            blocks = largest_block_cover(shape, self.input_block_shape, self.input_bounds.shape)
+            return self._decoded_bytes(blocks)
+        return self._decoded_bytes(self.resampling.source_blocks(shape, self.input_block_shape))
+
+    def _decoded_bytes(self, shape: Sequence[Numbers]) -> int:
+        return (
+            self.input_channels * math.prod(map(int, shape)) * np.dtype(self.input_dtype).itemsize
+        )
 
     def cached_input_bytes(self, threads: int) -> int:
         """Bytes of decoded input blocks that a process keeps for the next chunks."""
-        return cached_cutouts(threads) * self.input_bytes(self.plan.totals.extremes.input_blocks)
+        extremes = self.plan.totals.extremes
+        if self.resampling is None:
+            return cached_cutouts(threads) * self._decoded_bytes(extremes.input_blocks)
+        return cached_cutouts(threads) * self.input_bytes(extremes.input)
 
     @cached_property
     def identity(self) -> dict[str, Json]:

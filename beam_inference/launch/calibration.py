@@ -87,7 +87,7 @@ def calibrate(job: PlannedJob, trial: NetworkTrial) -> Measured:
     seams = _measure_seams(job) if job.plan.totals.seam_pairs else _SeamSeconds(0.0, 0.0)
     return Measured(
         call_seconds=call_seconds,
-        read_seconds=reading / (array.size * job.input.dtype.itemsize),
+        read_seconds=reading / job.input.decoded_bytes(work.input_box.shape),
         write_seconds=_write_seconds(job),
         seam_write_seconds=seams.write,
         seam_read_seconds=seams.read,
@@ -131,7 +131,7 @@ class _Calls:
             nonlocal uniform_patches
             inference = ChunkInference(
                 self.trial.predictor,
-                normalization(self.trial.config, self.job.input.dtype),
+                normalization(self.trial.config, self.job.input.values_dtype),
                 self.trial.config.model.output_channels,
                 self.batch_size,
                 1.0,  # whatever it is, the time is the same

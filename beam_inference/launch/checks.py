@@ -20,7 +20,8 @@ from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.volumes.detection import volume_at
-from beam_inference.volumes.mask import Mask, MaskedVolume, open_mask
+from beam_inference.volumes.input_volume import InputVolume
+from beam_inference.volumes.mask import Mask, open_mask
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
@@ -83,9 +84,9 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
             )
 
 
-def open_masks(config: JobConfig, volume: Volume) -> dict[str, Mask]:
+def open_masks(config: JobConfig, volume: InputVolume) -> dict[str, Mask]:
     """Open the masks of a job, by their keys in the job file."""
-    masks = {"input.mask": volume.mask} if isinstance(volume, MaskedVolume) else {}
+    masks = {} if volume.mask is None else {"input.mask": volume.mask}
     if config.mask is not None:
         masks["mask"] = open_mask(
             "mask", config.mask, voxel_size_nm(config, volume), config.storage
@@ -109,10 +110,16 @@ def check_halos(operators: Sequence[Operator], volume: Volume) -> None:
             )
 
 
-def check_sections(normalize: DefiniteNormalize, volume: Volume) -> None:
-    """Refuse levels by section that do not cover the input's sections."""
+def check_sections(normalize: DefiniteNormalize, volume: InputVolume) -> None:
+    """Refuse levels by section that do not cover the input's sections, or are of others."""
     if not isinstance(normalize, Sections):
         return
+    if volume.resampling is not None and not volume.resampling.axes[0].is_identity:
+        raise ConfigError(
+            "model.normalize has levels of stored sections, and input.resample makes other "
+            "sections of them: normalise by the whole volume (by: volume), or resample to the "
+            "stored voxel size along z"
+        )
     first = normalize.start
     last = normalize.start + len(normalize.levels)
     if first > volume.bounds.start[0] or last < volume.bounds.stop[0]:
@@ -162,7 +169,7 @@ def check_voxel_size(config: JobConfig, volume: Volume) -> None:
     """Refuse an input of another voxel size than the network was trained for."""
     wanted = config.model.voxel_size_nm
     own = volume.voxel_size_nm
-    if wanted is None:
+    if wanted is None or config.input.resample is not None:
         return
     if own is None:
         logger.warning(
@@ -170,23 +177,19 @@ def check_voxel_size(config: JobConfig, volume: Volume) -> None:
             list(wanted),
         )
         return
-    if _same_size(wanted, own):
+    if zyx.is_same_size(wanted, own):
         return
-    hint = "No scale of the input fits."
+    hint = (
+        "No scale of the input fits: write input.resample: {order: 1}, and it is resampled chunk "
+        "by chunk."
+    )
     detected = volume_at(config.input.path, config.storage) if config.input.path else None
     for index, scale in enumerate(detected.scales if detected else []):
-        if (
-            scale.voxel_size_nm
-            and None not in scale.voxel_size_nm
-            and _same_size(wanted, scale.voxel_size_nm)
-        ):
+        z, y, x = scale.voxel_size_nm or (None, None, None)
+        if z and y and x and zyx.is_same_size(wanted, (z, y, x)):
             hint = f"Scale {index} fits: write input.scale: {index}."
     raise ConfigError(
         f"model.voxel_size_nm is {list(wanted)} (z, y, x), the input {volume.url} at scale "
         f"{config.input.scale} has {list(own)}: the network would see objects of another size "
         f"than it was trained on. {hint}"
     )
-
-
-def _same_size(a: object, b: object) -> bool:
-    return bool(np.allclose(np.asarray(a, float), np.asarray(b, float), rtol=0.01, atol=0))

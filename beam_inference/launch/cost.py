@@ -10,12 +10,13 @@ import numpy as np
 from pydantic import Field
 
 from beam_inference.config.fields import Model
+from beam_inference.geometry import zyx
 from beam_inference.geometry.grids import ChunkGrid
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.seam_sums import most_seam_files, seam_bytes
-from beam_inference.geometry.zyx import Zyx
 from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.launch.simulation import Workload, forecast
+from beam_inference.volumes.input_volume import InputVolume
 
 Price = Annotated[float, Field(ge=0)]
 
@@ -216,7 +217,6 @@ def job_totals(
     plan = plan or job.plan
     batch_size = batch_size or job.default_needs.batch_size
     output_voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
-    input_voxel_bytes = job.input.channels * job.input.dtype.itemsize
     network_channels = job.config.model.output_channels
     written = plan.chunks.roi.size * output_voxel_bytes
     blocks = ChunkGrid(plan.chunks.roi, plan.block_shape).count
@@ -227,12 +227,12 @@ def job_totals(
         patches=plan.totals.patch_count,
         calls=plan.totals.calls(batch_size),
         voxels=plan.chunks.roi.size,
-        read_bytes=plan.totals.input_voxels * input_voxel_bytes,
+        read_bytes=_read_bytes(plan, job.input),
         written_bytes=written,
         shared_bytes=plan.totals.shared_voxels * output_voxel_bytes,
         seam_bytes=seam_bytes(plan.totals, network_channels),
         stored_bytes=written,
-        read_requests=_blocks_read(plan, job.input.read_shape) + receipts + seam_files,
+        read_requests=_blocks_read(plan, job.input) + receipts + seam_files,
         write_requests=blocks + receipts + seam_files,
         blocks=blocks,
         receipts=receipts,
@@ -240,11 +240,22 @@ def job_totals(
     )
 
 
-def _blocks_read(plan: InferencePlan, block_shape: Zyx) -> int:
+def _read_bytes(plan: InferencePlan, volume: InputVolume) -> float:
+    """Bytes of the stored values that are read; estimated by the largest chunk where resampled."""
+    if volume.resampling is None:
+        return plan.totals.input_voxels * volume.channels * volume.dtype.itemsize
+    largest = zyx.minimum(plan.totals.extremes.input, volume.bounds.shape)
+    return plan.totals.input_voxels * volume.decoded_bytes(largest) / math.prod(largest)
+
+
+def _blocks_read(plan: InferencePlan, volume: InputVolume) -> int:
     """Estimate of the input blocks that are read.
 
     It is the expected number that all chunks' inputs touch if they lie anywhere on the blocks.
     """
-    extents = zip(plan.totals.extremes.input, block_shape, strict=True)
-    per_voxel = math.prod((n + block - 1) / block / n for n, block in extents)
+    largest = plan.totals.extremes.input
+    if volume.resampling is not None:
+        largest = zyx.minimum(largest, volume.bounds.shape)
+    extents = zip(largest, volume.stored_shape(largest), volume.read_shape, strict=True)
+    per_voxel = math.prod((int(stored) + block - 1) / block / n for n, stored, block in extents)
     return round(plan.totals.input_voxels * per_voxel)

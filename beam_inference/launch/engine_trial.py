@@ -151,7 +151,7 @@ def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
         largest = largest_prediction(
             trial.predictor,
             patches_to_try(config, job.input, job.plan),
-            make_normalization(config.model.normalize, job.input.dtype),
+            make_normalization(config.model.normalize, job.input.values_dtype),
             trial.report.batch_size,
         )
     except NonFiniteError as error:
@@ -249,7 +249,7 @@ class _Trier:
         predictor, reference = self._load(config)
         report = self._run(config, predictor, reference)
         patch = patch_to_try(config, self.job.input, self.job.plan)
-        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        normalize = make_normalization(config.model.normalize, self.job.input.values_dtype)
         return seconds_per_patch(predictor, patch, normalize, report.batch_size)
 
     def _find_batch_size(
@@ -257,7 +257,7 @@ class _Trier:
     ) -> int:
         """Find the batch size beyond which a patch takes hardly less time, or memory is short."""
         patch = patch_to_try(config, self.job.input, self.job.plan)
-        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        normalize = make_normalization(config.model.normalize, self.job.input.values_dtype)
         engine = config.inference.engine
         fits = self._fits(engine, report.working_set_bytes)
         return fastest_batch_size(predictor, patch, normalize, fits)
@@ -298,7 +298,7 @@ class _Trier:
         inference = config.inference.model_copy(update={"precision": "float32"})
         plain = load_predictor(self.model, inference, allow_pickle=self.allow_pickle)
         patch = patch_to_try(config, self.job.input, self.job.plan)
-        normalize = make_normalization(config.model.normalize, self.job.input.dtype)
+        normalize = make_normalization(config.model.normalize, self.job.input.values_dtype)
         size = config.inference.patches_per_call
         share = math.inf
         for _ in range(SPEED_ROUNDS):  # in turn, because a machine's speed may drift

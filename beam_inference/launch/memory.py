@@ -85,6 +85,7 @@ class ChunkShapes:
     Attributes:
         input: shape of the box that it reads, ZYX.
         input_blocks_bytes: of the decoded storage blocks that this box touches.
+        resampling_bytes: beside its input, while that is resampled; 0 where it is read as stored.
         core: shape of the box that it computes, ZYX.
         patch_input: shape of the network's input, ZYX.
         block_depth: voxels of the output's storage blocks on z.
@@ -99,6 +100,7 @@ class ChunkShapes:
     block_depth: int
     is_filled: bool
     exchanged: Exchanged | None = None
+    resampling_bytes: Numbers = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,6 +313,7 @@ class MemoryProjection:
         """Bytes while chunks are computed; with exchange those of the first stage."""
         process = self.process
         cutouts = (1 + process.look_ahead + self.shapes.is_filled) * self.cutout_bytes
+        cutouts += process.look_ahead * self.shapes.resampling_bytes
         chunks = self.libraries_bytes + process.threads * (cutouts + self.results_bytes)
         if process.device_is_host:  # the accumulator and the cutout are used where they lie
             return chunks + self.used_on_device_bytes - self.cutout_bytes

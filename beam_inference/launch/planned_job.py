@@ -53,7 +53,9 @@ from beam_inference.launch.memory import (
     ValueSizes,
 )
 from beam_inference.launch.strategy import cheaper_strategy, nominal_seconds
+from beam_inference.limits import maximum
 from beam_inference.operators.postprocess import build_functions
+from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.kvstores import is_within, place_of_url
 from beam_inference.volumes.mask import Mask
 from beam_inference.volumes.outputs import (
@@ -107,7 +109,7 @@ class PlannedJob:
 
     config: JobConfig
     settings: Settings
-    input: Volume
+    input: InputVolume
     masks: Mapping[str, Mask]
     roi: BoundingBox
     output: OutputSpec
@@ -137,6 +139,7 @@ class PlannedJob:
             chunk_shape=self.settings.chunk_shape,
             strategy=strategy,
             input_block_shape=self.input.read_shape,
+            resampling=self.input.resampling,
         )
 
     @property
@@ -211,7 +214,8 @@ class PlannedJob:
         by_section = isinstance(self.settings.normalize, Sections)
         shapes = ChunkShapes(
             input=extremes.input,
-            input_blocks_bytes=self._input_bytes(extremes.input_blocks),
+            input_blocks_bytes=self._input_blocks_bytes(extremes),
+            resampling_bytes=self._resampling_bytes(extremes.input),
             core=extremes.core,
             patch_input=grown_shape(plan.lattice.patch_shape, plan.crop_margin),
             block_depth=plan.block_shape[0],
@@ -247,9 +251,28 @@ class PlannedJob:
         )
         return MemoryProjection(shapes, sizes, process)
 
-    def _input_bytes(self, shape: Any) -> Any:
-        voxels = shape[0] * shape[1] * shape[2]
-        return self.input.channels * voxels * self.input.dtype.itemsize
+    def _input_blocks_bytes(self, extremes: Extremes[Any]) -> Any:
+        resampling = self.input.resampling
+        z, y, x = (
+            extremes.input_blocks
+            if resampling is None
+            else resampling.source_blocks(extremes.input, self.input.read_shape)
+        )
+        return self.input.channels * z * y * x * self.input.values_dtype.itemsize
+
+    def _resampling_bytes(self, shape: Any) -> Any:
+        """Bytes beside a cutout of a shape while it is resampled, axis by axis."""
+        resampling = self.input.resampling
+        if resampling is None:
+            return 0
+        z, y, x = resampling.source_shape(shape)
+        stored = z * y * x
+        read = shape[0] * shape[1] * shape[2]
+        stored_bytes = self.input.values_dtype.itemsize
+        if self.input.clip is not None:
+            stored_bytes += FLOAT_BYTES
+        made = FLOAT_BYTES * (2 * maximum(stored, read) - read)
+        return self.input.channels * (stored * stored_bytes + made)
 
 
 def plan_job(
@@ -275,17 +298,18 @@ def plan_job(
     check_position(volume, earlier)
     masks = open_masks(config, volume)
     _check_output_is_apart(config, volume, masks)
-    normalize = decide.decide_normalization(config, volume, earlier)
+    normalize = decide.decide_normalization(config, volume.stored, earlier)
     check_sections(normalize, volume)
     check_halos(config.postprocess, volume)
-    make_normalization(normalize, volume.dtype)
+    make_normalization(normalize, volume.values_dtype)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)
     roi = BoundingBox(config.roi.start, config.roi.stop) if config.roi else volume.bounds
     if not volume.bounds.contains(roi):
         raise AlignmentError(
             f"roi {roi} is not inside the input {volume.url}, which is {volume.bounds} (z, y, x; "
-            f"stop exclusive). The part inside is {roi.intersection(volume.bounds)}."
+            f"stop exclusive{_of_voxels(volume)}). The part inside is "
+            f"{roi.intersection(volume.bounds)}."
         )
     output, exists = _find_output(config, volume, roi)
     settings = decide.decide_settings(config, place, normalize, earlier)
@@ -336,7 +360,7 @@ def best_plan_for(
     return with_best_chunk_shape(plan, fits, workers)
 
 
-def _open_checked_input(config: JobConfig) -> Volume:
+def _open_checked_input(config: JobConfig) -> InputVolume:
     volume = open_input(config)
     if volume.channels != config.model.input_channels:
         selection = "" if config.input.channel is None else " selected by input.channel"
@@ -366,6 +390,13 @@ def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Ma
     for key, mask in masks.items():
         dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)
         check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
+
+
+def _of_voxels(volume: InputVolume) -> str:
+    """Which voxels the bounds of an input are counted in, if they are not the stored ones."""
+    if volume.resampling is None:
+        return ""
+    return f"; in voxels of {list(volume.voxel_size_nm or ())} nm, by input.resample"
 
 
 def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[OutputSpec, bool]:

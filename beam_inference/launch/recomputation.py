@@ -137,7 +137,7 @@ def _open(job: ResolvedJob, state: State, *, allow_pickle: bool) -> OpenJob:
         contract_checked=True,
     )
     opened = open_job(launch)
-    found = (opened.input.bounds, opened.input.channels, opened.input.dtype.name)
+    found = (opened.input.bounds, opened.input.channels, opened.input.values_dtype.name)
     expected = (job.input_bounds, job.input_channels, job.input_dtype)
     if found != expected:
         raise StateError(

@@ -118,10 +118,9 @@ def window(job: ResolvedJob, axis: int, place: Zyx) -> BoundingBox:
     def decoded_bytes() -> int:
         shape = (extent[0], extent[1], extent[2])
         output = job.config.output
-        read = largest_block_cover(shape, job.input_block_shape, job.input_bounds.shape)
         written = math.prod(largest_block_cover(shape, output.block_shape, job.output_bounds.shape))
         itemsize = np.dtype(output.dtype).itemsize
-        return job.input_bytes(read) + written * job.config.output_channels * itemsize
+        return job.input_bytes(shape) + written * job.config.output_channels * itemsize
 
     def chunk_count() -> int:
         return math.prod(ceil_div(n, c) + 1 for n, c in zip(extent, chunk, strict=True))
@@ -168,7 +167,7 @@ def _fill(
             where.append(slice(first, last))
             wanted.append(slice(origin + first * step, stop, step))
         if all(part.stop > part.start for part in where):
-            under_way.append((where, volume.store[(slice(0, len(picture)), *wanted)].read()))
+            under_way.append((where, volume.begin_sampling(len(picture), wanted)))
     for where, reading in under_way:
         try:
             picture[(slice(None), *where)] = reading.result(timeout=TRANSFER_SECONDS)

@@ -273,16 +273,20 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
         planned = plan_job(config)
         plan = planned.plan
         voxel_size = planned.output.voxel_size_nm
+        resampling = planned.input.resampling
     else:
         plan = launched.plan
         voxel_size = launched.voxel_size_nm
+        resampling = launched.resampling
     section = config.input
     roi = plan.chunks.roi
     source = open_source(replace(section.source(config.storage), channel=None), check_blocks=False)
     if launched is not None:
-        source = source.start_at(launched.input_bounds.start)
+        bounds = launched.input_bounds if resampling is None else resampling.source
+        source = source.start_at(bounds.start)
     channels = section.channel or list(range(source.channels))
-    shown = [_show_image("input", source, config.storage, roi, channels)]
+    visible = roi if resampling is None else resampling.source_box(roi)
+    shown = [_show_image("input", source, config.storage, visible, channels)]
     output = None if launched is None else open_output(output_spec(launched))
     if output is not None:
         shader = None if config.gives_labels else output_shader(output, config.model, roi)

@@ -6,7 +6,7 @@ That volume is read piece by piece, in bounded memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
@@ -19,7 +19,6 @@ from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div
 from beam_inference.limits import MASK_CACHE_BYTES
-from beam_inference.volumes.kvstores import TRANSFER_SECONDS
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
@@ -127,28 +126,6 @@ class Mask:
         }
         edges = sorted(cuts)
         return [(slice(a, b), place[a:b] if inside[a] else None) for a, b in pairwise(edges)]
-
-
-@dataclass(frozen=True)
-class MaskedVolume(Volume):
-    """A volume that reads as if its mask had been applied before it was stored."""
-
-    mask: Mask = field(kw_only=True)
-
-    def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
-        """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
-        if not self.mask.keeps_any(box):
-            return np.full((self.channels, *box.shape), self.mask.fill_value, self.dtype)
-        array = super().read(box, timeout)
-        self.mask.fill(array, box)
-        return array
-
-
-def with_mask(volume: Volume, mask: Mask) -> MaskedVolume:
-    """The volume as it reads behind a mask."""
-    return MaskedVolume(
-        **{each.name: getattr(volume, each.name) for each in fields(Volume)}, mask=mask
-    )
 
 
 def open_mask(

@@ -254,7 +254,7 @@ def as_volume(
     )
     if group_scale is None:
         return volume
-    _tell_rest(url, group_scale.origin)
+    tell_rest(url, group_scale.origin)
     return volume.place_at(group_scale.origin)
 
 
@@ -268,8 +268,13 @@ def _check_blocks(url: str, store: ts.TensorStore) -> None:
 
 
 @cache
-def _tell_rest(url: str, origin: Origin) -> None:
-    """Warn once in a process of a volume that begins between voxels."""
+def tell_rest(url: str, origin: Origin) -> None:
+    """Warn once in a process of a volume that begins between voxels.
+
+    Args:
+        url: of the volume, or words for it.
+        origin: where it begins.
+    """
     if any(origin.rest):
         logger.warning(
             "%s begins between voxels, %s of a voxel beyond %s (z, y, x), and is taken to begin "

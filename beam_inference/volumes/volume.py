@@ -8,7 +8,7 @@ TensorStore index transform, made once, here. Creating outputs is in
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
@@ -105,6 +105,11 @@ class Volume:
         return str(self._spec.get("dtype", self.dtype.name))
 
     @property
+    def values_dtype(self) -> AnyDtype:
+        """The dtype whose range the values have, in whatever dtype they are read."""
+        return self.dtype
+
+    @property
     def encoding(self) -> str | None:
         """Encoding of blocks, where the format has a choice; else None."""
         codec = self.store.codec
@@ -179,6 +184,18 @@ class Volume:
                 message
             ) from error
         return array
+
+    def begin_sampling(self, channels: int, wanted: Sequence[slice]) -> ts.Future[AnyArray]:
+        """Begin to read some voxels of a box inside the bounds.
+
+        Args:
+            channels: how many of the first channels.
+            wanted: the voxels on each axis, ZYX, with steps.
+
+        Returns:
+            TensorStore's future of the values (channels, Z, Y, X).
+        """
+        return self.store[(slice(0, channels), *wanted)].read()
 
     def cutout(
         self,

@@ -78,7 +78,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     config = job.config
     state = launch.state()
     input_volume = open_input(config, job.cached_input_bytes(launch.threads_per_process))
-    if input_volume.bounds != job.input_bounds:
+    if input_volume.bounds != job.input_bounds or input_volume.resampling != job.resampling:
         raise WorkerFault(
             f"the input {input_volume.url} is {input_volume.bounds} (z, y, x), and was "
             f"{job.input_bounds} when the job began: it is another volume, or lies elsewhere"
@@ -112,7 +112,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         mask=mask,
         postprocessing=postprocessing,
         predictor=predictor,
-        normalize=normalization(config, input_volume.dtype),
+        normalize=normalization(config, input_volume.values_dtype),
         batch_size=batch_size,
         watch=watch,
         seam_files=SeamFiles(state.url, config.storage, job.fingerprint),

@@ -90,7 +90,7 @@ def calibration_samples(
     Raises:
         EngineError: one cannot be read, or the input has one value at all of them.
     """
-    normalize = normalization(config, volume.dtype)
+    normalize = normalization(config, volume.values_dtype)
     try:
         patches = [cutout(config, volume, box) for box in boxes_to_calibrate(plan)]
     except (TransientReadError, PermanentReadError) as error:
@@ -172,7 +172,7 @@ def try_network(
         EngineError: it does not answer as ``reference`` does.
     """
     patch = patch_to_try(config, volume, plan)
-    normalize = normalization(config, volume.dtype)
+    normalize = normalization(config, volume.values_dtype)
     watch = NetworkWatch(config.job.timeouts.network)
     with watch.watch("the trial of the network"):
         report = check_contract(

@@ -37,6 +37,7 @@ BASE = {
     "output_channels": 3,
     "input_itemsize": 1,
     "input_blocks_bytes": 7000,
+    "resampling_bytes": 0,
     "is_filled": False,
     "exchanged": None,
     "output_dtype": np.dtype("uint8"),
@@ -72,6 +73,13 @@ PATCH = 10 * 50 * 50 * 4
 SLAB = 3 * 10 * 96 * 96 * 4
 PATCHES = (2 * (1 + 3) + 3 * 3 + 1) * PATCH
 KEPT = KEPT_BYTES + CACHED_CUTOUTS * 7000 + 2 * 500 + 9000
+
+
+def test_what_is_resampled_takes_memory_beside_each_cutout_that_is_read_ahead():
+    for ahead in (1, 3):
+        base = BASE | {"look_ahead": ahead}
+        more = projected_memory(**base | {"resampling_bytes": 1000}).host_bytes
+        assert more - projected_memory(**base).host_bytes == BASE["threads"] * ahead * 1000
 
 
 def test_the_sum_by_hand():

@@ -1,0 +1,140 @@
+"""A stored volume as a job's network sees it: at another voxel size, and behind a mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+import tensorstore as ts
+
+from beam_inference.arrays import AnyArray, AnyDtype
+from beam_inference.config.volumes import Resample
+from beam_inference.errors import ConfigError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.origin import Origin
+from beam_inference.geometry.resampling import Grid, Resampling, make_resampling
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, subtract
+from beam_inference.limits import Numbers
+from beam_inference.volumes.kvstores import TRANSFER_SECONDS
+from beam_inference.volumes.mask import Mask
+from beam_inference.volumes.opening import tell_rest
+from beam_inference.volumes.volume import Volume
+
+
+@dataclass(frozen=True)
+class InputVolume(Volume):
+    """A volume that reads as if it had been resampled, and then masked, before it was stored.
+
+    Bounds, voxel size and dtype are those of what is read; ``store`` is the stored array.
+
+    Attributes:
+        stored: the volume as it is stored.
+        resampling: from its voxels to those that are read; None where they are the same.
+        clip: lowest and highest stored value, before and after resampling; None for no bounds.
+        mask: where the volume is kept; None if it is everywhere.
+    """
+
+    stored: Volume = field(kw_only=True)
+    resampling: Resampling | None = field(default=None, kw_only=True)
+    clip: tuple[float, float] | None = field(default=None, kw_only=True)
+    mask: Mask | None = field(default=None, kw_only=True)
+
+    @property
+    def values_dtype(self) -> AnyDtype:
+        """The stored dtype; what is resampled is read as float32."""
+        return self.stored.dtype
+
+    def stored_shape(self, shape: tuple[Numbers, Numbers, Numbers]) -> tuple[Numbers, ...]:
+        """The most stored voxels, ZYX, that a box of a shape is made of."""
+        return shape if self.resampling is None else self.resampling.source_shape(shape)
+
+    def decoded_bytes(self, shape: Zyx) -> int:
+        """Bytes of the stored values that a box of a shape is made of, at most."""
+        z, y, x = self.stored_shape(shape)
+        return int(self.channels * z * y * x * self.values_dtype.itemsize)
+
+    def place_at(self, origin: Origin) -> InputVolume:
+        """The volume at another place; what it is made of stays, but where nothing is resampled."""
+        if self.resampling is None:
+            stored = self.stored.place_at(origin)
+            return replace(_as_read(stored), clip=self.clip, mask=self.mask)
+        bounds = self.bounds.translate(subtract(origin.voxel, self.origin.voxel))
+        resampling = replace(self.resampling, target=bounds)
+        return replace(self, bounds=bounds, origin=origin, resampling=resampling)
+
+    def read(self, box: BoundingBox, timeout: float = TRANSFER_SECONDS) -> AnyArray:
+        """Read as from any volume; where nothing of a box is kept, nothing of it is read."""
+        if self.mask is None:
+            return self._read_unmasked(box, timeout)
+        if not self.mask.keeps_any(box):
+            return np.full((self.channels, *box.shape), self.mask.fill_value, self.dtype)
+        array = self._read_unmasked(box, timeout)
+        self.mask.fill(array, box)
+        return array
+
+    def _read_unmasked(self, box: BoundingBox, timeout: float) -> AnyArray:
+        if self.resampling is None:
+            return self.stored.read(box, timeout)
+        source = self.resampling.source_box(box)
+        array = self.stored.read(source, timeout)
+        if self.clip is not None:
+            low, high = (np.float32(limit) for limit in self.clip)
+            array = array.astype(np.float32)
+            np.clip(array, low, high, out=array)
+        array = self.resampling.resample(array, source, box)
+        if self.clip is not None:  # a cubic spline goes beyond the values that it passes through
+            np.clip(array, low, high, out=array)
+        return array
+
+    def begin_sampling(self, channels: int, wanted: Sequence[slice]) -> ts.Future[AnyArray]:
+        """Begin to read some voxels, each as the stored voxel nearest to it."""
+        if self.resampling is None:
+            return self.stored.begin_sampling(channels, wanted)
+        z, y, x = self.resampling.nearest_voxels(wanted)
+        return self.store[:channels].oindex[:, z, y, x].read()
+
+
+def _as_read(stored: Volume) -> InputVolume:
+    """A volume that is read as it is stored."""
+    return InputVolume(
+        **{each.name: getattr(stored, each.name) for each in fields(Volume)}, stored=stored
+    )
+
+
+def as_input(stored: Volume, request: Resample | None, wanted: VoxelSizeNm | None) -> InputVolume:
+    """A volume as a job reads it, without its mask.
+
+    Args:
+        stored: the volume as it is stored.
+        request: how the job resamples it; None if it does not.
+        wanted: the voxel size to resample to, ZYX.
+
+    Raises:
+        ConfigError: it is to be resampled, and does not say its voxel size.
+    """
+    volume = _as_read(stored)
+    if request is None or wanted is None:
+        return volume
+    if stored.voxel_size_nm is None:
+        raise ConfigError(
+            f"input.resample: the input {stored.url} does not say its voxel size, so it cannot be "
+            f"resampled to {list(wanted)} nm (z, y, x). Copy it with its size (beam-inference "
+            "convert --voxel_size), or remove input.resample."
+        )
+    source = Grid(stored.bounds, stored.voxel_size_nm, stored.origin.rest)
+    target = source.with_voxel_size(wanted)
+    if target == source and request.clip is None:
+        return volume
+    size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
+    tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
+    separate_z = None if request.separate_z == "auto" else request.separate_z
+    return replace(
+        volume,
+        bounds=target.bounds,
+        dtype=np.dtype(np.float32),
+        voxel_size_nm=target.voxel_size_nm,
+        origin=Origin(rest=target.rest),
+        resampling=make_resampling(source, target, request.order, separate_z),
+        clip=request.clip,
+    )
