@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
-from pydantic import Discriminator, Tag, model_validator
+from pydantic import Discriminator, Tag, TypeAdapter, model_validator
 
 from beam_inference.config.devices import DefiniteDevice, DeviceKind, kind_of
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
 from beam_inference.config.job import Inference, JobConfig, Network
-from beam_inference.config.normalize import Affine, Sections, Steps, normalization_kind
+from beam_inference.config.normalize import (
+    Affine,
+    DefiniteSteps,
+    Normalize,
+    Sections,
+    normalization_kind,
+)
 from beam_inference.config.volumes import Output
 from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
@@ -20,9 +26,17 @@ DefiniteNormalize = Annotated[
     Annotated[Literal["none", "unit"], Tag("name")]
     | Annotated[Affine, Tag("affine")]
     | Annotated[Sections, Tag("sections")]
-    | Annotated[Steps, Tag("steps")],
+    | Annotated[DefiniteSteps, Tag("steps")],
     Discriminator(normalization_kind),
 ]
+
+
+_DEFINITE_NORMALIZE: TypeAdapter[DefiniteNormalize] = TypeAdapter(DefiniteNormalize)
+
+
+def as_definite(normalize: Normalize) -> DefiniteNormalize:
+    """The same normalisation, which names no levels file."""
+    return _DEFINITE_NORMALIZE.validate_python(normalize)
 
 
 class DefiniteNetwork(Network):

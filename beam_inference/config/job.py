@@ -147,7 +147,7 @@ class Network(Model):
                 raise ValueError("identity takes no sha256 and no softmax")
             if self.input_channels != self.output_channels:
                 raise ValueError("identity needs as many output_channels as input_channels")
-        if isinstance(self.normalize, list):
+        if isinstance(self.normalize, tuple):
             check_listed(self.normalize, self.input_channels)
         self._check_channels()
         self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach

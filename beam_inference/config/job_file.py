@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
 from beam_inference.config.job import JobConfig
-from beam_inference.config.normalize import FromLevels
+from beam_inference.config.normalize import rename_levels
 from beam_inference.config.volumes import Mask
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
@@ -169,11 +169,12 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     def absolute(path: str) -> str:
         return _absolute_path(path, folder)
 
-    def url(path: str | None) -> str | None:
-        if path is None:
-            return None
+    def file_url(path: str) -> str:
         path = absolute(path)
         return path if "://" in path else Path(path).as_uri()  # % # ? are quoted
+
+    def url(path: str | None) -> str | None:
+        return None if path is None else file_url(path)
 
     def model(path: str) -> str:
         factory = factory_parts(path)
@@ -184,14 +185,11 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     def mask(section: Mask | None) -> Mask | None:
         return section and section.model_copy(update={"path": url(section.path)})
 
-    normalize = job.model.normalize
-    if isinstance(normalize, FromLevels):
-        normalize = normalize.model_copy(update={"levels": url(normalize.levels)})
     network = job.model.model_copy(
         update={
             "path": model(job.model.path),
             "weights": job.model.weights and absolute(job.model.weights),
-            "normalize": normalize,
+            "normalize": rename_levels(job.model.normalize, file_url),
         }
     )
     return job.model_copy(

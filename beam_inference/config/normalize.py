@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -11,6 +11,7 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
+    NonNegativeFloat,
     Tag,
     model_validator,
 )
@@ -130,6 +131,83 @@ class StandardStep(Model):
         return _listed(self.standard, "mean", "std")
 
 
+class Statistics(Model):
+    """Numbers of each channel, that a levels file holds."""
+
+    levels: Url = Field(description="a file that beam-inference levels has made of the input")
+    of: Literal["volume", "nonzero_box"] = Field(
+        "volume",
+        description="all voxels, or those in the bounding box of all that are not zero",
+    )
+
+
+class Quantiles(Statistics):
+    """The values at two quantiles."""
+
+    low: float = Field(0.005, description="the lower quantile")
+    high: float = Field(0.995, description="the upper quantile")
+
+
+class _Division(Model):
+    """By what is divided."""
+
+    eps: NonNegativeFloat = Field(0.0, description="is added to what is divided by")
+    floor: NonNegativeFloat = Field(
+        1e-8, description="what is divided by is at least this, before eps is added"
+    )
+
+    def divisor(self, number: float) -> float:
+        """Return what is divided by, instead of a number."""
+        return max(number, self.floor) + self.eps
+
+
+class QuantileClipStep(Model):
+    """Values beyond two quantiles of the volume become these."""
+
+    clip: Quantiles
+
+
+class QuantileRange(Quantiles, _Division):
+    """Two quantiles that become 0 and 1."""
+
+    low: float = Field(0.0, description="quantile that becomes 0")
+    high: float = Field(1.0, description="quantile that becomes 1")
+
+
+class RescaleStep(Model):
+    """``(value - low) / (high - low)``, of two quantiles of the volume."""
+
+    rescale: QuantileRange
+
+
+class _Deviation(_Division):
+    ddof: Literal[0, 1] = Field(
+        0, description="the deviation's divisor is the number of voxels less this"
+    )
+
+
+class MomentsFromLevels(Statistics, _Deviation):
+    """Mean and standard deviation of each channel of the volume."""
+
+
+class LevelsStandardStep(Model):
+    """``(value - mean) / std``, of the volume, as the steps before have changed it."""
+
+    standard: MomentsFromLevels
+
+
+class PatchMoments(_Deviation):
+    """Mean and standard deviation of each channel of each patch."""
+
+    by: Literal["patch"]
+
+
+class PatchStandardStep(Model):
+    """``(value - mean) / std``, of each patch that the network takes."""
+
+    standard: PatchMoments
+
+
 def _is_list_of_lists(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
 
@@ -139,46 +217,135 @@ def _listed(section: Model, *keys: str) -> dict[str, int]:
     return {key: len(value) for key, value in values.items() if isinstance(value, list)}
 
 
-_STEPS = {"standard": StandardStep, "scale": AffineStep, "offset": AffineStep, "clip": ClipStep}
-"""Kinds of steps, by a key that only they have."""
-
-
 def _step_kind(value: object) -> str | None:
     """Tag of a step: the name of its class, in lower case."""
-    if isinstance(value, dict):
-        return next((_STEPS[key].__name__.lower() for key in _STEPS if key in value), None)
-    return type(value).__name__.lower()
+    if not isinstance(value, dict):
+        return type(value).__name__.lower()
+    key = next((key for key in _KINDS_BY_KEY if key in value), None)
+    if key is None:
+        return None
+    inner = value[key] if isinstance(value[key], dict) else {}
+    kinds = _KINDS_BY_KEY[key]
+    return next((kind for mark, kind in kinds.items() if mark in inner), kinds[""])
+
+
+_KINDS_BY_KEY = {
+    "standard": {
+        "levels": "levelsstandardstep",
+        "by": "patchstandardstep",
+        "": "standardstep",
+    },
+    "rescale": {"": "rescalestep"},
+    "scale": {"": "affinestep"},
+    "offset": {"": "affinestep"},
+    "clip": {"levels": "quantileclipstep", "": "clipstep"},
+}
+"""Kinds of steps by a key of theirs, and by a key of what that holds."""
+
+
+_KINDS = {kind for kinds in _KINDS_BY_KEY.values() for kind in kinds.values()}
 
 
 def _check_step(value: object) -> object:
-    if _step_kind(value) not in {kind.__name__.lower() for kind in _STEPS.values()}:
+    if _step_kind(value) not in _KINDS:
         raise ValueError(
             f"{shorten_value(value)} is no step: each is one of {{clip: [low, high]}}, "
-            "{scale: …, offset: …} and {standard: {mean: …, std: …}}"
+            "{clip: {levels: FILE, low: …, high: …}}, {scale: …, offset: …}, {rescale: {levels: "
+            "FILE, low: …, high: …}}, {standard: {mean: …, std: …}}, {standard: {levels: FILE}} "
+            "and {standard: {by: patch}}"
         )
     return value
 
 
-Step: TypeAlias = ClipStep | AffineStep | StandardStep
+DefiniteStep: TypeAlias = ClipStep | AffineStep | StandardStep | PatchStandardStep
+"""A step whose numbers are known, or follow from a patch."""
+LevelsStep: TypeAlias = QuantileClipStep | RescaleStep | LevelsStandardStep
+"""A step whose numbers are made of a levels file."""
+Step: TypeAlias = DefiniteStep | LevelsStep
 """What is done to the values as they are after the steps before."""
 
+_Definite = (
+    Annotated[ClipStep, Tag("clipstep")]
+    | Annotated[AffineStep, Tag("affinestep")]
+    | Annotated[StandardStep, Tag("standardstep")]
+    | Annotated[PatchStandardStep, Tag("patchstandardstep")]
+)
+
+DefiniteSteps = tuple[Annotated[_Definite, Discriminator(_step_kind)], ...]
+
+
+def _not_empty(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    if not steps:
+        raise ValueError("an empty list of steps: write none")
+    return steps
+
+
 Steps = Annotated[
-    list[
+    tuple[
         Annotated[
-            Annotated[ClipStep, Tag("clipstep")]
-            | Annotated[AffineStep, Tag("affinestep")]
-            | Annotated[StandardStep, Tag("standardstep")],
+            _Definite
+            | Annotated[QuantileClipStep, Tag("quantileclipstep")]
+            | Annotated[RescaleStep, Tag("rescalestep")]
+            | Annotated[LevelsStandardStep, Tag("levelsstandardstep")],
             Discriminator(_step_kind),
             BeforeValidator(_check_step),
-        ]
+        ],
+        ...,
     ],
-    Field(min_length=1),
+    AfterValidator(_not_empty),
 ]
+
+
+def statistics_of(step: Step) -> Statistics | None:
+    """What a step takes from a levels file; None if it takes nothing."""
+    match step:
+        case QuantileClipStep():
+            return step.clip
+        case RescaleStep():
+            return step.rescale
+        case LevelsStandardStep():
+            return step.standard
+        case _:
+            return None
+
+
+def levels_files(normalize: object) -> list[str]:
+    """The levels files that a normalisation, or any other value, names."""
+    if isinstance(normalize, FromLevels):
+        return [normalize.levels]
+    steps = normalize if isinstance(normalize, tuple) else ()
+    return [taken.levels for taken in map(statistics_of, steps) if taken is not None]
+
+
+def rename_levels(normalize: Normalize, rename: Callable[[str], str]) -> Normalize:
+    """A normalisation with other names of its levels files."""
+    if isinstance(normalize, FromLevels):
+        return normalize.model_copy(update={"levels": rename(normalize.levels)})
+    if not isinstance(normalize, tuple):
+        return normalize
+    return tuple(_renamed(step, rename) for step in normalize)
+
+
+def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
+    taken = statistics_of(step)
+    if taken is None:
+        return step
+    key = next(iter(type(step).model_fields))
+    return step.model_copy(update={key: taken.model_copy(update={"levels": rename(taken.levels)})})
+
+
+def dump_normalize(normalize: Normalize) -> object:
+    """A normalisation as a job file has it."""
+    if isinstance(normalize, tuple):
+        return [step.model_dump() for step in normalize]
+    return normalize if isinstance(normalize, str) else normalize.model_dump()
 
 
 def check_listed(steps: Sequence[Step], channels: int) -> None:
     """Refuse lists that do not have a value for each of so many channels. Raises ValueError."""
     for number, step in enumerate(steps):
+        if not isinstance(step, (ClipStep, AffineStep, StandardStep)):
+            continue
         for key, length in step.listed.items():
             if length != channels:
                 raise ValueError(
@@ -223,3 +390,6 @@ Normalize = Annotated[
     Discriminator(normalization_kind),
     BeforeValidator(_check_kind),
 ]
+
+LevelsRequest: TypeAlias = Contrast | Standard | Steps
+"""A normalisation that names a levels file."""

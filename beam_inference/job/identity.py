@@ -192,7 +192,7 @@ def identify_box(box: BoundingBox) -> dict[str, list[int]]:
 def _as_json(value: object) -> Any:
     if isinstance(value, BaseModel):
         return identify(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_as_json(each) for each in value]
     return _ANYTHING.dump_python(value, mode="json")
 

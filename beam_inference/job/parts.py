@@ -95,7 +95,7 @@ def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> AnyNorm
     Raises:
         ConfigError: ``normalize`` is "unit" and the volume has floats.
     """
-    if isinstance(normalize, list):
+    if isinstance(normalize, tuple):
         return StepwiseNormalization(normalize)
     if isinstance(normalize, Affine):
         return Normalization(normalize.scale, normalize.offset, normalize.clip)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from beam_inference.config.definite import DefiniteConfig
 from beam_inference.config.fields import Frozen, Json
-from beam_inference.config.normalize import Contrast, Standard
+from beam_inference.config.normalize import LevelsRequest
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.grids import largest_block_cover
 from beam_inference.geometry.plan import InferencePlan, Strategy
@@ -89,7 +89,7 @@ class ResolvedJob(Frozen):
     """
 
     config: DefiniteConfig
-    requested_normalize: Contrast | Standard | None = None
+    requested_normalize: LevelsRequest | None = None
     requested_batch_size: int | None = None
     input_bounds: BoundingBox
     resampling: Resampling | None = None
@@ -149,7 +149,7 @@ class ResolvedJob(Frozen):
         self,
         config: DefiniteConfig,
         roi: BoundingBox,
-        requested_normalize: Contrast | Standard | None,
+        requested_normalize: LevelsRequest | None,
         prediction_bound: float | None,
     ) -> ResolvedJob:
         """This job as another job file puts it; input, network and output are taken as they were.

@@ -14,7 +14,7 @@ from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
-from beam_inference.config.normalize import FromLevels
+from beam_inference.config.normalize import Normalize, levels_files, rename_levels
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.environment import usable_cores
@@ -26,7 +26,7 @@ from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import gives_function
-from beam_inference.operators.levels import normalization_from_levels
+from beam_inference.operators.level_steps import definite_normalization
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
@@ -128,28 +128,29 @@ def decide_normalization(
         ConfigError: the file is absent, or does not fit the input.
     """
     normalize = config.model.normalize
-    if not isinstance(normalize, FromLevels):
-        return normalize
     if earlier is not None and requests_same_levels(normalize, earlier):
         try:
-            read_file(normalize.levels, config.storage)
+            for url in levels_files(normalize):
+                read_file(url, config.storage)
         except VolumeError as error:
             logger.warning(
                 "model.normalize.levels: %s; this job continues with the values it began with",
                 error,
             )
             return earlier.config.model.normalize
-    return normalization_from_levels(normalize, volume, config.storage)
+    return definite_normalization(normalize, volume, config.storage)
 
 
-def requests_same_levels(normalize: object, earlier: ResolvedJob) -> bool:
-    """Whether a job asks of a levels file, wherever it lies now, what it asked at first launch."""
+def requests_same_levels(normalize: Normalize, earlier: ResolvedJob) -> bool:
+    """Whether a job asks of levels files, wherever they lie now, what it asked at first launch."""
     at_first = earlier.requested_normalize
-    if at_first is None or not isinstance(normalize, FromLevels):
+    if at_first is None or not levels_files(normalize):
         return False
-    where = {"levels"}
-    same_kind = type(normalize) is type(at_first)
-    return same_kind and normalize.model_dump(exclude=where) == at_first.model_dump(exclude=where)
+    return rename_levels(normalize, _nowhere) == rename_levels(at_first, _nowhere)
+
+
+def _nowhere(_: str) -> str:
+    return ""
 
 
 def decide_chunk_crop_margin(config: JobConfig) -> Zyx | None:

@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from beam_inference.config.definite import Settings
 from beam_inference.config.formats import OutputSpec, get_format
 from beam_inference.config.job import JobConfig
-from beam_inference.config.normalize import Contrast, Sections, Standard
+from beam_inference.config.normalize import (
+    Contrast,
+    LevelsRequest,
+    Sections,
+    Standard,
+    levels_files,
+)
 from beam_inference.config.operators import operator_bytes
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_memory
@@ -474,7 +480,9 @@ def _with_best_chunk_shape(job: PlannedJob, place: Place, workers: int) -> Plann
     return replace(job, settings=replace(job.settings, chunk_shape=plan.chunks.chunk_shape))
 
 
-def levels_request(config: JobConfig) -> Contrast | Standard | None:
+def levels_request(config: JobConfig) -> LevelsRequest | None:
     """The request of a job to a levels file; None if its normalisation names none."""
     normalize = config.model.normalize
-    return normalize if isinstance(normalize, (Contrast, Standard)) else None
+    if isinstance(normalize, (Contrast, Standard, tuple)) and levels_files(normalize):
+        return normalize
+    return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from beam_inference.config.definite import EngineSettings, make_definite
+from beam_inference.config.definite import EngineSettings, as_definite, make_definite
 from beam_inference.config.devices import kind_of
 from beam_inference.config.job import JobConfig
-from beam_inference.config.normalize import FromLevels
+from beam_inference.config.normalize import dump_normalize, levels_files
 from beam_inference.errors import StateError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.place import THIS_PROCESS
@@ -40,15 +40,18 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
         StateError: ``config`` is another job.
     """
     check_same_engine(config, earlier, url)
-    normalize = config.model.normalize
-    if isinstance(normalize, FromLevels):
-        if not decide.requests_same_levels(normalize, earlier):
+    requested = config.model.normalize
+    if levels_files(requested):
+        if not decide.requests_same_levels(requested, earlier):
             raise StateError(
-                f"{url} belongs to another job: model.normalize is {normalize.model_dump()} here. "
+                f"{url} belongs to another job: model.normalize is {dump_normalize(requested)} "
+                "here. "
                 f"It began with model.normalize: {_describe_normalize(earlier)}. Use another "
                 "output.path, or pass --overwrite to compute every chunk again."
             )
         normalize = earlier.config.model.normalize
+    else:
+        normalize = as_definite(requested)
     before = earlier.config.inference
     settings = decide.decide_settings(config, THIS_PROCESS, normalize, earlier)
     batch_size = decide.batch_size_request(config, earlier)
@@ -104,7 +107,7 @@ def check_same_engine(
 
 def _describe_normalize(earlier: ResolvedJob) -> object:
     requested = earlier.requested_normalize
-    return earlier.config.model.normalize if requested is None else requested.model_dump()
+    return earlier.config.model.normalize if requested is None else dump_normalize(requested)
 
 
 def check_same(earlier: ResolvedJob, job: ResolvedJob, url: str) -> None:
@@ -161,9 +164,10 @@ def _explain_levels(earlier: ResolvedJob, job: ResolvedJob) -> str:
         return ""
     now = job.requested_normalize
     if now is None or not decide.requests_same_levels(now, earlier):
-        return f"It began with model.normalize: {requested.model_dump()}.\n"
+        return f"It began with model.normalize: {dump_normalize(requested)}.\n"
+    files = " or ".join(dict.fromkeys(levels_files(now)))
     return (
-        f"{now.levels} was made again from other values after the job began. If its input is still "
+        f"{files} was made again from other values after the job began. If its input is still "
         "the same, restore that file, or remove it: without it, the job continues with the values "
         "that it began with.\n"
     )

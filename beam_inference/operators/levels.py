@@ -114,27 +114,35 @@ def load_levels(url: str, storage: Storage) -> Levels:
 def normalization_from_levels(
     wanted: Contrast | Standard, volume: Volume, storage: Storage
 ) -> Affine | Sections:
-    """Make a normalisation of a volume's levels; warn where they are of a volume elsewhere.
+    """Make a normalisation of a volume's levels.
 
     Raises:
         ConfigError: the levels are of another volume, do not hold what is wanted for, or are one
             value only.
     """
-    levels = load_levels(wanted.levels, storage)
+    levels = levels_of_volume(volume, wanted.levels, storage)
+    return _contrast(wanted, levels) if isinstance(wanted, Contrast) else _standard(wanted, levels)
+
+
+def levels_of_volume(volume: Volume, url: str, storage: Storage) -> Levels:
+    """Read a volume's levels; warn where they are of a volume elsewhere.
+
+    Raises:
+        ConfigError: the file is absent, is no file of levels, or is of another volume.
+    """
+    levels = load_levels(url, storage)
     first = levels.start
     last = levels.start + levels.section_count
     z = (volume.bounds.start[0], volume.bounds.stop[0])
     if levels.dtype != volume.dtype.name or z[0] < first or last < z[1]:
         raise ConfigError(
-            f"model.normalize.levels: {wanted.levels} was made of {levels.input}, {levels.dtype} "
+            f"model.normalize.levels: {url} was made of {levels.input}, {levels.dtype} "
             f"with the sections {first} … {last - 1}; the input is {volume.dtype.name} with the "
             f"sections {z[0]} … {z[1] - 1}"
         )
     if levels.input not in (volume.url, ""):
-        logger.warning(
-            "%s was made of %s, the input is %s", wanted.levels, levels.input, volume.url
-        )
-    return _contrast(wanted, levels) if isinstance(wanted, Contrast) else _standard(wanted, levels)
+        logger.warning("%s was made of %s, the input is %s", url, levels.input, volume.url)
+    return levels
 
 
 def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:

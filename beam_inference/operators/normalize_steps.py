@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from beam_inference.config.normalize import AffineStep, ClipStep, StandardStep, Step
+from beam_inference.config.normalize import (
+    AffineStep,
+    ClipStep,
+    DefiniteStep,
+    PatchMoments,
+    PatchStandardStep,
+    StandardStep,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +28,7 @@ class StepwiseNormalization:
         steps: in their order.
     """
 
-    steps: Sequence[Step]
+    steps: Sequence[DefiniteStep]
 
     def __call__(self, batch: Any) -> Any:
         """Normalise a float32 batch (N, C, Z, Y, X), in place."""
@@ -29,7 +37,7 @@ class StepwiseNormalization:
         return batch
 
 
-def _take_step(step: Step, batch: Any) -> None:
+def _take_step(step: DefiniteStep, batch: Any) -> None:
     match step:
         case ClipStep():
             _change(batch, step.clip, _clip)
@@ -39,6 +47,10 @@ def _take_step(step: Step, batch: Any) -> None:
         case StandardStep():
             _change(batch, step.standard.mean, _with_float32(operator.isub), unless=0.0)
             _change(batch, step.standard.std, _with_float32(operator.itruediv), unless=1.0)
+        case PatchStandardStep():
+            for patch in batch:
+                for channel in patch:
+                    _standardise(channel, step.standard)
 
 
 def _change(
@@ -64,6 +76,39 @@ def _float32(number: float) -> float:
     return float(np.float32(min(max(number, -_LARGEST), _LARGEST)))
 
 
+def _standardise(values: Any, wanted: PatchMoments) -> None:
+    """Standardise the values (Z, Y, X) of one channel of a patch, in place.
+
+    Patches are summed one by one, so that a patch's place in its batch changes nothing, and in
+    float64 where the device has it.
+    """
+    number = math.prod(values.shape)
+    values -= _narrow(sum(_wide(slab).sum() for slab in _slabs(values)) / number, values)
+    rest = sum(_wide(slab).sum() for slab in _slabs(values)) / number  # what rounding has left
+    values -= _narrow(rest, values)
+    squares = sum((_wide(slab) ** 2).sum() for slab in _slabs(values))
+    deviation = (squares / max(1, number - wanted.ddof)) ** 0.5
+    values /= _narrow(deviation.clip(wanted.floor, None) + wanted.eps, values)
+
+
+def _slabs(values: Any) -> list[Any]:
+    """Parts of an array (Z, Y, X), whose copies in float64 are small."""
+    depth = max(1, _SLAB_VOXELS // math.prod(values.shape[1:]))
+    return [values[z : z + depth] for z in range(0, len(values), depth)]
+
+
+def _wide(values: Any) -> Any:
+    """Values in float64, where the device has it."""
+    if isinstance(values, np.ndarray):
+        return values.astype(np.float64)
+    return values.double() if values.device.type in ("cpu", "cuda") else values
+
+
+def _narrow(number: Any, values: Any) -> Any:
+    """A number as float32, where the values are."""
+    return np.float32(number) if isinstance(values, np.ndarray) else number.to(values.dtype)
+
+
 def _clip(values: Any, limits: tuple[float, float]) -> None:
     low, high = map(_float32, limits)
     if isinstance(values, np.ndarray):
@@ -72,4 +117,5 @@ def _clip(values: Any, limits: tuple[float, float]) -> None:
         values.clamp_(low, high)
 
 
+_SLAB_VOXELS = 2**22
 _LARGEST = float(np.finfo(np.float32).max)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.definite import DefiniteNormalize
+from beam_inference.config.definite import DefiniteNormalize, as_definite
 from beam_inference.config.fields import Json
 from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
-from beam_inference.config.normalize import FromLevels, Sections
+from beam_inference.config.normalize import Sections, levels_files
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.engines.loading import load_predictor
 from beam_inference.engines.predictor import Predictor
@@ -201,9 +201,9 @@ def _parse_settings(model: Json, inference: Json, fill: Json) -> JobConfig:
 
 def _of_no_volume(config: JobConfig) -> DefiniteNormalize:
     normalize = config.model.normalize
-    if isinstance(normalize, (FromLevels, Sections)):
+    if levels_files(normalize) or isinstance(normalize, Sections):
         raise ConfigError("normalize: levels belong to a volume; give scale, offset and clip")
-    return normalize
+    return as_definite(normalize)
 
 
 def plan_array(shape: Sequence[int], config: JobConfig) -> InferencePlan:

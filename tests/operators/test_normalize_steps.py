@@ -196,7 +196,7 @@ def test_the_fingerprint_holds_the_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "message"),
     [
-        ([], "at least 1"),
+        ([], "an empty list of steps"),
         ([{"clip": [2, 1]}], "low < high"),
         ([{"clip": [[0, 1]]}], r"normalize.0: clip lists 1 values, but input_channels says 2"),
         ([{"scale": [1, 2, 3]}], "normalize.0: scale lists 3"),
