@@ -1,7 +1,8 @@
-"""The commands on volumes: ``convert``, ``pyramid`` and ``levels``."""
+"""The commands on volumes: ``convert``, ``resample``, ``pyramid`` and ``levels``."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +21,13 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
 if TYPE_CHECKING:
     from beam_inference.conversion.convert import ConversionPlan
+    from beam_inference.conversion.options import ConversionOptions
 
 
 def add(subparsers: Subparsers) -> None:
     """Add the commands."""
     _add_convert(subparsers)
+    _add_resample(subparsers)
     _add_levels(subparsers)
     _add_pyramid(subparsers)
 
@@ -49,19 +52,8 @@ class ConvertOptions(PipelineOptions):
     overwrite: bool
 
 
-def _add_convert(subparsers: Subparsers) -> None:
-    parser = add_command(
-        subparsers,
-        "convert",
-        "convert a volume from one format into another",
-        "'slices/*.png' em --voxel-size 40,4,4",
-        "gs://bucket/em em.h5:raw --scale 2",
-        description=(
-            "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, "
-            "zarr, N5. Volumes of blocks are written by a Beam job, whose flags may follow. Given "
-            "again, the command continues a conversion that was interrupted."
-        ),
-    )
+def _add_source_and_target(parser: argparse.ArgumentParser) -> None:
+    """Add what all commands take that write a volume made of another."""
     parser.add_argument(
         "source",
         metavar="IN",
@@ -77,7 +69,6 @@ def _add_convert(subparsers: Subparsers) -> None:
         metavar="NAME",
         help="format of OUT (default: by its name, else precomputed)",
     )
-    parser.add_argument("--dataset", metavar="NAME", help="dataset of IN, if it holds several")
     parser.add_argument(
         "--scale",
         type=natural,
@@ -103,6 +94,39 @@ def _add_convert(subparsers: Subparsers) -> None:
         "--encoding", metavar="NAME", help="encoding of precomputed blocks: raw, png, jpeg, …"
     )
     parser.add_argument(
+        "--drop",
+        default="",
+        metavar="WHAT",
+        help="what OUT may lose: offset, voxel-size, or both with a comma",
+    )
+    parser.add_argument(
+        "--pad",
+        action="store_true",
+        help="put zeros before IN, where OUT can only begin at voxel 0",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="replace the volume that is at OUT, and do every chunk again",
+    )
+
+
+def _add_convert(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "convert",
+        "convert a volume from one format into another",
+        "'slices/*.png' em --voxel-size 40,4,4",
+        "gs://bucket/em em.h5:raw --scale 2",
+        description=(
+            "Convert a volume: stacks of slices, TIFF, HDF5, NIfTI, NRRD, MRC, npy, precomputed, "
+            "zarr, N5. Volumes of blocks are written by a Beam job, whose flags may follow. Given "
+            "again, the command continues a conversion that was interrupted."
+        ),
+    )
+    _add_source_and_target(parser)
+    parser.add_argument("--dataset", metavar="NAME", help="dataset of IN, if it holds several")
+    parser.add_argument(
         "--labels",
         action="store_true",
         help="the values are object ids: a precomputed OUT is marked as a segmentation",
@@ -120,35 +144,17 @@ def _add_convert(subparsers: Subparsers) -> None:
         metavar="Z,Y,X",
         help="position of the first voxel; write --offset=-1,0,0",
     )
-    parser.add_argument(
-        "--drop",
-        default="",
-        metavar="WHAT",
-        help="what OUT may lose: offset, voxel-size, or both with a comma",
-    )
-    parser.add_argument(
-        "--pad",
-        action="store_true",
-        help="put zeros before IN, where OUT can only begin at voxel 0",
-    )
-    parser.add_argument(
-        "--overwrite",
-        action="store_true",
-        help="replace the volume that is at OUT, and do every chunk again",
-    )
     add_logging(parser)
     set_action(parser, ConvertOptions, convert, takes_beam_flags=True)
 
 
 def convert(options: ConvertOptions) -> int:
     """Convert a volume from one format into another."""
-    from beam_inference.conversion.convert import plan_conversion
     from beam_inference.conversion.options import ConversionOptions
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 
-    plan = plan_conversion(
-        options.source,
-        options.target,
+    return _run_conversion(
+        options,
         ConversionOptions(
             format=options.format,
             dataset=options.dataset,
@@ -166,6 +172,128 @@ def convert(options: ConvertOptions) -> int:
             flags=tuple(options.beam_flags),
         ),
     )
+
+
+@dataclass(frozen=True)
+class ResampleOptions(PipelineOptions):
+    """Options of ``resample``."""
+
+    source: str
+    target: str
+    voxel_size: VoxelSizeNm | None
+    like: str | None
+    like_scale: int
+    order: Literal[0, 1, 3]
+    separate_z: str
+    postprocess: str
+    format: str | None
+    scale: int
+    block_shape: Zyx | None
+    shard_shape: Zyx | None
+    encoding: str | None
+    drop: str
+    pad: bool
+    overwrite: bool
+
+
+def _add_resample(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "resample",
+        "make a volume of another voxel size",
+        "logits labels --like em --postprocess '[{operator: argmax}]'",
+        "em em_8nm --voxel_size 8,8,8 --order 3",
+        description=(
+            "Make a volume of another voxel size, such as predictions on the grid of the volume "
+            "that they were made of. Volumes of blocks are written by a Beam job, whose flags may "
+            "follow. Given again, the command continues what was interrupted."
+        ),
+    )
+    size = parser.add_mutually_exclusive_group(required=True)
+    size.add_argument(
+        "--voxel_size",
+        "--voxel-size",
+        type=voxel_size,
+        metavar="Z,Y,X",
+        help="voxel size of OUT in nm",
+    )
+    size.add_argument(
+        "--like", metavar="VOLUME", help="the volume whose voxels OUT is to have, such as the input"
+    )
+    parser.add_argument(
+        "--like_scale",
+        "--like-scale",
+        type=natural,
+        default=0,
+        metavar="N",
+        help="scale of that volume (default: 0)",
+    )
+    parser.add_argument(
+        "--order",
+        type=int,
+        choices=(0, 1, 3),
+        default=1,
+        help="0: nearest voxel. 1: linear. 3: cubic spline (default: 1)",
+    )
+    parser.add_argument(
+        "--separate_z",
+        "--separate-z",
+        choices=("false", "true", "auto"),
+        default="false",
+        help="whether the axis of the longest voxels takes the nearest ones (default: false)",
+    )
+    parser.add_argument(
+        "--postprocess",
+        default="[]",
+        metavar="LIST",
+        help="operators that follow, as in a job file: '[{operator: argmax}]'",
+    )
+    _add_source_and_target(parser)
+    add_logging(parser)
+    set_action(parser, ResampleOptions, resample, takes_beam_flags=True)
+
+
+def resample(options: ResampleOptions) -> int:
+    """Make a volume of another voxel size."""
+    from beam_inference.config.volumes import Resample
+    from beam_inference.conversion.options import ConversionOptions, ResamplingOptions
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+    how = Resample(
+        voxel_size_nm=options.voxel_size,
+        order=options.order,
+        separate_z="auto" if options.separate_z == "auto" else options.separate_z == "true",
+    )
+    return _run_conversion(
+        options,
+        ConversionOptions(
+            format=options.format,
+            scale=options.scale,
+            block_shape=options.block_shape,
+            shard_shape=options.shard_shape,
+            encoding=options.encoding,
+            drop=tuple(word for word in options.drop.split(",") if word),
+            pad=options.pad,
+            overwrite=options.overwrite,
+            storage=storage_of_environment(LOCAL),
+            flags=tuple(options.beam_flags),
+            resampling=ResamplingOptions(
+                how=how,
+                like=options.like,
+                like_scale=options.like_scale,
+                postprocess=options.postprocess,
+            ),
+        ),
+    )
+
+
+def _run_conversion(
+    options: ConvertOptions | ResampleOptions, conversion: ConversionOptions
+) -> int:
+    """Check a conversion, print what it does, and do it."""
+    from beam_inference.conversion.convert import plan_conversion
+
+    plan = plan_conversion(options.source, options.target, conversion)
     _print_conversion(plan)
     result = plan.run()
     if result.outcome is None:
@@ -178,14 +306,25 @@ def convert(options: ConvertOptions) -> int:
 def _print_conversion(plan: ConversionPlan) -> None:
     """Print what will be converted into what; notes on the source go to stderr."""
     from beam_inference.conversion.file_conversion import FileConversion
+    from beam_inference.conversion.resampled import ResampledSource
 
-    info = plan.source.info
+    source = plan.source
+    info = source.source.info if isinstance(source, ResampledSource) else source.info
     size = "not stated" if info.voxel_size_nm is None else f"{_sizes_text(info.voxel_size_nm)} nm"
     print(
         f"source: {_sizes_text(info.bounds.shape)} voxels (z, y, x) from {info.bounds.start}, "
         f"{info.channels} channel{'' if info.channels == 1 else 's'} of {info.dtype}; voxel "
         f"size {size}; {info.nbytes / 2**20:.1f} MiB"
     )
+    if isinstance(source, ResampledSource):
+        made = source.info
+        channels = "channel" if made.channels == 1 else "channels"
+        orders = ", ".join(map(str, source.resampling.orders))
+        print(
+            f"resampled: {_sizes_text(made.bounds.shape)} voxels from {made.bounds.start}, "
+            f"{made.channels} {channels} of {made.dtype}; voxel size "
+            f"{_sizes_text(made.voxel_size_nm or ())} nm; splines of the orders {orders} (z, y, x)"
+        )
     for note in info.notes:
         print(f"note: {note}", file=sys.stderr)
     if isinstance(plan, FileConversion):

@@ -7,6 +7,7 @@ single files by this process alone. Everything is checked before anything is wri
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +19,7 @@ from beam_inference.conversion.file_conversion import FileConversion, plan_file_
 from beam_inference.conversion.find_source import find_source, split_dataset
 from beam_inference.conversion.named_files import path_errors
 from beam_inference.conversion.options import ConversionOptions, ConversionResult
+from beam_inference.conversion.resampled import resample_source
 from beam_inference.conversion.targets import FILE_FORMATS, format_of
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
@@ -108,11 +110,18 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
     Raises:
         UserError: the volume cannot be converted so.
     """
-    for url in (source, target):
+    like = None if options.resampling is None else options.resampling.like
+    for url in (source, target, *([] if like is None else [like])):
         check_url(url)
     if not set(options.drop) <= _DROPPABLE:
         raise ConfigError(f"--drop {','.join(options.drop)}: expected offset, voxel-size, or both")
     volume = find_source(source, options.dataset, options.scale, options.storage)
+    gives_labels = False
+    if options.resampling is not None:
+        volume = resample_source(volume, source, options.resampling, options.storage)
+        gives_labels = volume.gives_labels
+        share = volume.info.itemsize / volume.bytes_per_voxel
+        options = replace(options, window_bytes=max(1, int(options.window_bytes * share)))
     box = volume.info.bounds
     if not box.size:
         raise ConfigError(f"{source} has no voxels")
@@ -124,6 +133,7 @@ def plan_conversion(source: str, target: str, options: ConversionOptions) -> Con
             return plan_file_conversion(volume, source, target, box, format, options)
         block_formats = [block_format.name for block_format in installed_formats()]
         if format in block_formats:
+            options = replace(options, labels=options.labels or gives_labels)
             return plan_block_conversion(volume, source, target, box, format, options)
     raise ConfigError(
         f"--format {format}: expected one of {', '.join((*block_formats, *FILE_FORMATS))}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from beam_inference.beam.stage_runner import StageOutcome
 from beam_inference.config.storage import Storage
+from beam_inference.config.volumes import Resample
 from beam_inference.conversion.copying import WINDOW_BYTES
 from beam_inference.errors import COMPLETE
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -13,6 +14,23 @@ from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.volumes.kvstores import LOCAL
 
 NO_VOXEL_SIZE = "the source does not state its voxel size: give --voxel-size Z,Y,X, in nm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResamplingOptions:
+    """How a source is resampled while it is converted.
+
+    Attributes:
+        how: voxel size, order of the spline, and whether one axis takes the nearest voxels.
+        like: path or URL of the volume whose voxels are made, instead of a voxel size.
+        like_scale: number of its scale.
+        postprocess: operators that follow, as a job file lists them, in YAML.
+    """
+
+    how: Resample
+    like: str | None = None
+    like_scale: int = 0
+    postprocess: str = "[]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +53,7 @@ class ConversionOptions:
         storage: how object stores are reached.
         flags: Beam's flags, for volumes of blocks.
         window_bytes: bytes of the source that a thread holds at a time.
+        resampling: to which voxels the source is resampled; None if it is copied as it is.
     """
 
     format: str | None = None
@@ -52,6 +71,7 @@ class ConversionOptions:
     storage: Storage = LOCAL
     flags: tuple[str, ...] = ()
     window_bytes: int = WINDOW_BYTES
+    resampling: ResamplingOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,12 +233,12 @@ class Resampling:
         """Resample the voxels of a box.
 
         Args:
-            array: values of ``source``, shape (channels, *source.shape); computed with in float32.
+            array: values of ``source``, shape (channels, *source.shape).
             source: a box that holds ``source_box(box)``.
             box: the voxels wanted, inside the target.
 
         Returns:
-            float32, shape (channels, *box.shape).
+            float32, shape (channels, *box.shape); of order 0 on all axes, the array's dtype.
         """
         wanted = self.source_box(box)
         array = array[(slice(None), *wanted.slices_in(source))]
@@ -248,7 +248,7 @@ class Resampling:
             if not axes[axis].is_identity:
                 first = wanted.start[axis]
                 array = _resample_axis(array, axis, axes[axis], first, box)
-        return array.astype(np.float32, copy=False)
+        return array.astype(np.float32, copy=False) if any(self.orders) else array
 
 
 def _box(intervals: Sequence[tuple[int, int]]) -> BoundingBox:
@@ -263,6 +263,8 @@ def _resample_axis(
     """Resample an array (C, Z, Y, X) on one axis, on which it begins at voxel ``first``."""
     bases, others, weights = resampling.taps(box.start[axis], box.stop[axis])
     bases = bases - first
+    if resampling.order == 0:
+        return array.take(bases, axis + 1)
     others = others - first
     shape = (*array.shape[: axis + 1], len(bases), *array.shape[axis + 2 :])
     result = arrays.empty(shape, np.float32)

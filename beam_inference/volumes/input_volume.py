@@ -82,7 +82,7 @@ class InputVolume(Volume):
             low, high = (np.float32(limit) for limit in self.clip)
             array = array.astype(np.float32)
             np.clip(array, low, high, out=array)
-        array = self.resampling.resample(array, source, box)
+        array = self.resampling.resample(array, source, box).astype(np.float32, copy=False)
         if self.clip is not None:  # a cubic spline goes beyond the values that it passes through
             np.clip(array, low, high, out=array)
         return array
