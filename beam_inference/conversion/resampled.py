@@ -28,7 +28,7 @@ from beam_inference.conversion.protocol import FREE, Read, Source, SourceInfo, V
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
-from beam_inference.geometry.resampling import Grid, Resampling, make_resampling
+from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
 
@@ -141,8 +141,9 @@ def resample_source(
         target = grid.with_voxel_size(wanted.how.voxel_size_nm)
     else:
         raise ConfigError("give --voxel_size Z,Y,X, or --like VOLUME")
-    separate_z = None if wanted.how.separate_z == "auto" else wanted.how.separate_z
-    resampling = make_resampling(whole, target, wanted.how.order, separate_z)
+    size = wanted.how.voxel_size_nm or target.voxel_size_nm
+    coarse = coarse_axis(grid.voxel_size_nm, size, wanted.how.separate_z)
+    resampling = make_resampling(whole, target, wanted.how.order, coarse)
     is_part = info.bounds != whole.bounds
     result = SourceInfo(
         bounds=resampling.target_box(info.bounds) if is_part else target.bounds,

@@ -340,19 +340,21 @@ class Grid:
         return Grid(BoundingBox(origin.voxel, stop), (z, y, x), origin.rest)
 
 
-def coarse_axis(size: VoxelSizeNm, other: VoxelSizeNm, separate_z: bool | None) -> int | None:
+def coarse_axis(
+    size: VoxelSizeNm, other: VoxelSizeNm, separate_z: bool | Literal["auto"]
+) -> int | None:
     """The axis that is resampled by nearest voxels because its voxels are much longer, as nnU-Net.
 
     Args:
         size: voxel size of the source, ZYX.
-        other: voxel size of the target, ZYX.
-        separate_z: whether there is to be one; None if it depends on the sizes.
+        other: voxel size of the target, ZYX, as it was asked for.
+        separate_z: whether there is to be one; "auto" if it depends on the sizes.
 
     Returns:
         The axis of the longest voxel extent of the source, or else of the target; None if there is
         no such axis, or none that is longest by itself.
     """
-    if separate_z is None:
+    if separate_z == "auto":
         anisotropic = [each for each in (size, other) if max(each) / min(each) > ANISOTROPY]
     else:
         anisotropic = [size] if separate_z else []
@@ -362,18 +364,15 @@ def coarse_axis(size: VoxelSizeNm, other: VoxelSizeNm, separate_z: bool | None) 
     return longest[0] if len(longest) == 1 else None
 
 
-def make_resampling(
-    source: Grid, target: Grid, order: Order, separate_z: bool | None
-) -> Resampling:
+def make_resampling(source: Grid, target: Grid, order: Order, coarse: int | None) -> Resampling:
     """The resampling from one grid to another one over the same space.
 
     Args:
         source: the grid to read.
         target: the grid to make.
         order: of the spline.
-        separate_z: whether the axis of the longest voxels is resampled by nearest voxels; None if
-            that depends on the sizes, see :func:`coarse_axis`.
+        coarse: the axis that is resampled by nearest voxels, see :func:`coarse_axis`; None for
+            none.
     """
-    coarse = coarse_axis(source.voxel_size_nm, target.voxel_size_nm, separate_z)
     orders: list[Order] = [0 if axis == coarse else order for axis in range(3)]
     return Resampling(source.bounds, target.bounds, (orders[0], orders[1], orders[2]))

@@ -13,7 +13,7 @@ from beam_inference.config.volumes import Resample
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin
-from beam_inference.geometry.resampling import Grid, Resampling, make_resampling
+from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, subtract
 from beam_inference.limits import Numbers
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS
@@ -128,13 +128,13 @@ def as_input(stored: Volume, request: Resample | None, wanted: VoxelSizeNm | Non
         return volume
     size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
     tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
-    separate_z = None if request.separate_z == "auto" else request.separate_z
+    coarse = coarse_axis(source.voxel_size_nm, wanted, request.separate_z)
     return replace(
         volume,
         bounds=target.bounds,
         dtype=np.dtype(np.float32),
         voxel_size_nm=target.voxel_size_nm,
         origin=Origin(rest=target.rest),
-        resampling=make_resampling(source, target, request.order, separate_z),
+        resampling=make_resampling(source, target, request.order, coarse),
         clip=request.clip,
     )

@@ -146,10 +146,10 @@ def test_a_grid_of_another_voxel_size_covers_the_same_space():
 @pytest.mark.parametrize(
     ("size", "other", "separate_z", "axis"),
     [
-        ((40.0, 4.0, 4.0), (8.0, 8.0, 8.0), None, 0),
-        ((8.0, 8.0, 8.0), (4.0, 40.0, 4.0), None, 1),
-        ((12.0, 4.0, 4.0), (8.0, 8.0, 8.0), None, None),  # three times is not more than that
-        ((40.0, 40.0, 4.0), (8.0, 8.0, 8.0), None, None),  # two are longest
+        ((40.0, 4.0, 4.0), (8.0, 8.0, 8.0), "auto", 0),
+        ((8.0, 8.0, 8.0), (4.0, 40.0, 4.0), "auto", 1),
+        ((12.0, 4.0, 4.0), (8.0, 8.0, 8.0), "auto", None),  # three times is not more than that
+        ((40.0, 40.0, 4.0), (8.0, 8.0, 8.0), "auto", None),  # two are longest
         ((40.0, 4.0, 4.0), (8.0, 8.0, 8.0), False, None),
         ((5.0, 4.0, 4.0), (8.0, 8.0, 8.0), True, 0),
         ((4.0, 4.0, 4.0), (8.0, 1.0, 1.0), True, None),
@@ -159,5 +159,5 @@ def test_the_coarse_axis_is_that_of_nnunet(size, other, separate_z, axis):
     assert coarse_axis(size, other, separate_z) == axis
     box = BoundingBox((0, 0, 0), (4, 4, 4))
     rest = (0.0, 0.0, 0.0)
-    resampling = make_resampling(Grid(box, size, rest), Grid(box, other, rest), 3, separate_z)
+    resampling = make_resampling(Grid(box, size, rest), Grid(box, other, rest), 3, axis)
     assert resampling.orders == tuple(0 if k == axis else 3 for k in range(3))
