@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -19,7 +18,10 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
-from beam_inference.beam.flags import has_no_workers, with_partitions
+from beam_inference.beam.cancellation import Cancellation
+from beam_inference.beam.engine_messages import translate
+from beam_inference.beam.flags import with_job_name, with_partitions
+from beam_inference.beam.job_page import JobPage
 from beam_inference.beam.job_server import job_server
 from beam_inference.beam.progress import Progress
 from beam_inference.errors import INTERRUPTED, BeamInferenceError, WorkerFault
@@ -28,7 +30,6 @@ from beam_inference.foreign_text import clean_text
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.2
-_LAST_CHUNKS_SECONDS = 10
 _KEPT_TEXTS = 10_000
 """Texts printed between two polls that are kept for the log: the latest ones."""
 
@@ -52,6 +53,7 @@ def execute(
     partitions: int,
     progress: Progress,
     request_stop: Callable[[], None],
+    name: str,
 ) -> ExecutionResult:
     """Run a pipeline to its end.
 
@@ -65,31 +67,36 @@ def execute(
             out by them.
         progress: shown meanwhile.
         request_stop: asks the workers to start nothing more.
+        name: of the launch, as the job is called where it runs on Flink, Spark or Prism, if no
+            flag says otherwise.
     """
     stop = threading.Event()
-    stopping_since: float | None = None
+    options = with_job_name(options, name)
+    cancellation = Cancellation(options)
+    page = JobPage(options)
     printed = CapturedStderr()
     with _signals(stop), progress, redirect_stderr(printed), ExitStack() as servers:
         thread = _PipelineThread(options, build, partitions, servers, stop)
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
-            if stop.is_set() and stopping_since is None:
+            if stop.is_set() and not cancellation.has_begun:
                 progress.say(
                     "stopping: no further chunk is started, writes under way are finished (once "
                     "more: end at once)"
                 )
                 _try_to_stop(request_stop)
-                stopping_since = time.monotonic()
-            if (
-                stopping_since is not None
-                and time.monotonic() > stopping_since + _LAST_CHUNKS_SECONDS
-            ):
-                thread.cancel_without_workers()
+                cancellation.begin()
+            for line in (page.look(), cancellation.look(thread.result)):
+                if line is not None:
+                    progress.say(line)
+            if cancellation.is_over(thread.result):
+                break
             printed.log()
             progress.update()
         printed.log()
-    return ExecutionResult(stopping_since is not None, thread.error)
+    error = None if cancellation.was_done else thread.error
+    return ExecutionResult(cancellation.has_begun, error)
 
 
 def _try_to_stop(request_stop: Callable[[], None]) -> None:
@@ -118,7 +125,7 @@ class _PipelineThread(threading.Thread):
         self._options = options
         self._build = build
         self._partitions = partitions
-        self._result: PipelineResult | None = None
+        self.result: PipelineResult | None = None
         self.error: BaseException | None = None
 
     def run(self) -> None:
@@ -133,7 +140,7 @@ class _PipelineThread(threading.Thread):
         pipeline = beam.Pipeline(options=with_partitions(options, self._partitions))
         self._build(pipeline)
         result = pipeline.run()
-        self._result = result
+        self.result = result
         try:
             result.wait_until_finish()
             if any(future.status != "finished" for future in getattr(result, "futures", [])):
@@ -142,16 +149,6 @@ class _PipelineThread(threading.Thread):
             # The client of a Dask cluster would look for its scheduler for ever.
             if hasattr(result, "client"):
                 result.client.close()
-
-    def cancel_without_workers(self) -> None:
-        """Cancel the pipeline, once, if it waits for workers that no longer exist.
-
-        A terminal's Ctrl-C also reaches workers that were started there.
-        """
-        result = self._result
-        if result is not None and has_no_workers(result):
-            self._result = None
-            result.cancel()
 
 
 def explain(error: BaseException) -> str:
@@ -164,6 +161,8 @@ def explain(error: BaseException) -> str:
     text = str(error if own is None else own).strip()
     if "Channel closed prematurely" in text:
         return "a worker process died (killed, or out of memory); its runner does not start another"
+    if own is None and (told := translate(text)) is not None:
+        return clean_text(told)
     messages = re.findall(r"beam_inference(?:\.\w+)+: (.+)", text)
     # Dataflow says this where the job's log says nothing.
     text = text.removesuffix("Error:\nNone").strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import logging
 import os
@@ -24,8 +25,14 @@ from apache_beam.options.pipeline_options_validator import PipelineOptionsValida
 from apache_beam.runners.runner import create_runner
 
 from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_of_flags
-from beam_inference.beam.portable_engines import is_portable, portable_place
-from beam_inference.errors import ConfigError
+from beam_inference.beam.job_service import list_engine_options
+from beam_inference.beam.portable_engines import (
+    check_pool_is_named,
+    is_portable,
+    parallelism_of,
+    portable_place,
+)
+from beam_inference.errors import BeamInferenceError, ConfigError
 from beam_inference.job.place import Place
 
 if TYPE_CHECKING:
@@ -118,6 +125,8 @@ def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
         _, unknown = parser.parse_known_args(list(flags))
     except argparse.ArgumentError as error:
         raise ConfigError(f"{error}") from None
+    if unknown:
+        unknown = _flags_unknown_to_engine(flags, unknown)
     if not unknown:
         return flags
     if any(flag.startswith("--template_location") for flag in flags):
@@ -136,6 +145,26 @@ def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
     )
 
 
+def _flags_unknown_to_engine(flags: Sequence[str], unknown: Sequence[str]) -> list[str]:
+    """Those of some flags that the job service of a portable runner does not take either."""
+    options = PipelineOptions(list(flags))
+    if not is_portable(options):
+        return list(unknown)
+    try:
+        known = list_engine_options(options)
+    except BeamInferenceError as error:
+        logger.debug("the engine's own options cannot be asked: %s", error)
+        return list(unknown)
+    left = []
+    is_taken = False
+    for word in unknown:
+        if word.startswith("--"):
+            is_taken = word.split("=")[0].removeprefix("--") in known
+        if not is_taken:
+            left.append(word)
+    return left
+
+
 def _local_options(flags: Sequence[str]) -> PipelineOptions:
     """Options for FnApiRunner: DirectRunner is a switch that may download another runner."""
     names = {flag.split("=")[0] for flag in flags}
@@ -152,6 +181,8 @@ def check_options(options: PipelineOptions) -> None:
         ConfigError: a flag that the runner needs is missing, or has no such value. Buckets that
             are named are looked up.
     """
+    if is_portable(options):
+        check_pool_is_named(options)
     runner = create_runner(str(options.view_as(StandardOptions).runner))
     faults = PipelineOptionsValidator(options, runner).validate()
     if faults:
@@ -192,9 +223,26 @@ def workers_of(options: PipelineOptions) -> int:
     scale = options.view_as(WorkerOptions)
     if place.is_this_machine:
         return place.processes_per_host * place.threads_per_process
+    if is_portable(options) and (count := parallelism_of(options)):
+        return count
     if _name(options) == "daskrunner":
         return _dask_workers(options)
     return int(scale.max_num_workers or scale.num_workers or 1)
+
+
+def with_job_name(options: PipelineOptions, name: str) -> PipelineOptions:
+    """Options that name a job on a portable runner, if they did not before.
+
+    Workers have their packages already: what the launch's environment holds is not staged, which
+    would take a ``pip freeze``, and a folder that the engine's hosts share.
+    """
+    if not is_portable(options):
+        return options
+    options = copy.deepcopy(options)
+    cloud = options.view_as(GoogleCloudOptions)
+    cloud.job_name = cloud.job_name or name
+    options.view_as(DebugOptions).add_experiment("disable_logging_submission_environment")
+    return options
 
 
 def with_partitions(options: PipelineOptions, count: int) -> PipelineOptions:

@@ -193,6 +193,11 @@ def _with_folder(options: PipelineOptions, folder: str) -> PipelineOptions:
     if engine_of(options) == "Flink":
         flink = options.view_as(FlinkRunnerOptions)
         flink.flink_master = with_scheme(flink.flink_master)
+        portable = options.view_as(PortableOptions)
+        if portable.output_executable_path:
+            # A cluster runs no jar that names a master of its own.
+            flink.flink_master = "[auto]"
+            portable.output_executable_path = str(Path(portable.output_executable_path).absolute())
     server = options.view_as(JobServerOptions)
     server.artifacts_dir = server.artifacts_dir or str(Path(folder) / "artifacts")
     server.job_server_jvm_properties = [
@@ -211,7 +216,7 @@ def _command_and_endpoint(options: PipelineOptions) -> tuple[list[str], str]:
         BeamInferenceError: it cannot.
     """
     try:
-        command, endpoint = _server_of_beam(options).subprocess_cmd_and_endpoint()
+        command, endpoint = server_of_beam(options).subprocess_cmd_and_endpoint()
     except (OSError, RuntimeError, ValueError) as error:
         raise BeamInferenceError(
             f"the {engine_of(options)} job server cannot be had: {error}"
@@ -219,7 +224,8 @@ def _command_and_endpoint(options: PipelineOptions) -> tuple[list[str], str]:
     return [str(word) for word in command], endpoint
 
 
-def _server_of_beam(options: PipelineOptions) -> SubprocessJobServer:
+def server_of_beam(options: PipelineOptions) -> SubprocessJobServer:
+    """Beam's description of a runner's job server, which it does not start."""
     engine = engine_of(options)
     if engine == "Flink":
         from apache_beam.runners.portability.flink_runner import FlinkJarJobServer

@@ -9,6 +9,7 @@ from typing import Literal
 from apache_beam.options.pipeline_options import (
     DebugOptions,
     FlinkRunnerOptions,
+    JobServerOptions,
     PipelineOptions,
     PortableOptions,
     SparkRunnerOptions,
@@ -17,6 +18,7 @@ from apache_beam.options.pipeline_options import (
 
 from beam_inference.beam.dataflow_gpus import runner_name
 from beam_inference.environment import usable_cores
+from beam_inference.errors import ConfigError
 from beam_inference.job.place import Place
 
 Engine = Literal["Flink", "Spark", "Prism"]
@@ -27,6 +29,7 @@ _ENGINES: dict[str, Engine] = {
     "prismrunner": "Prism",
 }
 _EMBEDDED_FLINK = ("[local]", "[auto]")
+_SPARK_PARALLELISM = re.compile(r"-Dspark\.default\.parallelism=(\d+)")
 _LOCAL_SPARK = re.compile(r"local(\[.+\])?$")
 
 
@@ -64,6 +67,12 @@ def with_scheme(flink_master: str) -> str:
     return f"http://{flink_master}"
 
 
+def flink_url(options: PipelineOptions) -> str | None:
+    """Address of the REST interface of a Flink cluster, if flags name one."""
+    master = with_scheme(options.view_as(FlinkRunnerOptions).flink_master)
+    return master if master.startswith("http") else None
+
+
 def is_portable(options: PipelineOptions) -> bool:
     """Whether workers get their work through Beam's job service, from whatever engine."""
     return engine_of(options) is not None or _name(options) == "portablerunner"
@@ -84,6 +93,22 @@ def environment_of(options: PipelineOptions) -> str:
     return "DOCKER"
 
 
+def check_pool_is_named(options: PipelineOptions) -> None:
+    """Check that flags say where worker pools are, if workers come from pools.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    portable = options.view_as(PortableOptions)
+    if environment_of(options) != "EXTERNAL":
+        return
+    if not (portable.environment_config or portable.environment_options):
+        raise ConfigError(
+            "--environment_type=EXTERNAL needs --environment_config=localhost:50000: where the "
+            "worker pool of each TaskManager or executor listens, as seen from its own host"
+        )
+
+
 def portable_place(options: PipelineOptions) -> Place:
     """Where the workers of a portable runner are: on this machine only by LOOPBACK."""
     place = Place(
@@ -92,6 +117,17 @@ def portable_place(options: PipelineOptions) -> Place:
     )
     threads = options.view_as(DebugOptions).number_of_worker_harness_threads
     return place if threads is None else replace(place, threads_per_process=threads)
+
+
+def parallelism_of(options: PipelineOptions) -> int | None:
+    """How many tasks flags ask Flink or Spark for at a time; None if none does."""
+    parallelism = options.view_as(FlinkRunnerOptions).parallelism
+    if parallelism > 0:
+        return int(parallelism)
+    for word in options.view_as(JobServerOptions).job_server_jvm_properties:
+        if found := _SPARK_PARALLELISM.match(word):
+            return int(found[1])
+    return None
 
 
 def _threads_of_engine(options: PipelineOptions) -> int | None:

@@ -20,6 +20,14 @@ logger = logging.getLogger(__name__)
 _LINE_SECONDS = 10.0
 
 
+def tell(message: str) -> None:
+    """Tell a line before there is any progress to show."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(message)
+    else:
+        print(message, file=sys.stderr, flush=True)
+
+
 class Phase(NamedTuple):
     """One phase of a run, and what is counted in it.
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from beam_inference.beam.engine_checks import ask_engine, settle_engine
 from beam_inference.beam.execution import execute, explain
 from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 from beam_inference.beam.progress import Phase, Progress
@@ -72,6 +73,7 @@ def check_place(flags: Sequence[str], urls: Sequence[str]) -> None:
     """
     options = beam_options(flags)
     check_options(options)
+    ask_engine(options)
     place = place_of(options)
     for url in urls:
         if url.startswith("file://") and not place.shares_files:
@@ -91,6 +93,7 @@ def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> 
         voxels_per_chunk: for the progress.
     """
     options = beam_options(flags)
+    settle_engine(options, place_of(options))
     workers = workers_of(options)
     total = sum(stage.count for stage in job.stages)
     ranges = max(len(index_ranges(stage.count, workers)) for stage in job.stages)
@@ -107,6 +110,7 @@ def run_stages(job: StageJob, flags: Sequence[str], voxels_per_chunk: float) -> 
             ranges,
             Progress(Phase("chunks", total, voxels_per_chunk, count_done)),
             lambda: job.state().request_stop(job.launch),
+            f"beam-inference-{job.launch}",
         )
         interrupted = execution.interrupted
         error = execution.error

@@ -185,6 +185,7 @@ class _WorkerDoFn(beam.DoFn):
         """Open stores and network, once per process."""
         use_one_heap()
         stop_sampling()
+        self._launch.check_versions()
         self._worker: Worker = self._shared.acquire(
             lambda: Worker(self._launch), tag=self._launch.id
         )

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Literal
 
-from beam_inference.errors import Stage
+import beam_inference
+from beam_inference.errors import Stage, WorkerFault
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 
 Outcome = Literal["done", "skipped", "quarantined", "summed", "left"]
+
+
+def own_versions() -> str:
+    """Versions of this package and of Beam in this process."""
+    return f"beam-inference {beam_inference.__version__}, apache-beam {version('apache-beam')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +37,7 @@ class Launch:
         contract_checked: whether the launcher has run the network; if not, each worker does first.
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
             themselves.
+        versions: of this package and of Beam, where the launch was made.
     """
 
     job: str
@@ -40,6 +49,19 @@ class Launch:
     contract_checked: bool
     chunks_file: str | None = None
     io_depth: int = 1
+    versions: str = field(default_factory=own_versions)
+
+    def check_versions(self) -> None:
+        """Check that a worker has the versions that the launch was made with.
+
+        Raises:
+            WorkerFault: it has others, and may compute something else.
+        """
+        if self.versions != (own := own_versions()):
+            raise WorkerFault(
+                f"the launch was made with {self.versions}, but this worker on "
+                f"{socket.gethostname()} has {own}: install the same versions on all workers"
+            )
 
     def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""

@@ -69,7 +69,7 @@ class JobOutcome:
         error: text of the error that ended the launch early, if one did.
         pyramid: progress of the output's pyramid; None if the job has none to make.
         staged_at: place of the pipeline, where it is staged for another to run
-            (``--template_location``) instead of being run.
+            (``--template_location``, ``--output_executable_path``) instead of being run.
     """
 
     exit_code: int
@@ -178,6 +178,7 @@ def run_job(
     workers = place.processes_per_host * place.threads_per_process
     flags = with_process_per_device(config, flags)
     if flags:
+        from beam_inference.beam.engine_checks import settle_engine
         from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
 
         options = beam_options(flags)
@@ -185,6 +186,7 @@ def run_job(
         # Paths come first, before anything asks services for their buckets.
         check_paths(config, place, chunks_file)
         check_options(options)
+        place = settle_engine(options, place)
         workers = workers_of(options)
     else:
         check_paths(config, place, chunks_file)
@@ -223,9 +225,10 @@ def _judge_finished(work: ChunksToDo, pyramid: Pyramid | None) -> JobOutcome | N
 
 
 def _template_of(options: PipelineOptions) -> str | None:
-    from apache_beam.options.pipeline_options import GoogleCloudOptions
+    from apache_beam.options.pipeline_options import GoogleCloudOptions, PortableOptions
 
-    return options.view_as(GoogleCloudOptions).template_location or None
+    template = options.view_as(GoogleCloudOptions).template_location
+    return template or options.view_as(PortableOptions).output_executable_path or None
 
 
 def _execute(
@@ -264,6 +267,7 @@ def _execute(
         len(index_ranges(work.count_of_job, workers, run_length(launch, workers))),
         Progress(*phases),
         request_stop,
+        f"beam-inference-{launch.id}",
     )
     tally = work.state.tally_receipts(work.count_of_job)
     outcome = _judge(work, pyramid, tally, time.monotonic() - start, execution)

@@ -123,6 +123,7 @@ def test_what_is_printed_is_logged_also_what_comes_last_and_not_what_the_log_say
             1,
             Progress(Phase("chunks", 1, 1.0, lambda: 0)),
             lambda: None,
+            "launch",
         )
     finally:
         logger.removeHandler(handler)

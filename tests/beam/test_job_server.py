@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes.job_server_jar import write_jar
 from helpers import read_volume
 
 from beam_inference.beam.flags import beam_options
@@ -49,8 +50,7 @@ def java(tmp_path):
     program = tmp_path / "java"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{PROGRAM}" "$@"\n')
     program.chmod(0o755)
-    jar = tmp_path / "server.jar"
-    jar.touch()
+    jar = write_jar(tmp_path / "server.jar")
     return [
         "--runner=FlinkRunner",
         f"--job_server_java_launcher={program}",

@@ -146,12 +146,6 @@ MISTAKES = {
     ),
     "random weights": ({"model": toy("random")}, None, [], "other parameters at every call"),
     "chunks and overwrite": ({}, None, ["--chunks", "c", "--overwrite"], "give one of them"),
-    "auto device on a remote runner": (
-        {"inference": {"device": "auto"}},
-        None,
-        ["--runner=FlinkRunner"],
-        "is not known before the launch on a remote runner",
-    ),
     "local paths on dataflow": ({}, None, DATAFLOW, "which remote workers cannot reach"),
     "dataflow without an image": (
         {},
