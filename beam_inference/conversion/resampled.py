@@ -29,6 +29,7 @@ from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
 from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
+from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.operators.quantize import quantize
 
@@ -135,10 +136,10 @@ def resample_source(
     if wanted.like is not None:
         other = find_source(wanted.like, None, wanted.like_scale, storage).info
         target = _grid(other, wanted.like)
-        whole = target.with_voxel_size(grid.voxel_size_nm)
+        whole = _with_voxel_size(target, grid.voxel_size_nm, wanted.like)
         _check_inside(info, path, whole, wanted.like)
     elif wanted.how.voxel_size_nm is not None:
-        target = grid.with_voxel_size(wanted.how.voxel_size_nm)
+        target = _with_voxel_size(grid, wanted.how.voxel_size_nm, path)
     else:
         raise ConfigError("give --voxel_size Z,Y,X, or --like VOLUME")
     size = wanted.how.voxel_size_nm or target.voxel_size_nm
@@ -155,6 +156,13 @@ def resample_source(
         rest=target.rest,
     )
     return ResampledSource(source, resampling, operators, result)
+
+
+def _with_voxel_size(grid: Grid, voxel_size_nm: VoxelSizeNm, path: str) -> Grid:
+    try:
+        return grid.with_voxel_size(voxel_size_nm)
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def _check_inside(info: SourceInfo, path: str, whole: Grid, like: str) -> None:

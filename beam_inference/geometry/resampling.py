@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.origin import Origin, origin_at
+from beam_inference.geometry.origin import FARTHEST, Origin, origin_at
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, ceil_div, triple
 from beam_inference.limits import Numbers, minimum
 
@@ -317,12 +317,23 @@ class Grid:
         """The grid of the nearest whole number of voxels of another size, at least one.
 
         Their size is such that they cover the same space exactly.
+
+        Raises:
+            ValueError: a size is not above 0, or there would be more voxels than can be counted.
         """
         shape = self.bounds.shape
-        counts = triple(
-            max(1, round(own / wanted * length))
-            for own, wanted, length in zip(self.voxel_size_nm, voxel_size_nm, shape, strict=True)
-        )
+        sizes = list(zip(self.voxel_size_nm, voxel_size_nm, strict=True))
+        wanted_counts = [
+            own / wanted * length if own > 0 and wanted > 0 else math.nan
+            for (own, wanted), length in zip(sizes, shape, strict=True)
+        ]
+        if not all(count <= FARTHEST for count in wanted_counts):  # NaN is not
+            raise ValueError(
+                f"{list(shape)} voxels of {list(self.voxel_size_nm)} nm (z, y, x) cannot be made "
+                f"into voxels of {list(voxel_size_nm)} nm: expected sizes above 0, and at most "
+                f"{FARTHEST:,} voxels along an axis"
+            )
+        counts = triple(max(1, round(count)) for count in wanted_counts)
         if counts == shape:
             return self
         position = [

@@ -111,7 +111,8 @@ def as_input(stored: Volume, request: Resample | None, wanted: VoxelSizeNm | Non
         wanted: the voxel size to resample to, ZYX.
 
     Raises:
-        ConfigError: it is to be resampled, and does not say its voxel size.
+        ConfigError: it is to be resampled, and does not say its voxel size, or one that cannot be
+            resampled to the one that is wanted.
     """
     volume = _as_read(stored)
     if request is None or wanted is None:
@@ -123,7 +124,10 @@ def as_input(stored: Volume, request: Resample | None, wanted: VoxelSizeNm | Non
             "convert --voxel_size), or remove input.resample."
         )
     source = Grid(stored.bounds, stored.voxel_size_nm, stored.origin.rest)
-    target = source.with_voxel_size(wanted)
+    try:
+        target = source.with_voxel_size(wanted)
+    except ValueError as error:
+        raise ConfigError(f"input.resample: {stored.url}: {error}") from None
     if target == source and request.clip is None:
         return volume
     size = [float(f"{extent:g}") for extent in target.voxel_size_nm]

@@ -144,6 +144,15 @@ def test_a_grid_of_another_voxel_size_covers_the_same_space():
 
 
 @pytest.mark.parametrize(
+    ("size", "other"), [(1e300, 4.0), (4.0, 1e-12), (0.0, 4.0), (4.0, 0.0), (float("nan"), 4.0)]
+)
+def test_voxels_that_cannot_be_counted_are_refused(size, other):
+    grid = Grid(BoundingBox((0, 0, 0), (4, 4, 4)), (8.0, size, 8.0), (0.0, 0.0, 0.0))
+    with pytest.raises(ValueError, match="cannot be made into voxels"):
+        grid.with_voxel_size((8.0, other, 8.0))
+
+
+@pytest.mark.parametrize(
     ("size", "other", "separate_z", "axis"),
     [
         ((40.0, 4.0, 4.0), (8.0, 8.0, 8.0), "auto", 0),

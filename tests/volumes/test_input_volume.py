@@ -16,7 +16,9 @@ from beam_inference.geometry.origin import Origin
 from beam_inference.job.parts import open_input
 from beam_inference.job.place import THIS_PROCESS
 from beam_inference.launch.cost import job_totals
+from beam_inference.launch.job_files import load_job
 from beam_inference.launch.planned_job import plan_job
+from beam_inference.view.layers import view_of
 from beam_inference.volumes.opening import open_volume
 from beam_inference.worker.worker import Worker
 
@@ -153,7 +155,7 @@ def test_the_bits_are_those_of_a_volume_that_was_resampled_before(tmp_path, stor
 
 
 def test_a_job_at_twice_the_voxel_size(tmp_path, capsys):
-    """The command line, from the plan to the report."""
+    """The command line, from the plan to the viewer."""
     write_volume(tmp_path / "in", STORED, (0, 0, 0), voxel_size_nm=SIZE)
     values = job_values(
         tmp_path / "in",
@@ -177,6 +179,9 @@ def test_a_job_at_twice_the_voxel_size(tmp_path, capsys):
     assert main(["mosaic", job, "--to", str(tmp_path / "mosaic.png")]) == 0
     assert main(["report", job, "--to", str(tmp_path / "report.html")]) == 0
     assert "different input" not in (tmp_path / "report.html").read_text()
+    shown = view_of(load_job(job), (), patches=True)
+    assert shown.voxel_size_nm == (40.0, 20.0, 20.0)
+    assert shown.shown[0].volume.bounds.shape == STORED.shape  # as it is stored
     recorded = json.loads((tmp_path / "out" / "_beam_inference" / "job.json").read_text())
     assert recorded["resampling"]["orders"] == [1, 1, 1]
     assert recorded["input_dtype"] == "uint8"
@@ -237,6 +242,7 @@ def test_a_launch_elsewhere_finds_the_volume_as_the_job_took_it(tmp_path, stored
             r"in voxels of \[20.0, 20.0, 8.0\] nm",
         ),
         ({"model": {"voxel_size_nm": [40, 20, 20]}}, "write input.resample"),
+        ({"input": {"resample": {"voxel_size_nm": [1e-300, 8, 8]}}}, "cannot be made into voxels"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, stored, sections, message):
