@@ -63,6 +63,8 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     plan = job.plan
     output = job.output
     yield "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
+    if job.input.whole is not None:
+        yield "", f"read as if it ended there; {job.input.whole} is stored"
     resampling = job.input.resampling
     if resampling is not None:
         own, made = (
@@ -71,7 +73,9 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
         orders = ", ".join(map(str, resampling.orders))
         yield "", f"resampled from {resampling.source}, voxels of {own} nm,"
         yield "", f"to voxels of {made} nm, by splines of the orders {orders} (z, y, x)"
-    yield "roi", f"{plan.chunks.roi}, {plan.chunks.roi.size:,} voxels"
+    yield "roi", f"{job.roi}, {job.roi.size:,} voxels"
+    if plan.chunks.roi != job.roi:
+        yield "", f"with background around it in whole blocks, {plan.chunks.roi}"
     yield "domain", f"{plan.lattice.domain}, what the patch lattice tiles"
     yield (
         "output",

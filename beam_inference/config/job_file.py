@@ -17,7 +17,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import rename_levels
-from beam_inference.config.volumes import Mask
+from beam_inference.config.volumes import Bounds, LevelsBox, Mask
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import holds_credentials, shorten_text, shorten_value
@@ -105,6 +105,7 @@ _BRANCHED = (
     "inference.batch_size",
     "inference.blend",
     "inference.chunk_shape",
+    "input.box",
     "input.scale",
 )
 
@@ -185,6 +186,11 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     def mask(section: Mask | None) -> Mask | None:
         return section and section.model_copy(update={"path": url(section.path)})
 
+    def box(section: Bounds | LevelsBox | None) -> Bounds | LevelsBox | None:
+        if not isinstance(section, LevelsBox):
+            return section
+        return section.model_copy(update={"levels": file_url(section.levels)})
+
     network = job.model.model_copy(
         update={
             "path": model(job.model.path),
@@ -195,7 +201,11 @@ def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
     return job.model_copy(
         update={
             "input": job.input.model_copy(
-                update={"path": url(job.input.path), "mask": mask(job.input.mask)}
+                update={
+                    "path": url(job.input.path),
+                    "mask": mask(job.input.mask),
+                    "box": box(job.input.box),
+                }
             ),
             "output": job.output.model_copy(update={"path": url(job.output.path)}),
             "model": network,

@@ -40,6 +40,7 @@ from beam_inference.config.formats import (
 )
 from beam_inference.config.storage import Storage
 from beam_inference.foreign_text import holds_credentials, is_secret_name, shorten_value
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import Fill
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 
@@ -116,6 +117,38 @@ class Resample(Model):
         return self
 
 
+class LevelsBox(Model):
+    """The bounding box of what is not zero."""
+
+    levels: Url = Field(description="a file that beam-inference levels has made of the input")
+
+
+class Bounds(Model):
+    """A box, ZYX."""
+
+    start: Point
+    stop: Point
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
+            raise ValueError(
+                f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis "
+                "(z, y, x)"
+            )
+        return self
+
+    @property
+    def box(self) -> BoundingBox:
+        """The box."""
+        return BoundingBox(self.start, self.stop)
+
+
+def _box_kind(value: object) -> str:
+    is_of_levels = isinstance(value, LevelsBox) or (isinstance(value, dict) and "levels" in value)
+    return "levelsbox" if is_of_levels else "bounds"
+
+
 class Input(Model):
     """The volume to read."""
 
@@ -145,6 +178,19 @@ class Input(Model):
         ),
     )
     fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
+    box: (
+        Annotated[
+            Annotated[LevelsBox, Tag("levelsbox")] | Annotated[Bounds, Tag("bounds")],
+            Discriminator(_box_kind),
+        ]
+        | None
+    ) = Field(
+        None,
+        description=(
+            "the volume is read as if it ended there, in stored voxels: start and stop, or the box "
+            "of what is not zero, from a levels file. Default: all of it"
+        ),
+    )
     mask: Mask | None = Field(
         None, description="where the network sees the volume, and elsewhere mask.fill_value"
     )
@@ -188,22 +234,6 @@ def _spec_holds_credentials(spec: object) -> bool:
     if isinstance(spec, list):
         return any(map(_spec_holds_credentials, spec))
     return isinstance(spec, str) and holds_credentials(spec)
-
-
-class Bounds(Model):
-    """A box, ZYX."""
-
-    start: Point
-    stop: Point
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if any(b <= a for a, b in zip(self.start, self.stop, strict=True)):
-            raise ValueError(
-                f"stop {list(self.stop)} must lie beyond start {list(self.start)} on every axis "
-                "(z, y, x)"
-            )
-        return self
 
 
 class Roi(Bounds):

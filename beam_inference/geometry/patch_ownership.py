@@ -34,7 +34,7 @@ class OwnershipAxis:
 
     Attributes:
         lattice: the patches.
-        start, stop: the ROI, which lies inside the lattice's domain.
+        start, stop: what the chunks tile; each of them shares voxels with the lattice's domain.
         chunk: voxels of a whole chunk; a position is a chunk's number on this axis.
         block: voxels of a storage block of the output; blocks are counted from each chunk's start.
         halo: voxels beyond a chunk, per side, whose sums it needs as far as they are in the domain.

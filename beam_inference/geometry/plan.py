@@ -36,7 +36,7 @@ class InferencePlan:
     Attributes:
         volume: the input's bounds.
         lattice: the patch lattice over the domain.
-        chunks: the chunk grid over the ROI.
+        chunks: the chunk grid over the ROI, or over all blocks that it touches.
         crop_margin: voxels by which the network's input exceeds its patch, ZYX.
         strategy: how chunks get the values of patches that they share with neighbours.
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; zero unless the strategy is "crop".
@@ -106,6 +106,7 @@ def make_plan(
     halo: Zyx = (0, 0, 0),
     input_block_shape: Zyx = (1, 1, 1),
     lattice: LatticeKind = "stride",
+    written: BoundingBox | None = None,
 ) -> InferencePlan:
     """Derive a job's geometry.
 
@@ -128,6 +129,8 @@ def make_plan(
         input_block_shape: of the input's storage, ZYX.
         lattice: where patches lie if they do not fit the domain exactly; with "pad" the domain
             grows at its stop until they do.
+        written: the box that chunks tile, of whole blocks around the ROI; what lies beyond the
+            ROI is background. Default: the ROI.
 
     Raises:
         AlignmentError: the ROI is not inside the volume.
@@ -141,7 +144,7 @@ def make_plan(
     return InferencePlan(
         volume=volume,
         lattice=PatchLattice(domain, patch_shape, patch_overlap, lattice).over(domain),
-        chunks=ChunkGrid(roi, chunk_shape),
+        chunks=ChunkGrid(written or roi, chunk_shape),
         crop_margin=crop_margin,
         strategy=strategy,
         chunk_crop_margin=chunk_crop_margin if strategy == "crop" else (0, 0, 0),

@@ -298,11 +298,13 @@ def _exchange_position_totals(
         stop = ownership.lattice.patch_start(owned[-1]) + ownership.lattice.patch + margin
     reach = ownership.reach(position)
     _, stop_of_chunk = ownership.interval(position)
+    private_start = max(ownership.private_start(position), ownership.lattice.start)
+    private_stop = min(stop_of_chunk, ownership.lattice.stop)
     return PositionTotals(
         patches=len(owned),
         input=(start, stop),
         core=reach[1] - reach[0],
-        private=0 if any(plan.halo) else stop_of_chunk - ownership.private_start(position),
+        private=0 if any(plan.halo) else max(0, private_stop - private_start),
         touched=ownership.touched_voxels(position),
         receivers=len(ownership.receivers(position)),
     )

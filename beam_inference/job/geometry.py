@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import total_halo
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan, Strategy, make_plan
 from beam_inference.geometry.resampling import Resampling
@@ -18,6 +19,7 @@ def plan_geometry(
     chunk_shape: Zyx,
     strategy: Strategy,
     input_block_shape: Zyx,
+    output: BoundingBox,
     resampling: Resampling | None = None,
 ) -> InferencePlan:
     """Derive all geometry of a job.
@@ -29,6 +31,7 @@ def plan_geometry(
         chunk_shape: the unit of work, voxels ZYX.
         strategy: the strategy; it need not be the job's own.
         input_block_shape: the input's storage blocks, stored voxels ZYX.
+        output: the output's bounds.
         resampling: how the input's voxels are made of stored ones; None where they are these.
     """
     inference = config.inference
@@ -46,4 +49,13 @@ def plan_geometry(
         halo=total_halo(config.postprocess),
         input_block_shape=input_block_shape if resampling is None else (1, 1, 1),
         lattice=inference.lattice,
+        written=None if config.input.box is None else _whole_blocks(config, roi, output),
     )
+
+
+def _whole_blocks(config: JobConfig, roi: BoundingBox, output: BoundingBox) -> BoundingBox:
+    """The blocks of the output that hold the ROI, which no levels file has put on their grid."""
+    shape = config.output.write_shape
+    relative = roi.translate(zyx.negative(output.start))
+    blocks = relative.coarsen(shape).refine(shape).translate(output.start)
+    return blocks.intersection(output)

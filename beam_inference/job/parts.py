@@ -11,6 +11,8 @@ from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import Affine, Sections
+from beam_inference.config.volumes import Bounds, LevelsBox
+from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import source_sections
 from beam_inference.geometry.zyx import VoxelSizeNm
@@ -39,11 +41,26 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     section = config.input
     storage = config.storage
     stored = open_source(section.source(storage), cache_bytes=cache_bytes)
+    whole = stored.bounds
+    stored = _cropped(stored, section.box)
     volume = as_input(stored, section.resample, config.resampled_voxel_size_nm)
+    volume = volume if section.box is None else replace(volume, whole=whole)
     if section.mask is None:
         return volume
     mask = open_mask("input.mask", section.mask, voxel_size_nm(config, volume), storage)
     return replace(volume, mask=mask)
+
+
+def _cropped(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
+    if box is None:
+        return volume
+    assert isinstance(box, Bounds), "a launch puts the box of a levels file into its job"
+    if not volume.bounds.contains(box.box):
+        raise ConfigError(
+            f"input.box {box.box} is not inside the input {volume.url}, which is {volume.bounds} "
+            f"(z, y, x; stop exclusive). The part inside is {box.box.intersection(volume.bounds)}."
+        )
+    return volume.crop(box.box)
 
 
 def open_launched_input(job: ResolvedJob) -> Volume:

@@ -142,6 +142,7 @@ class ResolvedJob(Frozen):
             chunk_shape=self.config.inference.chunk_shape,
             strategy=strategy,
             input_block_shape=self.input_block_shape,
+            output=self.output_bounds,
             resampling=self.resampling,
         )
 

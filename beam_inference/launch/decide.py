@@ -15,6 +15,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
 from beam_inference.config.normalize import Normalize, levels_files, rename_levels
+from beam_inference.config.volumes import Bounds, LevelsBox
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import find_accelerator
 from beam_inference.environment import usable_cores
@@ -27,6 +28,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import gives_function
 from beam_inference.operators.level_steps import definite_normalization
+from beam_inference.operators.levels import load_levels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
@@ -114,6 +116,54 @@ def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None)
     if not place.is_this_machine:
         return 1
     return max(1, usable_cores() // place.processes_per_host)
+
+
+def decide_box(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
+    """Put the box into the job that the levels file holds which ``input.box`` names, if it does.
+
+    Where that file is gone, the box that an earlier launch took from it is taken.
+
+    Raises:
+        ConfigError: the file is absent, or holds no box.
+    """
+    box = config.input.box
+    if not isinstance(box, LevelsBox):
+        return config
+    known = None if earlier is None else earlier.config.input.box
+    if isinstance(known, Bounds):
+        try:
+            read_file(box.levels, config.storage)
+        except VolumeError as error:
+            logger.warning(
+                "input.box.levels: %s; this job continues with the box it began with", error
+            )
+            return _with_box(config, known)
+    levels = load_levels(box.levels, config.storage, "input.box.levels")
+    if levels.channels is None:
+        raise ConfigError(
+            f"input.box.levels: {box.levels} was made by an earlier version, without the box of "
+            "what is not zero. Make it again: beam-inference levels INPUT --to FILE --overwrite"
+        )
+    if levels.nonzero is None:
+        raise ConfigError(f"input.box.levels: {levels.input} is zero throughout: there is no box")
+    if levels.input not in (config.input.path, ""):
+        logger.warning(
+            "%s was made of %s, the input is %s", box.levels, levels.input, config.input.path
+        )
+    return _with_box(config, Bounds(start=levels.nonzero.start, stop=levels.nonzero.stop))
+
+
+def keep_box(config: JobConfig, earlier: ResolvedJob) -> JobConfig:
+    """Put the box into the job that its first launch took from a levels file, if it names one."""
+    known = earlier.config.input.box
+    if not isinstance(config.input.box, LevelsBox) or known is None:
+        return config
+    return _with_box(config, known)
+
+
+def _with_box(config: JobConfig, box: Bounds | LevelsBox) -> JobConfig:
+    section = config.input.model_copy(update={"box": box})
+    return config.model_copy(update={"input": section})
 
 
 def decide_normalization(

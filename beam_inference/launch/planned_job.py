@@ -103,7 +103,7 @@ class PlannedJob:
     """A job whose input is open and whose geometry is decided; its network was not loaded.
 
     Attributes:
-        config: the job file, as the user wrote it.
+        config: the job file, as the user wrote it, but for a box that a levels file holds.
         settings: the choices that it leaves open and that need no network.
         input: the input, open.
         masks: the masks of input and output, open, by their keys.
@@ -146,6 +146,7 @@ class PlannedJob:
             strategy=strategy,
             input_block_shape=self.input.read_shape,
             resampling=self.input.resampling,
+            output=self.output.bounds,
         )
 
     @property
@@ -300,6 +301,7 @@ def plan_job(
     """
     if not place.is_this_machine and earlier is None:
         check_no_auto(config.inference)
+    config = decide.decide_box(config, earlier)
     volume = _open_checked_input(config)
     check_position(volume, earlier)
     masks = open_masks(config, volume)
@@ -405,10 +407,14 @@ def _of_voxels(volume: InputVolume) -> str:
     return f"; in voxels of {list(volume.voxel_size_nm or ())} nm, by input.resample"
 
 
-def _find_output(config: JobConfig, volume: Volume, roi: BoundingBox) -> tuple[OutputSpec, bool]:
+def _find_output(
+    config: JobConfig, volume: InputVolume, roi: BoundingBox
+) -> tuple[OutputSpec, bool]:
     """Describe the output; the second value says whether it is there already."""
     output = config.output
     bounds = roi
+    if volume.whole is not None and volume.resampling is None and config.roi is None:
+        bounds = volume.whole
     if output.bounds is not None:
         bounds = BoundingBox(output.bounds.start, output.bounds.stop)
         if not get_format(output.format).has_offset and any(bounds.start):

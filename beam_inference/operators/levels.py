@@ -92,8 +92,8 @@ class Levels(Frozen):
         return len(self.section_moments or self.sections or [])
 
 
-def load_levels(url: str, storage: Storage) -> Levels:
-    """Read a file of levels.
+def load_levels(url: str, storage: Storage, key: str = "model.normalize.levels") -> Levels:
+    """Read a file of levels; ``key`` of the job file names it in messages.
 
     Raises:
         ConfigError: it is absent, or was not made by ``beam-inference levels``.
@@ -102,11 +102,11 @@ def load_levels(url: str, storage: Storage) -> Levels:
         return Levels.model_validate_json(read_file(url, storage))
     except VolumeError as error:
         raise ConfigError(
-            f"model.normalize.levels: {error}. Make it with: beam-inference levels INPUT --to FILE"
+            f"{key}: {error}. Make it with: beam-inference levels INPUT --to FILE"
         ) from None
     except ValidationError as error:
         raise ConfigError(
-            f"model.normalize.levels: {url} is not a file that beam-inference levels has written: "
+            f"{key}: {url} is not a file that beam-inference levels has written: "
             f"{error.errors()[0]['msg']}"
         ) from None
 

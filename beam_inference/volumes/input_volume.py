@@ -33,12 +33,14 @@ class InputVolume(Volume):
         resampling: from its voxels to those that are read; None where they are the same.
         clip: lowest and highest stored value, before and after resampling; None for no bounds.
         mask: where the volume is kept; None if it is everywhere.
+        whole: bounds of all that is stored, where the job reads a box of it; else None.
     """
 
     stored: Volume = field(kw_only=True)
     resampling: Resampling | None = field(default=None, kw_only=True)
     clip: tuple[float, float] | None = field(default=None, kw_only=True)
     mask: Mask | None = field(default=None, kw_only=True)
+    whole: BoundingBox | None = field(default=None, kw_only=True)
 
     @property
     def values_dtype(self) -> AnyDtype:
@@ -58,7 +60,7 @@ class InputVolume(Volume):
         """The volume at another place; what it is made of stays, but where nothing is resampled."""
         if self.resampling is None:
             stored = self.stored.place_at(origin)
-            return replace(_as_read(stored), clip=self.clip, mask=self.mask)
+            return replace(_as_read(stored), clip=self.clip, mask=self.mask, whole=self.whole)
         bounds = self.bounds.translate(subtract(origin.voxel, self.origin.voxel))
         resampling = replace(self.resampling, target=bounds)
         return replace(self, bounds=bounds, origin=origin, resampling=resampling)

@@ -89,6 +89,10 @@ class Volume:
         shift = subtract(start, self.bounds.start)
         return self.place_at(replace(self.origin, voxel=add(self.origin.voxel, shift)))
 
+    def crop(self, box: BoundingBox) -> Volume:
+        """The volume as if it ended where a box inside it does."""
+        return replace(self, bounds=box)
+
     @property
     def read_shape(self) -> Zyx:
         """The unit of reading, ZYX: one block of a shard, else ``block_shape``."""

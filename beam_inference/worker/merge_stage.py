@@ -143,7 +143,7 @@ class MergeStage:
         merged = merge_sums(self._exchange, index, read.of_contributors, self._channels)
         boxes = []
         for box, values in merged:  # with its halo, if operators need one
-            written = box.intersection(core_box)
+            written = core_box if any(self._exchange.halo) else box
             boxes.append((written, encode(values, box, written)))
         return _FinishedChunk(boxes, read.receipt, read.seconds + time.perf_counter() - start)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference import arrays
 from beam_inference.arrays import AnyArray
 from beam_inference.config.operators import Operator
 from beam_inference.engines.protocol import AS_COMPUTED, Encoding
@@ -37,6 +38,7 @@ class Postprocessing:
         self._encoding = Encoding(np.dtype(config.output.dtype), config.output.value_range)
         self._channels = config.output_channels
         self._mask = mask
+        self._roi = job.roi
 
     @property
     def device_encoding(self) -> Encoding:
@@ -48,8 +50,9 @@ class Postprocessing:
 
         Args:
             values: shape (C, Z, Y, X), of ``box``; may be overwritten.
-            box: a box around ``core``, which operators may need.
-            core: the box to write.
+            box: a box around ``core``, which operators may need; it need not reach beyond the
+                ROI.
+            core: the box to write, of whole blocks; beyond the ROI it is zero.
 
         Returns:
             The output at ``core``, shape (output channels, Z, Y, X).
@@ -60,13 +63,25 @@ class Postprocessing:
         """
         if self._functions:
             return self.encode(values, box, core)
-        self._mask.fill(values, core)
-        return values
+        return self._complete(values[(slice(None), *self._inside(core).slices_in(box))], core)
 
     def encode(self, values: NDArray[np.float32], box: BoundingBox, core: BoundingBox) -> AnyArray:
         """Finish float32 values; otherwise as :meth:`finish`."""
-        values = self._apply_functions(values)[(slice(None), *core.slices_in(box))]
+        inside = self._inside(core)
+        values = self._apply_functions(values)[(slice(None), *inside.slices_in(box))]
         array = quantize(values, self._encoding.dtype, self._encoding.value_range)
+        return self._complete(array, core)
+
+    def _inside(self, core: BoundingBox) -> BoundingBox:
+        return core.intersection(self._roi)
+
+    def _complete(self, array: AnyArray, core: BoundingBox) -> AnyArray:
+        """Add the background around what lies in the ROI, and what the mask puts elsewhere."""
+        inside = self._inside(core)
+        if inside != core:
+            whole = arrays.zeros((array.shape[0], *core.shape), array.dtype)
+            whole[(slice(None), *inside.slices_in(core))] = array
+            array = whole
         self._mask.fill(array, core)
         return array
 

@@ -152,8 +152,9 @@ class SumStage:
         private = self._exchange.private_box(index)
         if private is not None:  # no other chunk adds to it
             core = self._owned_work(index).core_box
-            sums = output.array[(slice(None), *private.slices_in(core))]
-            array = opened.postprocessing.encode(sums, private, private)
+            summed = private.intersection(core)  # beyond it there is only background
+            sums = output.array[(slice(None), *summed.slices_in(core))]
+            array = opened.postprocessing.encode(sums, summed, private)
             written = self._steps.write(index, private, array)
             parts = [written.part]
             attempts = written.attempts

@@ -127,6 +127,54 @@ def test_totals_of_long_axes_are_counted_by_period_and_equal_the_sum_over_chunks
         )
 
 
+@settings(deadline=None)
+@given(st.data())
+def test_totals_of_blocks_around_the_roi_are_those_of_what_lies_in_the_domain(data):
+    block = data.draw(st.integers(1, 7))
+    patch = data.draw(st.integers(1, 9))
+    start = data.draw(st.integers(-9, 9))
+    stop = start + data.draw(st.integers(1, 60))
+    plan = plan_of(
+        BoundingBox((0, 0, start), (1, 1, stop)),
+        (1, 1, patch),
+        (0, 0, data.draw(st.integers(0, patch - 1))),
+        (1, 1, block * data.draw(st.integers(1, 4))),
+        crop_margin=(0, 0, data.draw(st.integers(0, 3))),
+        strategy=data.draw(st.sampled_from(["recompute", "exchange", "crop"])),
+        lattice=data.draw(st.sampled_from(["stride", "spread", "pad"])),
+        block_shape=(1, 1, block),
+        halo=(0, 0, data.draw(st.just(0) | st.integers(1, 6))),
+        written=BoundingBox((0, 0, start // block * block), (1, 1, ceil_div(stop, block) * block)),
+    )
+    chunks = range(plan.chunks.count)
+    works = [plan.work(index) for index in chunks]
+    if plan.strategy == "exchange":
+        works = [work for index in chunks if (work := plan.exchange.owned_work(index))]
+        pairs = [(c, r) for c in chunks for r in plan.exchange.receivers(c)]
+        boxes = [box for pair in pairs for box in seam_boxes(plan.exchange, *pair)]
+        assert plan.totals.seam_voxels == sum(box.size for box in boxes)
+        summed = set()  # each voxel of the ROI is alone a chunk's, or its sums are exchanged
+        for index in chunks:
+            for box in (plan.exchange.private_box(index), *plan.exchange.shared_boxes(index)):
+                summed |= set(range(box.start[2], box.stop[2])) if box else set()
+        assert summed >= set(range(start, stop))
+    assert plan.totals.patch_count == sum(work.patch_count for work in works)
+    assert all(work.core_box.size for work in works)
+    assert plan.lattice.domain == plan_of_roi_alone(plan).lattice.domain
+
+
+def plan_of_roi_alone(plan):
+    """The plan of the same ROI, whose chunks tile that alone."""
+    axis = plan.lattice.axes[2]
+    return plan_of(
+        plan.volume,
+        plan.lattice.patch_shape,
+        plan.lattice.patch_overlap,
+        (1, 1, max(1, axis.patch)),
+        lattice=plan.lattice.kind,
+    )
+
+
 def test_redundancy_is_as_the_formulas_say():
     """Per axis (n + ⌈p/s⌉ - 1)/n · p/s, for patches on the chunk grid, away from its ends."""
     patch = 8

@@ -1,0 +1,229 @@
+"""Jobs that read a box of their input, against NumPy on the box alone."""
+
+import json
+
+import numpy as np
+import pytest
+from helpers import job_values, read_volume, write_job, write_levels, write_volume
+
+from beam_inference import predict, prepare
+from beam_inference.cli.main import main
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import ConfigError
+from beam_inference.launch.job_files import load_job
+from beam_inference.worker.worker import Worker
+
+SHAPE = (30, 50, 44)
+START = (5, 11, 3)
+STOP = (26, 41, 37)
+BOX = (slice(None), *map(slice, START, STOP))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two channels with a background of zeros: the array, its URL, and the file with its levels."""
+    folder = tmp_path_factory.mktemp("box")
+    array = np.zeros((2, *SHAPE), np.int16)
+    box = array[BOX]
+    box[...] = np.random.default_rng(3).normal(400, 90, box.shape)
+    box[:, 4:9, 10:20, 3:] = 0  # a hole
+    return array, write_volume(folder / "in", array, block_shape=(16, 16, 16)), levels_of(folder)
+
+
+def levels_of(folder):
+    return write_levels(f"file://{folder}/in", folder)
+
+
+MODEL = {"input_channels": 2, "output_channels": 2}
+LATTICE = {"patch_shape": [12, 16, 16], "patch_overlap": [6, 8, 8], "lattice": "spread"}
+WAYS = [([16, 16, 16], "recompute"), ([32, 16, 48], "exchange"), ([16, 16, 16], "exchange")]
+
+
+def values_of(url, out, box, way=WAYS[0], **sections):
+    chunk_shape, strategy = way
+    inference = LATTICE | {"chunk_shape": chunk_shape, "strategy": strategy}
+    sections["inference"] = inference | sections.get("inference", {})
+    sections["model"] = MODEL | sections.get("model", {})
+    sections["input"] = {"box": box} | sections.get("input", {})
+    return job_values(url, out, **sections)
+
+
+def done(values, folder):
+    """Do a job without Beam; what it has written."""
+    launch = prepare(parse_job(values, folder))
+    worker = Worker(launch)
+    chunks = range(launch.read_job().plan.chunks.count)
+    if values["inference"]["strategy"] == "exchange":
+        assert {record.outcome for record in worker.sum_chunks(chunks)} == {"summed"}
+        assert {record.outcome for record in worker.merge_seams(chunks)} == {"done"}
+    else:
+        assert {record.outcome for record in worker.infer_chunks(chunks)} == {"done"}
+    return read_volume(values["output"]["path"])
+
+
+def outputs(url, folder, box, **sections):
+    """What a job gives in three ways of cutting it, which must have the same bits."""
+    found = [
+        done(values_of(url, folder / f"out{number}", box, way, **sections), folder)
+        for number, way in enumerate(WAYS)
+    ]
+    assert found[0].tobytes() == found[1].tobytes() == found[2].tobytes()
+    return found[0]
+
+
+def test_z_scores_of_what_is_not_zero_and_background_elsewhere(made, tmp_path):
+    array, url, levels = made
+    steps = [{"standard": {"levels": str(levels), "of": "nonzero_box"}}]
+    found = outputs(url, tmp_path, {"levels": str(levels)}, model={"normalize": steps})
+    box = array[BOX].astype(np.float64)
+    expected = np.zeros(array.shape)
+    expected[BOX] = (box - box.mean(axis=(1, 2, 3), keepdims=True)) / box.std(
+        axis=(1, 2, 3), keepdims=True
+    )
+    assert found.shape == array.shape
+    np.testing.assert_allclose(found, expected, atol=5e-6)
+    outside = found.copy()
+    outside[BOX] = 0
+    assert not outside.any()
+
+
+SMOOTHING = """
+import torch
+
+def smoothing():
+    '''The mean of neighbours, whose padding shows where patches end.'''
+    network = torch.nn.Conv3d(2, 2, 5, padding=2, bias=False)
+    torch.nn.init.constant_(network.weight, 0.008)
+    return network
+"""
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"inference": {"blend": {"gaussian": 0.125, "floor": "nnunet"}}},
+        {"model": {"crop_margin": [2, 2, 2]}, "input": {"fill": "constant"}},
+        {"postprocess": [{"operator": "smooth", "sigma": [0.5, 1, 0.5]}]},
+        {"inference": {"patch_shape": [24, 16, 40], "patch_overlap": [0, 0, 0]}},
+    ],
+    ids=str,
+)
+def test_a_box_is_what_the_box_alone_would_be(made, tmp_path, sections):
+    array, url, _ = made
+    (tmp_path / "nets.py").write_text(SMOOTHING)
+    sections = dict(sections)
+    postprocess = sections.pop("postprocess", None)
+    sections["model"] = {"path": "nets.py:smoothing"} | sections.get("model", {})
+    alone = write_volume(tmp_path / "alone", array[BOX], START, block_shape=(16, 16, 16))
+    box = {"start": START, "stop": STOP}
+
+    def with_operators(values):
+        return values if postprocess is None else values | {"postprocess": postprocess}
+
+    found = [
+        done(with_operators(values_of(url, tmp_path / f"{n}", box, way, **sections)), tmp_path)
+        for n, way in enumerate(WAYS)
+    ]
+    values = with_operators(values_of(alone, tmp_path / "of alone", None, **sections))
+    expected = np.zeros_like(found[0])
+    expected[BOX] = done(values, tmp_path)
+    for each in found:
+        assert each.tobytes() == expected.tobytes()
+
+
+def test_an_roi_may_be_a_part_of_the_box(made, tmp_path):
+    array, url, _ = made
+    box = {"start": START, "stop": STOP}
+    roi = {"start": [9, 13, 7], "stop": [25, 40, 36]}
+    found = done(
+        values_of(
+            url,
+            tmp_path / "out",
+            box,
+            roi=roi,
+            output={"bounds": {"start": [0, 0, 0], "stop": list(SHAPE)}},
+            inference={"patch_shape": [8, 8, 8], "patch_overlap": [2, 2, 2]},
+        ),
+        tmp_path,
+    )
+    expected = np.zeros(array.shape)
+    part = (slice(None), *map(slice, roi["start"], roi["stop"]))
+    expected[part] = array[part]
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_integers_and_labels_are_zero_elsewhere(made, tmp_path):
+    array, url, levels = made
+    box = {"levels": str(levels)}
+    argmax = {"postprocess": [{"operator": "argmax", "background": 400.0}]}
+    values = values_of(url, tmp_path / "labels", box, output={"dtype": "uint8"}) | argmax
+    labels = done(values, tmp_path)
+    inside = array[BOX]
+    expected = np.where(inside.max(axis=0) >= 400, inside.argmax(axis=0) + 1, 0)
+    agree = labels[0][BOX[1:]] == expected
+    assert agree.mean() > 0.99  # but for ties
+    labels[BOX] = 0
+    assert not labels.any()
+    shifted = done(
+        values_of(
+            url, tmp_path / "u8", box, output={"dtype": "uint8", "value_range": [-1000, 1000]}
+        ),
+        tmp_path,
+    )
+    assert shifted[BOX].min() > 100
+    shifted[BOX] = 0
+    assert not shifted.any()
+
+
+def test_the_box_is_planned_run_checked_and_kept(made, tmp_path, capsys):
+    _, url, levels = made
+    to = tmp_path / "levels.json"
+    to.write_text(levels.read_text())
+    values = values_of(url, tmp_path / "out", {"levels": "levels.json"})
+    path = str(write_job(tmp_path / "job.yaml", values))
+    assert main(["plan", path]) == 0
+    told = capsys.readouterr().out
+    assert "[5, 11, 3 to 26, 41, 37)" in told
+    assert "[0, 0, 0 to 30, 48, 44)" in told
+    assert main(["run", path]) == 0
+    assert main(["status", path]) == 0
+    assert main(["verify", path, "--deep", "--recompute=1"]) == 0
+    changed = json.loads(to.read_text())
+    changed["nonzero"]["start"] = [4, 11, 3]
+    to.write_text(json.dumps(changed))
+    assert main(["run", path]) == 2
+    assert "input.box" in capsys.readouterr().err
+    to.unlink()
+    assert main(["run", path]) == 0
+    assert main(["verify", path]) == 0
+
+
+@pytest.mark.parametrize(
+    ("box", "message"),
+    [
+        ({"levels": "nowhere.json"}, "input.box.levels: .*beam-inference levels INPUT --to FILE"),
+        ({"levels": "old.json"}, "made by an earlier version, without the box"),
+        ({"levels": "blank.json"}, "is zero throughout: there is no box"),
+        ({"start": [0, 0, 0], "stop": [31, 9, 9]}, r"is not inside the input .*\[0, 0, 0 to 30, 9"),
+        ({"start": [0, 0, 0], "stop": [0, 9, 9]}, "input.box: stop .* must lie beyond start"),
+        ({"start": [0, 0, 0]}, "input.box.stop: missing"),
+        ({"level": "levels.json"}, "input.box.level: unknown key"),
+    ],
+    ids=str,
+)
+def test_a_box_that_is_none_is_refused(made, tmp_path, box, message):
+    _, url, levels = made
+    told = json.loads(levels.read_text())
+    for name, keys in {"old": {"channels": None}, "blank": {"nonzero": None}}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(told | keys))
+    path = write_job(tmp_path / "job.yaml", values_of(url, tmp_path / "out", box))
+    with pytest.raises(ConfigError, match=message):
+        prepare(load_job(str(path)))
+    assert not (tmp_path / "out").exists()
+
+
+def test_predict_takes_the_box_as_an_array(made):
+    array = made[0]
+    found = predict(array[BOX], lambda batch: batch, patch_shape=(21, 30, 34), output_channels=2)
+    np.testing.assert_allclose(found, array[BOX], atol=1e-3)
