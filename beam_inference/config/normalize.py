@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from beam_inference.config.fields import Integer, Model, Numbers, Range, Url
+from beam_inference.config.fields import Integer, Model, Natural, Numbers, Range, Url
 from beam_inference.foreign_text import shorten_value
 
 
@@ -71,7 +71,13 @@ class Sections(Model):
     clip: Clip | None = (0.0, 1.0)
 
 
-class ClipStep(Model):
+class _Step(Model):
+    channels: Annotated[list[Natural], Field(min_length=1)] | None = Field(
+        None, description="the channels that it changes; default all"
+    )
+
+
+class ClipStep(_Step):
     """Values beyond two limits become these."""
 
     clip: Annotated[
@@ -85,7 +91,7 @@ class ClipStep(Model):
         return {"clip": len(self.clip)} if isinstance(self.clip, list) else {}
 
 
-class AffineStep(Model):
+class AffineStep(_Step):
     """``value * scale + offset``."""
 
     scale: Numbers = Field(1.0, description="factor, or a list with one for each channel")
@@ -105,7 +111,8 @@ class AffineStep(Model):
         return _listed(self, "scale", "offset")
 
 
-Divisor = Annotated[FiniteFloat, Field(ge=2.0**-126)]
+LEAST_DIVISOR = 2.0**-126
+Divisor = Annotated[FiniteFloat, Field(ge=LEAST_DIVISOR)]
 """A positive number that is one in float32, too."""
 
 
@@ -120,7 +127,7 @@ class Moments(Model):
     ] = Field(description="becomes 1; or a list with one for each channel")
 
 
-class StandardStep(Model):
+class StandardStep(_Step):
     """``(value - mean) / std``."""
 
     standard: Moments
@@ -161,7 +168,7 @@ class _Division(Model):
         return max(number, self.floor) + self.eps
 
 
-class QuantileClipStep(Model):
+class QuantileClipStep(_Step):
     """Values beyond two quantiles of the volume become these."""
 
     clip: Quantiles
@@ -174,7 +181,7 @@ class QuantileRange(Quantiles, _Division):
     high: float = Field(1.0, description="quantile that becomes 1")
 
 
-class RescaleStep(Model):
+class RescaleStep(_Step):
     """``(value - low) / (high - low)``, of two quantiles of the volume."""
 
     rescale: QuantileRange
@@ -190,7 +197,7 @@ class MomentsFromLevels(Statistics, _Deviation):
     """Mean and standard deviation of each channel of the volume."""
 
 
-class LevelsStandardStep(Model):
+class LevelsStandardStep(_Step):
     """``(value - mean) / std``, of the volume, as the steps before have changed it."""
 
     standard: MomentsFromLevels
@@ -202,7 +209,7 @@ class PatchMoments(_Deviation):
     by: Literal["patch"]
 
 
-class PatchStandardStep(Model):
+class PatchStandardStep(_Step):
     """``(value - mean) / std``, of each patch that the network takes."""
 
     standard: PatchMoments
@@ -330,27 +337,35 @@ def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
     taken = statistics_of(step)
     if taken is None:
         return step
-    key = next(iter(type(step).model_fields))
+    key = next(key for key in ("clip", "rescale", "standard") if key in type(step).model_fields)
     return step.model_copy(update={key: taken.model_copy(update={"levels": rename(taken.levels)})})
 
 
 def dump_normalize(normalize: Normalize) -> object:
     """A normalisation as a job file has it."""
     if isinstance(normalize, tuple):
-        return [step.model_dump() for step in normalize]
+        return [step.model_dump(exclude_none=True) for step in normalize]
     return normalize if isinstance(normalize, str) else normalize.model_dump()
 
 
 def check_listed(steps: Sequence[Step], channels: int) -> None:
     """Refuse lists that do not have a value for each of so many channels. Raises ValueError."""
     for number, step in enumerate(steps):
+        chosen = list(range(channels)) if step.channels is None else step.channels
+        if len(set(chosen)) < len(chosen) or max(chosen) >= channels:
+            raise ValueError(
+                f"normalize.{number}: channels {chosen} must be different ones of 0 … "
+                f"{channels - 1}, the input_channels"
+            )
         if not isinstance(step, (ClipStep, AffineStep, StandardStep)):
             continue
         for key, length in step.listed.items():
-            if length != channels:
+            if length != len(chosen):
+                origin = "input_channels" if step.channels is None else "channels"
                 raise ValueError(
-                    f"normalize.{number}: {key} lists {length} values, but input_channels says "
-                    f"{channels}: write one for each, or one for all"
+                    f"normalize.{number}: {key} lists {length} values, but {origin} says "
+                    f"{channels if step.channels is None else chosen}: write one for each, or one "
+                    "for all"
                 )
 
 

@@ -433,8 +433,8 @@ def _find_output(
     existing = open_output(spec)
     if existing is None:
         if output.bounds is None:
-            padding = f"write output.bounds: {{start: [0, 0, 0], stop: {list(roi.stop)}}}"
-            default_bounds(output.format, roi, padding)
+            padding = f"write output.bounds: {{start: [0, 0, 0], stop: {list(bounds.stop)}}}"
+            default_bounds(output.format, bounds, padding)
         check_output(spec)
         return spec, False
     if output.bounds is not None and existing.bounds != bounds:

@@ -14,11 +14,13 @@ from functools import cache
 
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.normalize import (
+    LEAST_DIVISOR,
     AffineStep,
     ClipStep,
     Contrast,
     DefiniteStep,
     LevelsStandardStep,
+    LevelsStep,
     Moments,
     MomentsFromLevels,
     Normalize,
@@ -50,9 +52,20 @@ def definite_normalization(
     if isinstance(wanted, Contrast | Standard):
         return normalization_from_levels(wanted, volume, storage)
     if isinstance(wanted, tuple):
-        load = cache(lambda url: levels_of_volume(volume, url, storage))
+        load = cache(lambda url: _levels_of_channels(volume, url, storage))
         return definite_steps(wanted, volume.channels, load)
     return wanted
+
+
+def _levels_of_channels(volume: Volume, url: str, storage: Storage) -> Levels:
+    levels = levels_of_volume(volume, url, storage)
+    count = len(levels.channels or [])
+    if count not in (0, volume.channels):
+        raise ConfigError(
+            f"model.normalize: {url} holds levels of {count} channels, and the input has "
+            f"{volume.channels}: make it again with the same channels (--channel)"
+        )
+    return levels
 
 
 def definite_steps(
@@ -68,18 +81,39 @@ def definite_steps(
     Raises:
         ConfigError: a file does not hold what a step wants, or steps before it make it unknown.
     """
-    made = _Steps(channels, load)
+    every = [_Channel(number, load) for number in range(channels)]
+    made = []
     for number, step in enumerate(steps):
-        made.take(f"model.normalize.{number}", step)
-    return tuple(made.steps)
+        key = f"model.normalize.{number}"
+        chosen = every if step.channels is None else [every[each] for each in step.channels]
+        made.append(_definite(key, step, chosen))
+    return tuple(made)
 
 
-@dataclass
+def _definite(key: str, step: Step, channels: Sequence[_Channel]) -> DefiniteStep:
+    """Take a step on each of some channels, and return it as numbers."""
+    match step:
+        case QuantileClipStep():
+            pairs = [each.clip_to_quantiles(key, step.clip) for each in channels]
+            return ClipStep(clip=pairs, channels=step.channels)
+        case RescaleStep() | LevelsStandardStep():
+            moments = [each.standardise(key, step) for each in channels]
+            return StandardStep(
+                standard=Moments(mean=[mean for mean, _ in moments], std=[by for _, by in moments]),
+                channels=step.channels,
+            )
+    for position, channel in enumerate(channels):
+        channel.take(step, position)
+    return step
+
+
+@dataclass(frozen=True)
 class _Clipped:
     """Clips to quantiles so far.
 
     Attributes:
-        url, of: the levels that they are of.
+        url: the levels that they are of.
+        of: the part of the volume that these are of.
         low: position of the lower quantile.
         high: position of the upper quantile.
     """
@@ -91,128 +125,105 @@ class _Clipped:
 
 
 @dataclass
-class _Steps:
-    """The steps so far, and what they make of values.
+class _Channel:
+    """What the steps so far make of the values of a channel.
 
     Attributes:
-        scales, offsets: of each channel, of all steps so far together, but for clips.
+        number: its number.
+        load: reads a levels file.
+        maps: what each step makes of a value.
+        scale: of all steps so far together, but for clips.
+        offset: is added then.
         clipped: the clips to quantiles.
-        unknown: why mean and standard deviation are not known any more.
+        moments_unknown: why mean and standard deviation are not known any more.
+        unknown: why quantiles are not, either.
     """
 
-    channels: int
+    number: int
     load: Callable[[str], Levels]
-    steps: list[DefiniteStep] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
-    offsets: list[float] = field(default_factory=list)
+    maps: list[Callable[[float], float]] = field(default_factory=list)
+    scale: float = 1.0
+    offset: float = 0.0
     clipped: _Clipped | None = None
+    moments_unknown: str | None = None
     unknown: str | None = None
 
-    def __post_init__(self) -> None:
-        self.scales = [1.0] * self.channels
-        self.offsets = [0.0] * self.channels
-
-    def take(self, key: str, step: Step) -> None:
-        """Add a step, as numbers."""
+    def take(self, step: DefiniteStep | LevelsStep, position: int) -> None:
+        """Note a step of numbers, or of each patch; the channel has a position in its lists."""
         match step:
-            case QuantileClipStep():
-                self._clip_to_quantiles(key, step.clip)
-            case RescaleStep():
-                lows, highs = self._values(key, step.rescale)
-                spans = [high - low for low, high in zip(lows, highs, strict=True)]
-                self._standardise(key, lows, [step.rescale.divisor(span) for span in spans])
-            case LevelsStandardStep():
-                self._standardise(key, *self._moments(key, step.standard))
             case StandardStep():
-                moments = step.standard
-                self._standardise(key, self._each(moments.mean), self._each(moments.std), step)
+                std = _at(step.standard.std, position)
+                self._multiply(1 / std, -_at(step.standard.mean, position) / std)
             case AffineStep():
-                self._scale(self._each(step.scale), self._each(step.offset))
-                self.steps.append(step)
+                self._multiply(_at(step.scale, position), _at(step.offset, position))
             case ClipStep():
-                self.unknown = self.unknown or "a clip to fixed numbers changes both"
-                self.steps.append(step)
+                pair = step.clip[position] if isinstance(step.clip, list) else step.clip
+                self._clip(pair)
+                self.moments_unknown = "a clip to fixed numbers changes both"
             case PatchStandardStep():
-                self.unknown = "the step before it depends on each patch"
-                self.steps.append(step)
+                self.unknown = "a step before it depends on each patch"
+                self.moments_unknown = self.unknown
 
-    def _each(self, numbers: float | list[float]) -> list[float]:
-        return numbers if isinstance(numbers, list) else [numbers] * self.channels
+    def _multiply(self, scale: float, offset: float) -> None:
+        self.maps.append(lambda value: value * scale + offset)
+        self.scale *= scale
+        self.offset = self.offset * scale + offset
+        if scale < 0:
+            self.unknown = self.unknown or "a scale before it is negative"
 
-    def _scale(self, scales: Sequence[float], offsets: Sequence[float]) -> None:
-        self.scales = [one * other for one, other in zip(self.scales, scales, strict=True)]
-        self.offsets = [
-            before * scale + offset
-            for before, scale, offset in zip(self.offsets, scales, offsets, strict=True)
-        ]
+    def _clip(self, limits: tuple[float, float]) -> None:
+        low, high = limits
+        self.maps.append(lambda value: min(max(value, low), high))
 
-    def _standardise(
-        self,
-        key: str,
-        means: Sequence[float],
-        divisors: Sequence[float],
-        step: StandardStep | None = None,
-    ) -> None:
-        if not all(math.isfinite(each) for each in (*means, *divisors)) or not all(
-            each >= 2.0**-126 for each in divisors
-        ):
+    def clip_to_quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:
+        """Clip to two quantiles; the values there."""
+        limits = self._quantiles(key, wanted)
+        if limits[0] >= limits[1]:
             raise ConfigError(
-                f"{key}: would divide by {min(divisors):g}, because the volume has one value "
-                "there. Write eps or floor."
-            )
-        self._scale(
-            [1 / each for each in divisors],
-            [-mean / each for mean, each in zip(means, divisors, strict=True)],
-        )
-        self.steps.append(
-            step or StandardStep(standard=Moments(mean=list(means), std=list(divisors)))
-        )
-
-    def _clip_to_quantiles(self, key: str, wanted: Quantiles) -> None:
-        lows, highs = self._values(key, wanted)
-        if any(low >= high for low, high in zip(lows, highs, strict=True)):
-            raise ConfigError(
-                f"{key}: a channel has one value at both quantiles, {wanted.low:g} and "
+                f"{key}: channel {self.number} has one value at both quantiles, {wanted.low:g} and "
                 f"{wanted.high:g}. Choose others."
             )
-        self.steps.append(ClipStep(clip=list(zip(lows, highs, strict=True))))
         low, high = _positions(key, wanted, self.load(wanted.levels))
         before = self.clipped or _Clipped(wanted.levels, wanted.of, low, high)
         if (before.url, before.of) != (wanted.levels, wanted.of):
-            self.unknown = self.unknown or "clips before it are of other levels"
+            self.moments_unknown = "clips before it are to quantiles of other levels"
         self.clipped = _Clipped(before.url, before.of, max(low, before.low), min(high, before.high))
+        self._clip(limits)
+        return limits
 
-    def _values(self, key: str, wanted: Quantiles) -> tuple[list[float], list[float]]:
-        """The values at two quantiles, of each channel, after the steps so far."""
-        if any(isinstance(step, PatchStandardStep) for step in self.steps):
-            raise ConfigError(f"{key}: its quantiles are not known after a step of each patch")
-        if any(scale < 0 for scale in self.scales):
-            raise ConfigError(f"{key}: its quantiles are not known after a negative scale")
+    def standardise(self, key: str, step: RescaleStep | LevelsStandardStep) -> tuple[float, float]:
+        """Subtract a number, and divide by another one; both of them."""
+        if isinstance(step, RescaleStep):
+            zero, one = self._quantiles(key, step.rescale)
+            divisor = step.rescale.divisor(one - zero)
+        else:
+            zero, std = self._moments(key, step.standard)
+            divisor = step.standard.divisor(std)
+        if divisor < LEAST_DIVISOR:
+            raise ConfigError(
+                f"{key}: would divide by {divisor:g}, because channel {self.number} has one value "
+                "there. Write eps or floor."
+            )
+        self._multiply(1 / divisor, -zero / divisor)
+        return zero, divisor
+
+    def _quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:
+        """The values at two quantiles, after the steps so far."""
+        if self.unknown is not None:
+            raise ConfigError(f"{key}: its quantiles are not known, because {self.unknown}")
         low, high = _positions(key, wanted, self.load(wanted.levels))
-        channels = self._channels(key, wanted)
-        return (
-            [self._after_steps(each.values[low], number) for number, each in enumerate(channels)],
-            [self._after_steps(each.values[high], number) for number, each in enumerate(channels)],
-        )
+        values = self._levels(key, wanted).values
+        return self._after_steps(values[low]), self._after_steps(values[high])
 
-    def _after_steps(self, value: float, channel: int) -> float:
-        for step in self.steps:
-            match step:
-                case ClipStep():
-                    pair = step.clip[channel] if isinstance(step.clip, list) else step.clip
-                    value = min(max(value, pair[0]), pair[1])
-                case AffineStep():
-                    scale = self._each(step.scale)[channel]
-                    value = value * scale + self._each(step.offset)[channel]
-                case StandardStep():
-                    mean = self._each(step.standard.mean)[channel]
-                    value = (value - mean) / self._each(step.standard.std)[channel]
+    def _after_steps(self, value: float) -> float:
+        for each in self.maps:
+            value = each(value)
         return value
 
-    def _moments(self, key: str, wanted: MomentsFromLevels) -> tuple[list[float], list[float]]:
-        """Mean of each channel after the steps so far, and what is divided by."""
+    def _moments(self, key: str, wanted: MomentsFromLevels) -> tuple[float, float]:
+        """Mean and standard deviation after the steps so far."""
         clipped = self.clipped
-        unknown = self.unknown
+        unknown = self.moments_unknown
         if clipped is not None and (clipped.url, clipped.of) != (wanted.levels, wanted.of):
             unknown = unknown or "the values were clipped to quantiles of other levels"
         if unknown is not None:
@@ -220,19 +231,15 @@ class _Steps:
                 f"{key}: mean and standard deviation are not known here, because {unknown}. Clip "
                 "to quantiles of the same levels, or write mean and std as numbers."
             )
-        means = []
-        divisors = []
-        for number, channel in enumerate(self._channels(key, wanted)):
-            mean = channel.mean
-            std = channel.std
-            if clipped is not None:
-                mean, std = channel.clipped_moments(clipped.low, clipped.high)
-            std *= math.sqrt(channel.number / max(1, channel.number - wanted.ddof))
-            means.append(mean * self.scales[number] + self.offsets[number])
-            divisors.append(wanted.divisor(std * abs(self.scales[number])))
-        return means, divisors
+        levels = self._levels(key, wanted)
+        mean = levels.mean
+        std = levels.std
+        if clipped is not None:
+            mean, std = levels.clipped_moments(clipped.low, clipped.high)
+        std *= math.sqrt(levels.number / max(1, levels.number - wanted.ddof))
+        return mean * self.scale + self.offset, std * abs(self.scale)
 
-    def _channels(self, key: str, wanted: Statistics) -> list[ValueLevels]:
+    def _levels(self, key: str, wanted: Statistics) -> ValueLevels:
         levels = self.load(wanted.levels)
         if levels.channels is None:
             raise ConfigError(
@@ -242,13 +249,11 @@ class _Steps:
         if wanted.of == "nonzero_box" and levels.nonzero is None:
             raise ConfigError(f"{key}: {levels.input} is zero throughout: it has no nonzero_box")
         nonzero = levels.nonzero if wanted.of == "nonzero_box" else None
-        channels = levels.channels if nonzero is None else nonzero.channels
-        if len(channels) != self.channels:
-            raise ConfigError(
-                f"{key}: {wanted.levels} holds levels of {len(channels)} channels, and the input "
-                f"has {self.channels}: make it again with the same channels (--channel)"
-            )
-        return channels
+        return (levels.channels if nonzero is None else nonzero.channels)[self.number]
+
+
+def _at(numbers: float | list[float], position: int) -> float:
+    return numbers[position] if isinstance(numbers, list) else numbers
 
 
 def _positions(key: str, wanted: Quantiles, levels: Levels) -> tuple[int, int]:

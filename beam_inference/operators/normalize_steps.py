@@ -38,33 +38,46 @@ class StepwiseNormalization:
 
 
 def _take_step(step: DefiniteStep, batch: Any) -> None:
+    def change(
+        values: Any, action: Callable[[Any, Any], object], unless: float | None = None
+    ) -> None:
+        _change(batch, step.channels, values, action, unless)
+
     match step:
         case ClipStep():
-            _change(batch, step.clip, _clip)
+            change(step.clip, _clip)
         case AffineStep():
-            _change(batch, step.scale, _with_float32(operator.imul), unless=1.0)
-            _change(batch, step.offset, _with_float32(operator.iadd), unless=0.0)
+            change(step.scale, _with_float32(operator.imul), unless=1.0)
+            change(step.offset, _with_float32(operator.iadd), unless=0.0)
         case StandardStep():
-            _change(batch, step.standard.mean, _with_float32(operator.isub), unless=0.0)
-            _change(batch, step.standard.std, _with_float32(operator.itruediv), unless=1.0)
+            change(step.standard.mean, _with_float32(operator.isub), unless=0.0)
+            change(step.standard.std, _with_float32(operator.itruediv), unless=1.0)
         case PatchStandardStep():
             for patch in batch:
-                for channel in patch:
-                    _standardise(channel, step.standard)
+                for channel in step.channels or range(len(patch)):
+                    _standardise(patch[channel], step.standard)
 
 
 def _change(
-    batch: Any, values: Any, action: Callable[[Any, Any], object], unless: float | None = None
+    batch: Any,
+    channels: Sequence[int] | None,
+    values: Any,
+    action: Callable[[Any, Any], object],
+    unless: float | None,
 ) -> None:
-    """Change a batch in place: each channel by its value, or all of it by one value.
+    """Change channels of a batch in place, each by its value, or all by one.
 
     The value ``unless`` would change nothing.
     """
-    if isinstance(values, list):
-        for channel, value in enumerate(values):
-            _change(batch[:, channel], value, action, unless)
-    elif values != unless:
-        action(batch, values)
+    if channels is None and not isinstance(values, list):
+        if values != unless:
+            action(batch, values)
+        return
+    chosen = range(batch.shape[1]) if channels is None else channels
+    each = values if isinstance(values, list) else [values] * len(chosen)
+    for channel, value in zip(chosen, each, strict=True):
+        if value != unless:
+            action(batch[:, channel], value)
 
 
 def _with_float32(action: Callable[[Any, float], object]) -> Callable[[Any, float], object]:

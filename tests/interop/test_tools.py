@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import job_values, write_volume
+from helpers import job_values, read_volume, write_levels, write_volume
 
-from beam_inference import predict
+from beam_inference import predict, prepare
 from beam_inference.config.job_file import parse_job
 from beam_inference.config.volumes import Resample
 from beam_inference.conversion.convert import plan_conversion
@@ -16,6 +16,7 @@ from beam_inference.conversion.options import ConversionOptions, ResamplingOptio
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.resampling import Resampling
 from beam_inference.job.parts import open_input
+from beam_inference.worker.worker import Worker
 
 PYTHON = os.environ.get("INTEROP_PYTHON")
 pytestmark = [
@@ -123,6 +124,40 @@ def test_windows_are_those_of_monai(monai, number):
     error = np.abs(result - expected).max() / np.ptp(expected)
     print(f"\n{CASES[number]}: {error:.1e} of the range")
     assert error <= 1e-5
+
+
+def test_images_are_cropped_and_normalised_as_by_nnunet(tmp_path):
+    with np.load(results_of("nnunet_normalized.py", tmp_path) / "normalized.npz") as file:
+        image, box, expected = (file[name] for name in ("image", "box", "result"))
+    url = write_volume(tmp_path / "in", image, block_shape=(16, 16, 16), format="zarr3")
+    write_levels(url, tmp_path)
+    box_of_nonzero = {"levels": "levels.json", "of": "nonzero_box"}
+    steps = [
+        {"clip": [-150, 390], "channels": [0]},
+        {"standard": {"mean": 40.5, "std": 110.25}, "channels": [0]},
+        {"standard": box_of_nonzero, "channels": [1]},
+        {"rescale": box_of_nonzero, "channels": [2]},
+        {"scale": 1 / 255, "channels": [3]},
+    ]
+    job = job_values(
+        url,
+        tmp_path / "out",
+        input={"box": {"levels": "levels.json"}},
+        model={"normalize": steps, "input_channels": 4, "output_channels": 4},
+        output={"format": "zarr3"},
+    )
+    launch = prepare(parse_job(job, tmp_path))
+    assert launch.read_job().input_bounds == BoundingBox(*map(tuple, box.T.tolist()))
+    list(Worker(launch).infer_chunks(range(launch.read_job().plan.chunks.count)))
+    found = read_volume(tmp_path / "out")
+    inside = (slice(None), *(slice(*pair) for pair in box))
+    error = np.abs(found[inside] - expected).max(axis=(1, 2, 3)) / np.ptp(expected, axis=(1, 2, 3))
+    print(f"\nCT, z-score, 0 to 1, RGB: {error} of the range, at most")
+    # sums are rounded to 2^-23 of the largest prediction, here that of another channel
+    assert error.max() <= 2e-6
+    found[inside] = 0
+    assert found.shape == image.shape
+    assert not found.any()
 
 
 def test_arrays_are_resampled_as_by_scikit_image(tmp_path):

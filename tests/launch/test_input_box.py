@@ -153,6 +153,14 @@ def test_an_roi_may_be_a_part_of_the_box(made, tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+def test_a_format_that_starts_at_zero_holds_the_whole_volume(made, tmp_path):
+    array, url, levels = made
+    output = {"format": "zarr3", "block_shape": [8, 16, 16]}
+    box = {"levels": str(levels)}
+    found = done(values_of(url, tmp_path / "out", box, WAYS[1], output=output), tmp_path)
+    np.testing.assert_allclose(found, array, atol=1e-3)
+
+
 def test_integers_and_labels_are_zero_elsewhere(made, tmp_path):
     array, url, levels = made
     box = {"levels": str(levels)}

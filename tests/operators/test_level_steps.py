@@ -147,6 +147,21 @@ def outputs(url, folder, steps, **sections):
     ]
 
 
+def test_channels_have_steps_of_their_own(made, tmp_path):
+    array, url, levels = made
+    steps = [
+        {"clip": [0, 500], "channels": [0]},
+        {"standard": {"mean": [80], "std": 70}, "channels": [0]},
+        {"standard": {"levels": str(levels)} | BOX, "channels": [1]},
+        {"scale": [2, 3], "channels": [1, 0]},
+    ]
+    first, *others = outputs(url, tmp_path, steps)
+    assert {each.tobytes() for each in others} == {first.tobytes()}
+    clipped = (array[0].clip(0, 500).astype(float) - 80) / 70
+    np.testing.assert_allclose(first[0], 3 * clipped, atol=4e-5)
+    np.testing.assert_allclose(first[1], 2 * by_hand(array, [{"standard": BOX}])[1], atol=4e-5)
+
+
 @pytest.mark.parametrize("steps", [STEPS[1], STEPS[4]], ids=str)
 def test_steps_of_levels_have_no_seams(made, tmp_path, steps):
     array, url, levels = made
@@ -243,14 +258,18 @@ def test_a_job_goes_on_without_the_levels_that_it_began_with(made, tmp_path, cap
             "values were clipped to quantiles of other levels",
         ),
         ([PATCH, {"standard": {"levels": "levels.json"}}], "depends on each patch"),
-        ([PATCH, {"rescale": {}}], "not known after a step of each patch"),
-        ([{"scale": -1}, {"rescale": {}}], "not known after a negative scale"),
+        ([PATCH, {"rescale": {}}], "not known, because a step before it depends on each"),
+        ([{"scale": -1}, {"rescale": {}}], "not known, because a scale before it is negative"),
         ([{"clip": {"low": 0.3}}], "must be two of the quantiles that .*levels.json holds"),
         ([{"clip": {"low": 0.0, "high": 0.001}}], "one value at both quantiles, 0 and 0.001"),
         ([{"rescale": {"low": 0.0, "high": 0.001, "floor": 0}}], "would divide by 0"),
         ([{"standard": {"levels": "old.json"}}], "made by an earlier version, without levels of"),
         ([{"standard": {"levels": "one.json"}}], "levels of 1 channels, and the input has 2"),
         ([{"standard": BOX | {"levels": "blank.json"}}], "it has no nonzero_box"),
+        ([{"scale": 2, "channels": [2]}], r"channels \[2\] must be different ones of 0 … 1"),
+        ([{"scale": 2, "channels": [1, 1]}], "must be different ones"),
+        ([{"scale": 2, "channels": []}], "normalize.0.channels"),
+        ([{"scale": [2, 3], "channels": [1]}], r"scale lists 2 values, but channels says \[1\]"),
         ([{"standard": {"levels": "levels.json", "epsilon": 1}}], "normalize.0.standard.epsilon"),
         ([{"standard": {"by": "patch", "eps": -1}}], "normalize.0.standard.eps: .*greater"),
     ],
