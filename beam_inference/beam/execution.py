@@ -20,7 +20,8 @@ from apache_beam.runners.runner import PipelineResult
 
 from beam_inference.beam.cancellation import Cancellation
 from beam_inference.beam.engine_messages import translate
-from beam_inference.beam.flags import with_job_name, with_partitions
+from beam_inference.beam.flags import has_no_workers, with_job_name, with_partitions
+from beam_inference.beam.idle_cluster import IdleCluster
 from beam_inference.beam.job_page import JobPage
 from beam_inference.beam.job_server import job_server
 from beam_inference.beam.progress import Progress
@@ -77,6 +78,7 @@ def execute(
     printed = CapturedStderr()
     with _signals(stop), progress, redirect_stderr(printed), ExitStack() as servers:
         thread = _PipelineThread(options, build, partitions, servers, stop)
+        workers = IdleCluster(lambda: thread.result is not None and has_no_workers(thread.result))
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
@@ -92,6 +94,8 @@ def execute(
                     progress.say(line)
             if cancellation.is_over(thread.result):
                 break
+            if workers.are_given_up() and thread.result is not None:
+                thread.result.cancel()
             printed.log()
             progress.update()
         printed.log()

@@ -97,11 +97,12 @@ class DaskCluster:
         return [process.pid for process in self._processes]
 
     def start(self) -> list[str]:
-        """Start it, unless scheduler and nannies live; returns the flags of a launch on it."""
-        if not self._processes or any(each.poll() is not None for each in self._processes):
+        """Start what of it does not live; returns the flags of a launch on it."""
+        if not self._processes or self._processes[0].poll() is not None:
             self.stop()
             self._starts += 1
-            self._start()
+            self._start_scheduler()
+        self.start_workers()
         return ["--runner=DaskRunner", f"--dask_scheduler_file={self._file}"]
 
     def stop(self) -> None:
@@ -115,25 +116,31 @@ class DaskCluster:
     def _file(self) -> Path:
         return self._folder / f"scheduler-{self._starts}.json"
 
-    def _start(self) -> None:
-        common = ["--scheduler-file", str(self._file), "--no-dashboard"]
+    def start_workers(self) -> None:
+        """Start worker processes where there is a scheduler, and no nanny lives."""
+        if not self._processes or any(each.poll() is None for each in self._processes[1:]):
+            return
         nannies = ["--nworkers", "2", "--nthreads", "1", "--local-directory", str(self._folder)]
-        with (self._folder / "dask.log").open("a") as log:
-            self._processes = [
-                subprocess.Popen(
-                    [str(DASK), *words, *common],
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env=_environment(TMPDIR=str(self._folder)),
-                )
-                for words in (["scheduler", "--port", "0"], ["worker", *nannies])
-            ]
+        self._run("worker", *nannies)
+
+    def _start_scheduler(self) -> None:
+        self._run("scheduler", "--port", "0")
         deadline = time.monotonic() + 60
         while not (self._file.exists() and self._file.read_text().strip()):
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Dask's scheduler did not start: see {self._folder}/dask.log")
             time.sleep(0.1)
+
+    def _run(self, *words: str) -> None:
+        with (self._folder / "dask.log").open("a") as log:
+            process = subprocess.Popen(
+                [str(DASK), *words, "--scheduler-file", str(self._file), "--no-dashboard"],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=_environment(TMPDIR=str(self._folder)),
+            )
+        self._processes.append(process)
 
 
 def processes_of(sessions: Iterable[int]) -> list[int]:

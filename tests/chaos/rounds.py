@@ -254,7 +254,13 @@ class Round:
                 running = self._launch_crew(scene)
             time.sleep(self._chance.uniform(0.5, 1.5))
             self._bring_misfortune(scene)
+            self._start_workers(scene)
         self._running = running
+
+    def _start_workers(self, scene: Scene) -> None:
+        """Start a cluster's workers again, as whoever runs it would: a launch waits for them."""
+        self._cluster.start_workers()
+        scene.sessions += set(self._cluster.sessions) - set(scene.sessions)
 
     def _launch_crew(self, scene: Scene) -> list[Launcher]:
         crew = "Dask" if self._case.on_dask else "one launcher"
@@ -295,6 +301,7 @@ class Round:
 
     def _end_calmly(self, scene: Scene) -> None:
         """Let what runs come to its end, and launch until the command says that it is complete."""
+        self._start_workers(scene)
         for launcher in self._running:
             ending = launcher.wait(_CALM_SECONDS)
             if ending is None:
