@@ -207,12 +207,13 @@ def dataset_names(path: str) -> list[str]:
 
 
 def _volume_names(file: Any) -> list[str]:
-    """Names of all datasets with three or four axes."""
+    """Names of the datasets with three or four axes, of the first few."""
     names: list[str] = []
 
-    def visit(name: str, item: Any) -> None:
-        if len(getattr(item, "shape", ())) in (3, 4):
+    def visit(name: str, item: Any) -> bool | None:
+        if len(getattr(item, "shape", None) or ()) in (3, 4):
             names.append(name)
+        return True if len(names) > _NAMES_IN_MESSAGE else None  # a value ends the visit
 
     file.visititems(visit)
     return names

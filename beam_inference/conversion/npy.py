@@ -22,6 +22,7 @@ from beam_inference.errors import VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
 
 _AXES = {2: "YX", 3: "ZYX", 4: "CZYX"}
+_NAMES_IN_MESSAGE = 10
 _HEADER_BYTES = 2**17
 """Bytes that are read for a header: NumPy refuses those of more than 10,000 characters."""
 
@@ -49,9 +50,8 @@ def npz_source(path: str, name: str | None) -> RawSource:
         is_clear = len(members) == 1 if name is None else name in members
         if not is_clear:
             missing = f", not {name}" if name else ""
-            raise VolumeError(
-                f"{path} holds {', '.join(members) or 'nothing'}{missing}: name one with --dataset"
-            )
+            names = ", ".join(list(members)[:_NAMES_IN_MESSAGE]) or "nothing"
+            raise VolumeError(f"{path} holds {names}{missing}: name one with --dataset")
         member = members[name or next(iter(members))]
         with archive.open(member) as file:
             layout = _layout(file, f"{path}:{member}")

@@ -40,8 +40,9 @@ _PACKINGS = {"raw": None, "gzip": "gzip", "gz": "gzip", "bzip2": "bzip2", "bz2":
 _POSITIONS = ("domain", "space", "???", "none")
 Header = Json
 _TYPES = {"float32": "float", "float64": "double"}
-_LONGEST_HEADER = 2**24
-"""Bytes in which a header must end: without one, a whole file would be read as a single line."""
+_LONGEST_HEADER = 2**20
+"""Bytes in which a header must end: without one, a whole file would be read as a single line, and
+some ten megabytes of short lines take pynrrd half a minute."""
 
 
 def nrrd_source(path: str) -> RawSource:

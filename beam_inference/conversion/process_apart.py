@@ -12,7 +12,7 @@ import sys
 
 from beam_inference.errors import VolumeError
 
-_CPU_SECONDS = 40
+_CPU_SECONDS = 30
 """Time of the processor; waiting for a slow disk does not count."""
 
 # The first arguments are the bound, the module and the function; the others are the function's.

@@ -7,11 +7,13 @@ a box touches are decoded.
 from __future__ import annotations
 
 import logging
+import lzma
 import math
 import os
 import struct
 import threading
 import weakref
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +47,28 @@ from beam_inference.volumes.block_memory import check_block_memory
 _PALETTE = 3
 _SEPARATE = 2
 _CHANNEL_AXES = "CS"
+_LOSSES = (
+    "shaped series",
+    "ImageJ series",
+    "missing",
+    "cannot handle discontiguous",
+    "index out of range",
+    "not stitched",
+    "incompletely written",
+)
+"""Words of tifffile's warnings after which it leaves out pages, or takes other shapes."""
+
+_DEFLATE = frozenset({8, 32946})
+_LZMA = 34925
+_MOST_DEFLATED = 1032
+"""Most bytes that a byte of deflate unpacks to."""
+
+_SMALL_BYTES = 2**28
+"""Bytes that a segment may unpack to without a look at what it unpacks to."""
+
+_MOST_LABELS = 10**6
+"""Values that OME metadata may list along an axis."""
+
 _JPEG = frozenset({6, 7, 34892, 33007})
 """Compressions whose decoder takes tables, as in tifffile itself."""
 
@@ -66,12 +90,14 @@ def tiff_source(path: str, series: str | None) -> RawSource | TiffPages:
     with header_errors(complaint):
         _check_page_list(path)
     with header_errors(complaint), _page_faults() as faults, tifffile.TiffFile(path) as tiff:
-        _check_no_other_names(path, tiff)
+        _check_ome_metadata(path, tiff)
+        _check_imagej_metadata(path, tiff)
         number = _series_number(path, tiff, series)
         source = _source(path, tiff, number)
         if len(tiff.pages) and faults:
             raise VolumeError(
-                f"the list of pages in {path} is damaged: {faults[0]}. Copy it again."
+                f"the list of pages in {path}, or what describes it, is damaged: {faults[0]}. "
+                "Copy it again."
             )
         return source
 
@@ -111,12 +137,16 @@ def _check_page_list(path: str) -> None:
 
 @contextmanager
 def _page_faults() -> Iterator[list[str]]:
-    """Collect what tifffile finds wrong with lists of pages: it logs that, and leaves out pages."""
+    """Collect what tifffile finds wrong with lists of pages, and what describes them.
+
+    It logs that, and leaves out pages, or puts zeros in their place.
+    """
     faults: list[str] = []
 
     def keep(record: logging.LogRecord) -> bool:
         text = record.getMessage()
-        if record.levelno < logging.ERROR or "TiffPages" not in text:
+        is_of_pages = record.levelno >= logging.ERROR and "TiffPages" in text
+        if not is_of_pages and not any(each in text for each in _LOSSES):
             return True
         faults.append(" ".join(text.split())[:200])
         return False
@@ -182,8 +212,14 @@ def _check_one_file(path: str, tiff: Any, series: Any) -> None:
         raise _one_of_several(path)
 
 
-def _check_no_other_names(path: str, tiff: Any) -> None:
-    """Refuse OME metadata that name other files, before any is opened. Raises VolumeError."""
+def _check_ome_metadata(path: str, tiff: Any) -> None:
+    """Refuse OME metadata that name other files, or that tifffile would count for ever.
+
+    This comes before tifffile opens these files, or makes lists of planes.
+
+    Raises:
+        VolumeError: the image is in several files, or has less than its metadata say.
+    """
     if not tiff.is_ome:
         return
     root = ElementTree.fromstring(tiff.ome_metadata)
@@ -192,6 +228,47 @@ def _check_no_other_names(path: str, tiff: Any) -> None:
         name = element.get("FileName", "").lower()
         if element.text != own and (own is not None or name != tiff.filename.lower()):
             raise _one_of_several(path)
+    most = len(tiff.pages) * int(tiff.pages.first.samplesperpixel)
+    for pixels in root.iterfind(".//{*}Pixels"):
+        planes = math.prod(int(pixels.get(f"Size{axis}", 1)) for axis in "ZCT")
+        counts = [
+            int(data.get(key, 0))
+            for data in pixels.iterfind("{*}TiffData")
+            for key in ("PlaneCount", "NumPlanes")
+        ]
+        if max([planes, *counts]) > most:
+            raise VolumeError(
+                f"the OME metadata of {path} speak of {max([planes, *counts])} planes, and it has "
+                f"{most}: it is damaged, or one of several files. Several are converted as a "
+                "stack of slices."
+            )
+    for along in root.iterfind(".//{*}StructuredAnnotations//*[@End]"):
+        length = float(along.get("End", 0)) - float(along.get("Start", 0))
+        if not abs(length) <= _MOST_LABELS * abs(float(along.get("Step", 1))):
+            raise VolumeError(f"the OME metadata of {path} list too many positions on an axis")
+
+
+def _check_imagej_metadata(path: str, tiff: Any) -> None:
+    """Refuse a file that has fewer images than its metadata say.
+
+    ImageJ writes one page for a whole volume where it is large: then the file's length counts.
+
+    Raises:
+        VolumeError: it has.
+    """
+    if not tiff.is_imagej:
+        return
+    stated = int((tiff.imagej_metadata or {}).get("images", 1))
+    page = tiff.pages.first
+    found = len(tiff.pages)
+    if page.is_final:
+        rest = Path(path).stat().st_size - int(page.dataoffsets[0])
+        found = max(found, rest // max(1, int(page.nbytes)))
+    if stated > found:
+        raise VolumeError(
+            f"{path} says that it holds {stated} images, and has room for {found}: it was cut off, "
+            "or is damaged. Copy or save it again."
+        )
 
 
 def _one_of_several(path: str) -> VolumeError:
@@ -413,11 +490,30 @@ def _segment(file: int, page: Any, index: int) -> Voxels | None:
     data = os.pread(file, count, int(page.dataoffsets[index]))
     if len(data) < count:
         raise ValueError("it was cut off")
+    _check_unpacked_size(page.keyframe, data)
     tables = {}
     if page.keyframe.compression in _JPEG:
         tables = {"jpegtables": page.jpegtables, "jpegheader": page.keyframe.jpegheader}
     segment: Voxels = page.keyframe.decode(data, index, **tables)[0][0]
     return segment
+
+
+def _check_unpacked_size(page: Any, data: bytes) -> None:
+    """Refuse a strip or tile that unpacks to much more than its voxels.
+
+    tifffile alone, without imagecodecs, unpacks all of it.
+
+    Raises:
+        ValueError: it does.
+    """
+    most = math.prod(_segment_shape(page)) * int(page.samplesperpixel) * page.dtype.itemsize + 2**20
+    unpacker: Any = None
+    if page.compression in _DEFLATE and len(data) * _MOST_DEFLATED > max(_SMALL_BYTES, most):
+        unpacker = zlib.decompressobj()
+    elif page.compression == _LZMA:
+        unpacker = lzma.LZMADecompressor()
+    if unpacker is not None and len(unpacker.decompress(data, most)) == most:
+        raise ValueError("a strip or tile unpacks to more than its voxels")
 
 
 def _voxel_size(tiff: Any) -> VoxelSizeNm | None:

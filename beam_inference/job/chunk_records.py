@@ -16,7 +16,12 @@ import tensorstore as ts
 
 from beam_inference.errors import StateError
 from beam_inference.job.seals import open_record, seal_record
-from beam_inference.volumes.kvstores import PATIENCE_SECONDS, or_else_again, retry_request
+from beam_inference.volumes.kvstores import (
+    PATIENCE_SECONDS,
+    or_else_again,
+    refuse_pipe,
+    retry_request,
+)
 
 CHUNKS_PER_FOLDER = 4096
 _LISTINGS_AT_A_TIME = 32
@@ -94,6 +99,8 @@ class ChunkEntries:
     def read(self, chunks: Iterable[int]) -> Iterator[StoredRecord]:
         """Read the records of some chunks, where there is one, in order."""
         keys = [(chunk, self._key(chunk)) for chunk in chunks]
+        for _, key in keys:
+            refuse_pipe(f"{self._url}/{key}")
         for chunk, key, reading in [(chunk, key, self._store.read(key)) for chunk, key in keys]:
             result = retry_request(
                 "read",

@@ -7,6 +7,9 @@ from itertools import combinations
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 
+_MOST_PARTS = 1000
+"""Boxes that a chunk is written in at most; each is held against each."""
+
 
 def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
     """Describe what is wrong with what a receipt says; its blocks are not read.
@@ -24,6 +27,8 @@ def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
         return fault
     box = job.plan.chunks.core_box(chunk)
     parts = [part.box for part in receipt.parts]
+    if len(parts) > _MOST_PARTS:
+        return f"its receipt names {len(parts)} boxes"
     inside = all(box.contains(part) for part in parts)
     disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
     if not inside or not disjoint or sum(part.size for part in parts) != box.size:

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -179,10 +180,31 @@ def retry_request(what: str, where: str, action: Callable[[], Value]) -> Value:
     Raises:
         WorkerFault: it failed for good.
     """
+    if what == "read":
+        refuse_pipe(where)
     try:
         return retry_with_backoff(is_transient, attempts=5, longest_wait=5)(action)
     except (ValueError, OSError) as error:
         raise WorkerFault(f"cannot {what} {where}: {one_line(error)}") from error
+
+
+def refuse_pipe(url: str) -> None:
+    """Refuse to read what is no file: a pipe might never answer, and a device never end.
+
+    Raises:
+        WorkerFault: something else lies where a local file is expected.
+    """
+    path = local_folder(url)
+    if path is not None and (_is_pipe(path) or path.is_dir()):
+        raise WorkerFault(f"cannot read {url}: it is a folder, a pipe or the like. Remove it")
+
+
+def _is_pipe(path: Path) -> bool:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return False  # TensorStore says what is wrong
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def delete_folder(store: KvStore, url: str, folder: str = "") -> None:
@@ -217,17 +239,30 @@ def or_else_again(
     return result
 
 
+_MOST_METADATA_BYTES = 2**26
+
+
 def read_key(store: KvStore, key: str, url: str) -> bytes | None:
-    """The value of a key, or None if it is absent.
+    """The value of a key, of metadata, or None if it is absent.
 
     Raises:
-        VolumeError: the store does not answer.
+        VolumeError: the store does not answer, or it is larger than any metadata.
     """
+    folder = local_folder(str(store.url))
+    if folder is not None and _is_pipe(folder / key):
+        raise VolumeError(f"{url}/{key} is no file, but a pipe or the like: the volume is damaged")
     try:
         result = store.read(key).result(timeout=PATIENCE_SECONDS)
     except (ValueError, OSError) as error:
         raise VolumeError(f"cannot read {url}/{key}: {one_line(error)}") from None
-    return bytes(result.value) if result.state == "value" else None
+    if result.state != "value":
+        return None
+    if len(result.value) > _MOST_METADATA_BYTES:
+        raise VolumeError(
+            f"{url}/{key} has {len(result.value):,} bytes: metadata of a volume have less than "
+            f"{_MOST_METADATA_BYTES:,}"
+        )
+    return bytes(result.value)
 
 
 def read_file(url: str, storage: Storage = LOCAL, patience: float = PATIENCE_SECONDS) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from beam_inference.geometry.zyx import VoxelSizeNm, triple
 from beam_inference.volumes.axes import Axes, read_axes, take_positions
 from beam_inference.volumes.block_files import block_with_suffix, first_block_keys, unread_suffix
 from beam_inference.volumes.block_memory import check_block_memory
+from beam_inference.volumes.block_names import check_block_names
 from beam_inference.volumes.detection import (
     Scale,
     StoredVolume,
@@ -93,8 +95,8 @@ def open_source(
             nobody writes to meanwhile.
         booleans: whether a volume of truth values is read as uint8, as masks are; else it is
             refused.
-        check_blocks: whether to refuse local block files that are compressed in a way which
-            TensorStore would silently read as zeros; not needed where no voxels are read.
+        check_blocks: whether to refuse local block files that are compressed, or named, in a way
+            which TensorStore would silently read as zeros; not needed where no voxels are read.
 
     Returns:
         The volume, axes (channel, z, y, x).
@@ -120,8 +122,10 @@ def open_source(
     volume = as_volume(name, store, scale.group_scale, source.select, booleans=booleans)
     if source.channel is not None:
         volume = _take_channels(volume, source.channel)
+    _check_scale_key(volume)
     if check_blocks:
         _refuse_compressed_blocks(volume)
+        check_block_names(name, volume.stored_spec)
     return volume
 
 
@@ -250,12 +254,18 @@ def as_volume(
         channels=domain.shape[0],
         dtype=czyx.dtype.numpy_dtype,
         block_shape=extents(czyx.chunk_layout.write_chunk.shape),
-        voxel_size_nm=None if z is None or y is None or x is None else (z, y, x),
+        voxel_size_nm=_as_voxel_size(z, y, x),
     )
     if group_scale is None:
         return volume
     tell_rest(url, group_scale.origin)
     return volume.place_at(group_scale.origin)
+
+
+def _as_voxel_size(*sizes_nm: float | None) -> VoxelSizeNm | None:
+    """A voxel size, ZYX; None where an axis has none, or one that is no length."""
+    z, y, x = (size if size is not None and 0 < size < math.inf else None for size in sizes_nm)
+    return None if z is None or y is None or x is None else (z, y, x)
 
 
 def _check_blocks(url: str, store: ts.TensorStore) -> None:
@@ -311,6 +321,19 @@ def _take_channels(volume: Volume, channels: Sequence[int]) -> Volume:
         )
     store = volume.store[ts.d[0][list(channels)]]
     return replace(volume, store=store, channels=len(channels))
+
+
+def _check_scale_key(volume: Volume) -> None:
+    """Refuse a precomputed scale whose blocks lie anywhere but in the volume's folder."""
+    scale = volume.precomputed_scale
+    if scale is None:
+        return
+    parts = str(scale["key"]).split("/")
+    if {"", ".", ".."}.intersection(parts):
+        raise VolumeError(
+            f"{volume.url}/info names the scale {scale['key']!r}, which is no path inside of the "
+            "volume's folder: blocks from elsewhere are not read in its place"
+        )
 
 
 def _refuse_compressed_blocks(volume: Volume) -> None:

@@ -101,12 +101,12 @@ class Volume:
     @property
     def driver(self) -> str:
         """TensorStore's name of the driver that reads the stored array."""
-        return str(self._spec.get("driver"))
+        return str(self.stored_spec.get("driver"))
 
     @property
     def stored_dtype(self) -> str:
         """Name of the dtype of the stored array, from which ``dtype`` may be converted."""
-        return str(self._spec.get("dtype", self.dtype.name))
+        return str(self.stored_spec.get("dtype", self.dtype.name))
 
     @property
     def values_dtype(self) -> AnyDtype:
@@ -135,17 +135,17 @@ class Volume:
     @property
     def precomputed_type(self) -> str | None:
         """The type that a precomputed volume states: "image" or "segmentation"; None of others."""
-        kind: str | None = self._spec.get("multiscale_metadata", {}).get("type")
+        kind: str | None = self.stored_spec.get("multiscale_metadata", {}).get("type")
         return kind
 
     @property
     def precomputed_scale(self) -> Json | None:
         """The metadata of its scale, of a precomputed volume; None of others."""
-        scale: Json | None = self._spec.get("scale_metadata")
+        scale: Json | None = self.stored_spec.get("scale_metadata")
         return scale
 
     @cached_property
-    def _spec(self) -> Json:
+    def stored_spec(self) -> Json:
         """TensorStore's spec of the stored array."""
         spec: Json = self.store.spec().to_json()
         return {**spec, **spec["base"]} if "base" in spec else spec
@@ -168,7 +168,7 @@ class Volume:
         array = arrays.empty((self.channels, *box.shape), self.dtype)
         try:
             voxels = self.store[:, z0:z1, y0:y1, x0:x1][ts.d[:].translate_to[0]]
-            irregular = irregular_block(self._spec, voxels) if box.size else None
+            irregular = irregular_block(self.stored_spec, voxels) if box.size else None
             if irregular is not None:
                 raise PermanentReadError(
                     f"cannot read {box} of {self.url}: {irregular} is a folder or the like, where "

@@ -8,6 +8,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import lzma
 import os
 import struct
 import tracemalloc
@@ -27,7 +28,8 @@ from source_volumes import random_array
 from beam_inference.cli.main import main
 from beam_inference.conversion.convert import plan_conversion
 from beam_inference.conversion.options import ConversionOptions
-from beam_inference.errors import UserError
+from beam_inference.conversion.process_apart import run_apart
+from beam_inference.errors import UserError, VolumeError
 
 ARRAY = random_array("uint8", (5, 6, 7))
 CUBE_OF_A_MILLION = "1000000 1000000 1000000"
@@ -93,6 +95,7 @@ NRRD_REFUSED = {
     "77 byte skip of garbage": nrrd("byte skip: many"),
     "80 kinds too few": nrrd("kinds: domain domain"),
     "81 kinds of no positions": nrrd("kinds: list list list"),
+    "of a million lines": nrrd(*(f"k{n}:=v" for n in range(10**6))),
     "90 garbage": b"NRRD0004\n" + random_array("uint8", (1000,)).tobytes(),
     "90 one line without an end": b"NRRD0004\n" + b"a" * 2**20,
 }
@@ -277,6 +280,12 @@ def test_numpy_files_are_refused(case, tmp_path, capsys):
     path = tmp_path / case.split()[1]
     path.write_bytes(NUMPY_REFUSED[case])
     check_refused(path, tmp_path, capsys)
+
+
+def test_members_of_an_archive_are_named_but_not_all(tmp_path, capsys):
+    (tmp_path / "a.npz").write_bytes(npz(*((f"m{n}.npy", b"") for n in range(3000))))
+    message = check_refused(tmp_path / "a.npz", tmp_path, capsys)
+    assert "holds m0, m1, m2, m3, m4, m5, m6, m7, m8, m9: name one" in message
 
 
 def test_numpy_files_are_read(tmp_path):  # 104, 105, 116
@@ -606,6 +615,95 @@ def test_a_tiff_strip_larger_than_memory(tmp_path, capsys):
         content = with_tag(content, 0, tag, 2**30 - 1)
     (tmp_path / "a.tif").write_bytes(content)
     assert "GiB of memory" in check_refused(tmp_path / "a.tif", tmp_path, capsys)
+
+
+OME = """<?xml version="1.0" encoding="UTF-8"?>
+<OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06"><Image ID="Image:0">
+<Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint8" SizeX="{x}" SizeY="6" SizeZ="{z}"
+SizeC="1" SizeT="1"><Channel ID="c" SamplesPerPixel="1"/>{planes}</Pixels></Image>
+<StructuredAnnotations>{annotations}</StructuredAnnotations></OME>"""
+
+
+def write_ome(path: Path, planes: str = "<TiffData/>", **keys: object) -> None:
+    """Write slices with OME metadata; keys are extents, or annotations."""
+    text = OME.format(**{"x": 7, "z": 5, "annotations": "", "planes": planes} | keys)
+    with tifffile.TiffWriter(path) as file:
+        for number, plane in enumerate(ARRAY):
+            description = None if number else text
+            file.write(plane, contiguous=False, metadata=None, description=description)
+
+
+ENDLESS_AXIS = """<XMLAnnotation ID="a" Namespace="openmicroscopy.org/omero/dimension/modulo">
+<Value><Modulo><ModuloAlongZ Type="angle" Start="0" End="1e12"/></Modulo></Value></XMLAnnotation>"""
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"z": 10**9}, "speak of 1000000000 planes, and it has 5"),
+        ({"z": 50}, "speak of 50 planes, and it has 5"),
+        (
+            {"planes": f'<TiffData IFD="0" PlaneCount="{10**12}"/>'},
+            "speak of 1000000000000 planes, and it has 5",
+        ),
+        ({"x": 9}, "Missing data are zeroed"),
+        ({"annotations": ENDLESS_AXIS}, "too many positions on an axis"),
+    ],
+)
+def test_ome_metadata_of_what_the_file_has_not(keys, what, tmp_path, capsys):
+    write_ome(tmp_path / "a.tif", **keys)
+    assert what in check_refused(tmp_path / "a.tif", tmp_path, capsys)
+
+
+def test_ome_planes_in_an_order_of_their_own(tmp_path):
+    planes = "".join(f'<TiffData FirstZ="{4 - n}" IFD="{n}" PlaneCount="1"/>' for n in range(5))
+    write_ome(tmp_path / "a.tif", planes)
+    check_converted(tmp_path / "a.tif", tmp_path, ARRAY[::-1])
+
+
+def test_a_shape_in_tiff_metadata_that_is_not_that_of_its_pages(tmp_path, capsys):
+    file = io.BytesIO()
+    tifffile.imwrite(file, ARRAY, metadata={"axes": "ZYX"})
+    (tmp_path / "a.tif").write_bytes(file.getvalue().replace(b"[5, 6, 7]", b"[7, 6, 5]"))
+    assert "or what describes it, is damaged" in check_refused(tmp_path / "a.tif", tmp_path, capsys)
+
+
+def test_an_imagej_stack_that_lost_images(tmp_path, capsys):
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.zeros((5, 200, 200), np.uint8), imagej=True)
+    (tmp_path / "a.tif").write_bytes(file.getvalue().replace(b"images=5", b"images=9"))
+    message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    assert "says that it holds 9 images, and has room for 5" in message
+
+
+@pytest.mark.parametrize("compression", [8, 34925])
+def test_a_tiff_strip_that_unpacks_without_end(compression, tmp_path, capsys):
+    zeros = bytes(2**28)
+    bomb = zlib.compress(zeros, 1) if compression == 8 else lzma.compress(zeros, preset=0)
+    del zeros
+    content = tiff_bytes(ARRAY[:1])
+    for tag, value in ((COMPRESSION, compression), (273, len(content)), (279, len(bomb))):
+        content = with_tag(content, 0, tag, value)
+    (tmp_path / "a.tif").write_bytes(content + bomb)
+    tracemalloc.start()
+    message = check_refused(tmp_path / "a.tif", tmp_path, capsys)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "unpacks to more than its voxels" in message
+    assert peak < 2**27
+
+
+def test_hdf5_groups_that_its_library_never_gets_through(tmp_path, capsys):
+    """The time that it takes grows with the third power of the depth."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        group: h5py.Group = file
+        for _ in range(3000):
+            group = group.create_group("g")
+        group.create_dataset("v", data=ARRAY)
+    with pytest.raises(VolumeError, match="did not end within 1 s"):
+        run_apart(
+            "a", "beam_inference.conversion.hdf5", "try_dataset", f"{tmp_path}/a.h5", cpu_seconds=1
+        )
 
 
 def test_ome_metadata_that_name_a_file_elsewhere(tmp_path, capsys):

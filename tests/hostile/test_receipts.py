@@ -76,8 +76,9 @@ ROWS: dict[int, Callable[[bytes], bytes]] = {
     374: _with_seal(_spoil_statistics),
     378: lambda text: re.sub(rb'"chunk":\d+', b'"chunk":1e400', open_record(text)),
     0: lambda text: text + b"}",  # the torn file of row 469
+    1: _without_seal(lambda values: values.update(parts=values["parts"] * 20_000)),
 }
-"""Rows of HOSTILE.md, and how each damages a receipt."""
+"""Rows of HOSTILE.md, and how each damages a receipt; the last were found later."""
 
 
 @dataclass(frozen=True)

@@ -99,3 +99,29 @@ def test_a_write_that_hangs_is_given_up(tmp_path: Path) -> None:
     volume = replace(volume, store=_NeverWritten(volume.store))
     with pytest.raises(WorkerFault, match="is not done after 5 s"):
         volume.write(volume.bounds, np.ones((1, 8, 8, 8), np.uint8), timeout=5)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["owners.json", "job.json", "receipts/*/*/*02.json"])
+def test_a_state_file_that_is_none(
+    name: str,
+    make: Callable[[Path], None],
+    job: Callable[..., str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = job()
+    assert main(["run", path]) == 0
+    (file,) = (tmp_path / "out/_beam_inference").glob(name)
+    file.unlink()
+    make(file)
+    assert main(["run", path]) in (1, 2)
+    told = capsys.readouterr()
+    assert "it is a folder, a pipe or the like. Remove it" in told.out + told.err
+
+
+def test_metadata_that_are_a_pipe(volume_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (volume_in / "info").unlink()
+    os.mkfifo(volume_in / "info")
+    assert main(["convert", str(volume_in), str(volume_in.parent / "a.npy")]) == 2
+    assert "info is no file, but a pipe or the like" in capsys.readouterr().err
