@@ -29,7 +29,7 @@ from beam_inference.config.fields import (
     VoxelSize,
     WritableUrl,
 )
-from beam_inference.config.normalize import Normalize, check_listed
+from beam_inference.config.normalize import Normalize, check_listed, sees_patches
 from beam_inference.config.operators import (
     InstalledOperator,
     channels_after,
@@ -574,6 +574,12 @@ class JobConfig(Model):
     def _check_inference(self) -> None:
         inference = self.inference
         model = self.model
+        if self.input.network_fill is not None and sees_patches(model.normalize):
+            raise ValueError(
+                "input.fill_units: network puts a value beyond the volume once a patch is "
+                "normalised, and a step of model.normalize is by: patch, which takes what lies "
+                "there into account: write input.fill_units: stored"
+            )
         if model.dims == 2 and inference.patch_shape[0] != 1:
             raise ValueError(
                 "a 2-D network (model.dims: 2) takes patches of depth 1, but "

@@ -316,6 +316,12 @@ def statistics_of(step: Step) -> Statistics | None:
             return None
 
 
+def sees_patches(normalize: object) -> bool:
+    """Whether a normalisation depends on each patch."""
+    steps = normalize if isinstance(normalize, tuple) else ()
+    return any(isinstance(step, PatchStandardStep) for step in steps)
+
+
 def levels_files(normalize: object) -> list[str]:
     """The levels files that a normalisation, or any other value, names."""
     if isinstance(normalize, FromLevels):

@@ -177,7 +177,14 @@ class Input(Model):
             "symmetric: border voxels twice. edge: border voxels. constant: fill_value"
         ),
     )
-    fill_value: FiniteFloat = Field(0.0, description="value for fill: constant, in stored units")
+    fill_value: FiniteFloat = Field(0.0, description="value for fill: constant")
+    fill_units: Literal["stored", "network"] = Field(
+        "stored",
+        description=(
+            "what fill_value is: a stored value, which is normalised as others are, or one that "
+            "the network sees"
+        ),
+    )
     box: (
         Annotated[
             Annotated[LevelsBox, Tag("levelsbox")] | Annotated[Bounds, Tag("bounds")],
@@ -203,6 +210,11 @@ class Input(Model):
         """The volume to open, and what of it."""
         return VolumeSource(self.path, self.spec, self.scale, self.channel, self.select, storage)
 
+    @property
+    def network_fill(self) -> float | None:
+        """What the network sees beyond the volume; None if that is made of stored values."""
+        return self.fill_value if self.fill_units == "network" else None
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.path is None) == (self.spec is None):
@@ -217,6 +229,11 @@ class Input(Model):
             )
         if self.spec is not None and self.scale != 0:
             raise ValueError("scale has no effect beside spec: put scale_index into the spec")
+        if self.fill != "constant" and self.fill_units != "stored":
+            raise ValueError(
+                f"fill_units has no effect with fill: {self.fill}; write fill: constant, or remove "
+                "it"
+            )
         if self.fill != "constant" and self.fill_value:
             raise ValueError(
                 f"fill_value has no effect with fill: {self.fill}; write fill: constant, or remove "

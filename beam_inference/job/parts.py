@@ -91,7 +91,9 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
     """
     fill = config.input.fill
     normalize = config.model.normalize
-    array = volume.cutout(box, fill, config.input.fill_value, config.job.timeouts.read)
+    # What the network is to see beyond the volume is put there once patches are normalised.
+    value = config.input.fill_value if config.input.network_fill is None else 0.0
+    array = volume.cutout(box, fill, value, config.job.timeouts.read)
     if isinstance(normalize, Sections):
         return by_section(array, source_sections(box, volume.bounds, fill), normalize)
     return array

@@ -393,7 +393,7 @@ def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str
 
 
 def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
-    if config.input.fill == "constant":
+    if config.input.fill == "constant" and config.input.network_fill is None:
         check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
     for key, mask in masks.items():
         dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)

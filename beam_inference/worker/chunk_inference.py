@@ -65,6 +65,19 @@ class ChunkResult:
     patches_beyond_bound: int
 
 
+@dataclass(frozen=True, slots=True)
+class NetworkFill:
+    """What the network sees beyond the volume, whatever normalisation would make of it.
+
+    Attributes:
+        volume: the volume's bounds.
+        value: the value there.
+    """
+
+    volume: BoundingBox
+    value: float
+
+
 class ChunkInference:
     """Computes all patches of a chunk and blends them into its core; one thread at a time.
 
@@ -87,6 +100,7 @@ class ChunkInference:
         largest: the largest prediction that the network's activation allows; infinity without one.
         uniform_answers: number of uniform values whose predictions are kept.
         window: what a patch's voxels weigh where patches overlap.
+        fill: what patches see beyond the volume, if it is not to be normalised.
 
     Attributes:
         batch_size: patches per network call; smaller than at the start once the device was out of
@@ -105,6 +119,7 @@ class ChunkInference:
         largest: float = math.inf,
         uniform_answers: int = UNIFORM_ANSWERS,
         window: BlendWindow = BUMP,
+        fill: NetworkFill | None = None,
     ) -> None:
         self.batch_size = batch_size
         self.answers: dict[tuple[float, ...], Any] = {}
@@ -115,6 +130,7 @@ class ChunkInference:
         self._largest = largest
         self._uniform_answers = uniform_answers
         self._window = window
+        self._fill = fill
 
     def start_upload(self, array: AnyArray, box: BoundingBox) -> ChunkInput:
         """Begin to bring a chunk's input to the device; any thread may do so.
@@ -204,7 +220,7 @@ class ChunkInference:
     ) -> Any:
         """Prediction for a patch of one value; None if it is not, or is one value too many."""
         value = patches.uniform_value(index)
-        if value is None:
+        if value is None or (self._fill and patches.beyond(index, self._fill.volume)):
             return None
         key = (batch_size, *value)  # in another size of batch the bits may differ
         if key not in self.answers and len(self.answers) < self._uniform_answers:
@@ -216,8 +232,13 @@ class ChunkInference:
         self, patches: ChunkPatches, indices: Sequence[Zyx], batch_size: int, work: ChunkWork
     ) -> Any:
         """Predictions (batch_size, C, *patch_shape) of at most ``batch_size`` patches."""
-        batch = patches.batch(indices, batch_size)
-        predictions = self._predictor.predict(self._normalize(batch))
+        batch = self._normalize(patches.batch(indices, batch_size))
+        if self._fill is not None:
+            for position in range(batch_size):
+                index = indices[min(position, len(indices) - 1)]
+                for part in patches.beyond(index, self._fill.volume):
+                    batch[(position, slice(None), *part)] = self._fill.value
+        predictions = self._predictor.predict(batch)
         leading = (batch_size, self._channels)
         return crop_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
 

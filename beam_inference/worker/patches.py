@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from beam_inference.arrays import AnyArray
 from beam_inference.engines.protocol import Device
-from beam_inference.geometry.bounding_box import grown_shape
+from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
 
@@ -44,6 +44,7 @@ class ChunkPatches:
         self.slices = [axis_slices(work, axis) for axis in range(3)]
         self._array = array
         self._volume = volume
+        self._start = work.input_box.start
         self._patch_shape = grown_shape(work.lattice.patch_shape, work.crop_margin)
         self._device = device
         self._batch: Any = None
@@ -57,6 +58,20 @@ class ChunkPatches:
         if not all((part == first).all() for part in parts):
             return None
         return tuple(first.ravel().tolist())
+
+    def beyond(self, index: Zyx, volume: BoundingBox) -> list[tuple[slice, slice, slice]]:
+        """Parts of a patch's input, which may overlap, that lie beyond the volume."""
+        parts = []
+        for axis, where in enumerate(self._input_slices(index)[1:]):
+            first = self._start[axis] + where.start
+            length = where.stop - where.start
+            low = min(max(0, volume.start[axis] - first), length)
+            high = min(max(0, volume.stop[axis] - first), length)
+            for part in (slice(0, low), slice(high, length)):
+                if part.start < part.stop:
+                    z, y, x = (part if each == axis else slice(None) for each in range(3))
+                    parts.append((z, y, x))
+        return parts
 
     def batch(self, indices: Sequence[Zyx], batch_size: int) -> Any:
         """Device array (batch_size, channels, *patch) of patches; the last one fills up the rest.

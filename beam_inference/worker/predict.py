@@ -29,7 +29,7 @@ from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import LoadedNetwork, as_network
-from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
 from beam_inference.worker.trial import boxes_to_try, largest_prediction
 
 _AT_HAND = "beam_inference.worker.predict:network"
@@ -56,6 +56,7 @@ def predict(
     augment: Literal["none", "xy", "xyz"] | Mapping[str, Sequence[str]] = "none",
     fill: Literal["reflect", "symmetric", "edge", "constant"] = "reflect",
     fill_value: float = 0.0,
+    fill_units: Literal["stored", "network"] = "stored",
 ) -> NDArray[np.float32]:
     """Run a network over an array, patch by patch, and blend its predictions.
 
@@ -100,7 +101,9 @@ def predict(
         augment: average over flips and transposes of each patch, or with ``{"mirror": "zyx"}``
             over flips of these axes alone.
         fill: what lies outside the array, where patches and crop margins reach beyond it.
-        fill_value: value for ``fill="constant"``, in stored units.
+        fill_value: value for ``fill="constant"``.
+        fill_units: what that is: a stored value, which is normalised as others are, or one that
+            the network sees.
 
     Returns:
         The blended predictions, float32, shape (output channels, Z, Y, X).
@@ -142,7 +145,7 @@ def predict(
                 else {name: list(axes) for name, axes in augment.items()}
             ),
         },
-        fill={"fill": fill, "fill_value": fill_value},
+        fill={"fill": fill, "fill_value": fill_value, "fill_units": fill_units},
     )
     plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
@@ -161,6 +164,7 @@ def predict(
         bound,
         largest=config.largest_prediction,
         window=config.inference.window,
+        fill=None if fill_units == "stored" else NetworkFill(plan.volume, fill_value),
     )
     cutout = _cut_out(channels, work.input_box, config)
     return inference.infer(inference.start_upload(cutout, work.input_box), work).core
@@ -241,4 +245,5 @@ def _cut_out(array: AnyArray, box: BoundingBox, config: JobConfig) -> AnyArray:
     fill = config.input.fill
     source = source_box(box, volume, fill)
     values = array[(slice(None), *source.slices_in(volume))]
-    return fill_outside(values, source, box, volume, fill, config.input.fill_value)
+    value = config.input.fill_value if config.input.network_fill is None else 0.0
+    return fill_outside(values, source, box, volume, fill, value)

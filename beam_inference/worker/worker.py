@@ -9,7 +9,7 @@ from beam_inference.engines.predictor import Predictor
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.worker.chunk_inference import ChunkInference
+from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.infer_stage import InferStage
 from beam_inference.worker.merge_stage import MergeStage
@@ -21,6 +21,7 @@ def make_chunk_inference(opened: OpenJob) -> ChunkInference:
     """Make the inference of an opened job."""
     bound = opened.job.prediction_bound
     assert bound is not None  # a job that began by older rules was refused at launch
+    value = opened.job.config.input.network_fill
     return ChunkInference(
         opened.predictor,
         opened.normalize,
@@ -29,6 +30,7 @@ def make_chunk_inference(opened: OpenJob) -> ChunkInference:
         bound,
         largest=opened.job.config.largest_prediction,
         window=opened.job.config.inference.window,
+        fill=None if value is None else NetworkFill(opened.job.input_bounds, value),
     )
 
 
