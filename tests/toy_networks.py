@@ -253,3 +253,9 @@ def cramped() -> nn.Module:
 def residual_unet() -> nn.Module:
     torch.manual_seed(0)
     return ResidualUNet(output_channels=3, widths=(4, 6))
+
+
+def finer() -> nn.Module:
+    """Eight voxels for each of its input, of which it needs one more on each side."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv3d(1, 4, 3), nn.ReLU(), nn.ConvTranspose3d(4, 2, 2, stride=2))

@@ -104,6 +104,13 @@ class Network(Model):
         (0, 0, 0), description="voxels by which the input exceeds its patch, per side"
     )
     dims: Literal[2, 3] = 3
+    output_scale: Shape = Field(
+        (1, 1, 1),
+        description=(
+            "voxels of the network's output for each voxel of its input, ZYX. All shapes and boxes "
+            "of the job are in the output's voxels"
+        ),
+    )
     prediction_bound: PositiveFloat | None = Field(
         None,
         description=(
@@ -523,6 +530,7 @@ class JobConfig(Model):
     def _check(self) -> Self:
         self._check_labels()
         self._check_resample()
+        self._check_output_scale()
         self._check_inference()
         self._check_output()
         return self
@@ -570,6 +578,45 @@ class JobConfig(Model):
                 f"{list(trained)} (z, y, x): the network would see objects of another size than "
                 "it was trained on. Remove one of them."
             )
+
+    def _check_output_scale(self) -> None:
+        scale = self.model.output_scale
+        if scale == (1, 1, 1):
+            return
+        inference = self.inference
+        shapes = {
+            "inference.patch_shape": inference.patch_shape,
+            "inference.patch_overlap": inference.patch_overlap,
+            "model.crop_margin": self.model.crop_margin,
+        }
+        if self.roi is not None:
+            shapes |= {
+                "roi.start": self.roi.start,
+                "roi.stop": self.roi.stop,
+                "roi.context": self.roi.context,
+            }
+        for key, shape in shapes.items():
+            if any(n % s for n, s in zip(shape, scale, strict=True)):
+                raise ValueError(
+                    f"{key} {list(shape)} must be a multiple of model.output_scale {list(scale)} "
+                    "(z, y, x), so that patches begin with a voxel of the network's input; it is "
+                    "in voxels of the output"
+                )
+        refused = {
+            "inference.lattice: spread": inference.lattice == "spread",
+            "inference.seams: crop": inference.seams == "crop",
+            "inference.precision: int8": inference.precision == "int8",
+            "input.fill: reflect": self.input.fill == "reflect",
+            "model.dims: 2": self.model.dims == 2 and scale[0] != 1,
+            "inference.augment": inference.augment in ("xy", "xyz") and scale[1] != scale[2],
+        }
+        for key, is_asked in refused.items():
+            if is_asked:
+                others = "; write symmetric, edge or constant" if "fill" in key else ""
+                raise ValueError(
+                    f"{key} does not go with model.output_scale {list(scale)}: voxels of the "
+                    f"network's input would be cut{others}"
+                )
 
     def _check_inference(self) -> None:
         inference = self.inference

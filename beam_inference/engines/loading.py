@@ -24,6 +24,7 @@ from beam_inference.engines.numpy_device import NumpyDevice
 from beam_inference.engines.numpy_forward import numpy_forward
 from beam_inference.engines.per_shape import per_shape
 from beam_inference.engines.predictor import Predictor
+from beam_inference.engines.scaled import scale_output
 from beam_inference.engines.surroundings import describe_surroundings
 from beam_inference.errors import (
     DeviceOutOfMemory,
@@ -31,6 +32,7 @@ from beam_inference.errors import (
     ModelContractError,
     WorkerFault,
 )
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.hashes import NetworkFiles, file_states
 from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
@@ -68,6 +70,9 @@ def load_predictor(
         predictor = identity_predictor(model.activation)
     else:
         predictor = _load(model, inference, allow_pickle, network, quantized)
+    if model.output_scale != (1, 1, 1):
+        scaled = scale_output(predictor.predict, predictor.device, model.output_scale)
+        predictor = replace(predictor, predict=scaled)
     if inference.augment == "none":
         return predictor
     from beam_inference.engines.augmented import augment, symmetries
@@ -281,7 +286,9 @@ def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:
 
 def _request(source: _Source, model: Network, inference: Inference) -> LoadRequest:
     """What an engine is to load for a job's batches."""
-    patch = grown_shape(inference.patch_shape, model.crop_margin)
+    patch = zyx.ceil_div_each(
+        grown_shape(inference.patch_shape, model.crop_margin), model.output_scale
+    )
     return LoadRequest(
         network=source.network,
         kind=source.kind,

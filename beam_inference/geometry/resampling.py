@@ -55,6 +55,8 @@ class AxisResampling:
         start, length: of the source, in its voxels.
         target_start, target_length: of the target, in its own.
         order: of the spline.
+        repeat: how many neighbours of the target lie at the same place of the source, and have one
+            value; the target's length is a multiple of it.
     """
 
     start: int
@@ -62,16 +64,18 @@ class AxisResampling:
     target_start: int
     target_length: int
     order: Order
+    repeat: int = 1
 
     @property
     def is_identity(self) -> bool:
         """Whether source and target have the same voxels."""
-        return self.length == self.target_length
+        return self.length == self.target_length and self.repeat == 1
 
     def coordinates(self, start: int, stop: int) -> NDArray[np.float64]:
         """Where the target's voxels ``start … stop`` lie, in voxels from the source's first."""
-        number = np.arange(start - self.target_start, stop - self.target_start, dtype=np.float64)
-        return (number + 0.5) * (self.length / self.target_length) - 0.5
+        number = np.arange(start - self.target_start, stop - self.target_start) // self.repeat
+        step = self.length / (self.target_length // self.repeat)
+        return (number.astype(np.float64) + 0.5) * step - 0.5
 
     def source_interval(self, start: int, stop: int) -> tuple[int, int]:
         """The source's voxels that the target's voxels ``start … stop`` are made of."""
@@ -101,7 +105,7 @@ class AxisResampling:
         """The most voxels of the source that as many neighbours of the target are made of."""
         if self.is_identity:
             return length
-        voxels = length * self.length // self.target_length
+        voxels = (length + self.repeat - 1) * self.length // self.target_length
         most: Numbers = np.minimum(voxels + 2 * _REACH[self.order] + 2, self.length)
         return int(most) if isinstance(length, int) else most
 
@@ -163,11 +167,13 @@ class Resampling:
         source: the box, in its own voxels.
         target: the same space in the other voxels.
         orders: order of the spline on each axis, ZYX.
+        repeat: voxels of the target that have one value, on each axis, ZYX.
     """
 
     source: BoundingBox
     target: BoundingBox
     orders: tuple[Order, Order, Order]
+    repeat: Zyx = (1, 1, 1)
 
     @property
     def axes(self) -> tuple[AxisResampling, AxisResampling, AxisResampling]:
@@ -179,6 +185,7 @@ class Resampling:
                 self.target.start[axis],
                 self.target.shape[axis],
                 self.orders[axis],
+                self.repeat[axis],
             )
             for axis in range(3)
         )
@@ -350,6 +357,22 @@ class Grid:
         stop = triple(start + count for start, count in zip(origin.voxel, counts, strict=True))
         return Grid(BoundingBox(origin.voxel, stop), (z, y, x), origin.rest)
 
+    def divided(self, by: Zyx) -> Grid:
+        """The grid with each voxel divided into several.
+
+        Raises:
+            ValueError: it begins so far between voxels that the smaller ones would not lie in it.
+        """
+        z, y, x = (part * n for part, n in zip(self.rest, by, strict=True))
+        if not all(-0.5 <= part < 0.5 for part in (z, y, x)):
+            parts = [float(f"{part:.3g}") for part in self.rest]
+            raise ValueError(
+                f"it begins between the voxels that the network sees, {parts} of one beyond them. "
+                "Copy it to another position first (beam-inference convert --offset)"
+            )
+        size_z, size_y, size_x = (size / n for size, n in zip(self.voxel_size_nm, by, strict=True))
+        return Grid(self.bounds.refine(by), (size_z, size_y, size_x), (z, y, x))
+
 
 def coarse_axis(
     size: VoxelSizeNm, other: VoxelSizeNm, separate_z: bool | Literal["auto"]
@@ -375,7 +398,9 @@ def coarse_axis(
     return longest[0] if len(longest) == 1 else None
 
 
-def make_resampling(source: Grid, target: Grid, order: Order, coarse: int | None) -> Resampling:
+def make_resampling(
+    source: Grid, target: Grid, order: Order, coarse: int | None, repeat: Zyx = (1, 1, 1)
+) -> Resampling:
     """The resampling from one grid to another one over the same space.
 
     Args:
@@ -384,6 +409,7 @@ def make_resampling(source: Grid, target: Grid, order: Order, coarse: int | None
         order: of the spline.
         coarse: the axis that is resampled by nearest voxels, see :func:`coarse_axis`; None for
             none.
+        repeat: voxels of the target that have one value, on each axis.
     """
     orders: list[Order] = [0 if axis == coarse else order for axis in range(3)]
-    return Resampling(source.bounds, target.bounds, (orders[0], orders[1], orders[2]))
+    return Resampling(source.bounds, target.bounds, (orders[0], orders[1], orders[2]), repeat)

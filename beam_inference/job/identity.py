@@ -127,7 +127,7 @@ def _identify_resampling(job: ResolvedJob) -> Json:
     """
     resampling = job.resampling
     request = job.config.input.resample
-    if resampling is None or request is None:
+    if resampling is None or request is None:  # of others model.output_scale says all
         return {}
     clip = {} if request.clip is None else {"clip": list(request.clip)}
     source = identify_box(resampling.source)

@@ -43,7 +43,8 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     stored = open_source(section.source(storage), cache_bytes=cache_bytes)
     whole = stored.bounds
     stored = _cropped(stored, section.box)
-    volume = as_input(stored, section.resample, config.resampled_voxel_size_nm)
+    scale = config.model.output_scale
+    volume = as_input(stored, section.resample, config.resampled_voxel_size_nm, scale)
     volume = volume if section.box is None else replace(volume, whole=whole)
     if section.mask is None:
         return volume
@@ -69,8 +70,15 @@ def open_launched_input(job: ResolvedJob) -> Volume:
 
 
 def voxel_size_nm(config: JobConfig, volume: Volume) -> VoxelSizeNm | None:
-    """The input's voxel size, ZYX: its own, else the network's; None if neither is known."""
-    return volume.voxel_size_nm or config.model.voxel_size_nm
+    """Size of the voxels that a job counts, ZYX; None if neither input nor model says any.
+
+    They are the input's, as it is read; where it does not say, those of the network's output.
+    """
+    model = config.model
+    if volume.voxel_size_nm is not None or model.voxel_size_nm is None:
+        return volume.voxel_size_nm
+    z, y, x = (size / n for size, n in zip(model.voxel_size_nm, model.output_scale, strict=True))
+    return (z, y, x)
 
 
 def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:

@@ -16,6 +16,7 @@ from beam_inference.config.operators import Operator
 from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
+from beam_inference.geometry.plan import InferencePlan
 from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -165,10 +166,22 @@ def check_fill_value(key: str, value: float, dtype: AnyDtype) -> None:
         )
 
 
-def check_voxel_size(config: JobConfig, volume: Volume) -> None:
+def check_output_scale(config: JobConfig, plan: InferencePlan) -> None:
+    """Refuse patches that begin inside a voxel of the network's input."""
+    scale = config.model.output_scale
+    start = plan.lattice.domain.start
+    if any(n % s for n, s in zip(start, scale, strict=True)):
+        raise ConfigError(
+            f"model.output_scale {list(scale)}: the first patch begins at {list(start)} (z, y, x), "
+            "inside a voxel of the network's input, because the volume is smaller than a patch. "
+            "Make inference.patch_shape smaller, or larger by one voxel of the network's input."
+        )
+
+
+def check_voxel_size(config: JobConfig, volume: InputVolume) -> None:
     """Refuse an input of another voxel size than the network was trained for."""
     wanted = config.model.voxel_size_nm
-    own = volume.voxel_size_nm
+    own = volume.stored.voxel_size_nm
     if wanted is None or config.input.resample is not None:
         return
     if own is None:

@@ -45,6 +45,7 @@ from beam_inference.launch.checks import (
     check_fill_value,
     check_halos,
     check_no_auto,
+    check_output_scale,
     check_position,
     check_sections,
     check_voxel_size,
@@ -327,6 +328,7 @@ def plan_job(
     job = PlannedJob(config, settings, volume, masks, roi, output, exists, hashes)
     if earlier is None:
         job = _with_cheapest_plan(job, place, workers)
+    check_output_scale(config, job.plan)
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
     if config.output.pyramid is not None and not _is_filled(output, roi):
         raise ConfigError(

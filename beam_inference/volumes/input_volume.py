@@ -13,7 +13,13 @@ from beam_inference.config.volumes import Resample
 from beam_inference.errors import ConfigError
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import Origin
-from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
+from beam_inference.geometry.resampling import (
+    Grid,
+    Order,
+    Resampling,
+    coarse_axis,
+    make_resampling,
+)
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, subtract
 from beam_inference.limits import Numbers
 from beam_inference.volumes.kvstores import TRANSFER_SECONDS
@@ -104,43 +110,62 @@ def _as_read(stored: Volume) -> InputVolume:
     )
 
 
-def as_input(stored: Volume, request: Resample | None, wanted: VoxelSizeNm | None) -> InputVolume:
+def as_input(
+    stored: Volume,
+    request: Resample | None,
+    wanted: VoxelSizeNm | None,
+    output_scale: Zyx = (1, 1, 1),
+) -> InputVolume:
     """A volume as a job reads it, without its mask.
 
     Args:
         stored: the volume as it is stored.
         request: how the job resamples it; None if it does not.
         wanted: the voxel size to resample to, ZYX.
+        output_scale: voxels of the network's output for each of its input, ZYX: each of the input
+            is read so many times.
 
     Raises:
         ConfigError: it is to be resampled, and does not say its voxel size, or one that cannot be
             resampled to the one that is wanted.
     """
-    volume = _as_read(stored)
-    if request is None or wanted is None:
-        return volume
+    if request is None and output_scale == (1, 1, 1):
+        return _as_read(stored)
+    source = Grid(stored.bounds, stored.voxel_size_nm or (1.0, 1.0, 1.0), stored.origin.rest)
+    seen = source if wanted is None else _resampled_grid(stored, source, wanted)
+    try:
+        target = seen.divided(output_scale)
+    except ValueError as error:
+        raise ConfigError(f"model.output_scale: {stored.url}: {error}") from None
+    clip = None if request is None else request.clip
+    if target == source and clip is None:
+        return _as_read(stored)
+    size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
+    tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
+    order: Order = 0
+    coarse = None
+    if request is not None and wanted is not None and seen != source:
+        order = request.order
+        coarse = coarse_axis(source.voxel_size_nm, wanted, request.separate_z)
+    return replace(
+        _as_read(stored),
+        bounds=target.bounds,
+        dtype=np.dtype(np.float32),
+        voxel_size_nm=None if stored.voxel_size_nm is None else target.voxel_size_nm,
+        origin=Origin(rest=target.rest),
+        resampling=make_resampling(source, target, order, coarse, output_scale),
+        clip=clip,
+    )
+
+
+def _resampled_grid(stored: Volume, source: Grid, wanted: VoxelSizeNm) -> Grid:
     if stored.voxel_size_nm is None:
         raise ConfigError(
             f"input.resample: the input {stored.url} does not say its voxel size, so it cannot be "
             f"resampled to {list(wanted)} nm (z, y, x). Copy it with its size (beam-inference "
             "convert --voxel_size), or remove input.resample."
         )
-    source = Grid(stored.bounds, stored.voxel_size_nm, stored.origin.rest)
     try:
-        target = source.with_voxel_size(wanted)
+        return source.with_voxel_size(wanted)
     except ValueError as error:
         raise ConfigError(f"input.resample: {stored.url}: {error}") from None
-    if target == source and request.clip is None:
-        return volume
-    size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
-    tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
-    coarse = coarse_axis(source.voxel_size_nm, wanted, request.separate_z)
-    return replace(
-        volume,
-        bounds=target.bounds,
-        dtype=np.dtype(np.float32),
-        voxel_size_nm=target.voxel_size_nm,
-        origin=Origin(rest=target.rest),
-        resampling=make_resampling(source, target, request.order, coarse),
-        clip=request.clip,
-    )

@@ -105,6 +105,35 @@ def test_names_of_objects_stay_what_they_are():
     assert set(found.ravel()) <= set(names.ravel())
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    st.tuples(*[st.integers(1, 9)] * 3),
+    st.tuples(*[st.floats(0.3, 2.5)] * 3),
+    st.tuples(*[st.integers(1, 4)] * 3),
+    st.tuples(ORDERS, ORDERS, ORDERS),
+    st.data(),
+)
+def test_voxels_that_are_repeated_have_the_values_of_one(shape, factors, repeat, orders, data):
+    once = a_resampling(shape, factors, (1, -2, 3), orders)
+    target = once.target.refine(repeat)
+    often = Resampling(once.source, target, orders, repeat)
+    array = np.random.default_rng(0).random((1, *shape), np.float32)
+    expected = resampled(array, once, once.target)
+    for axis, n in enumerate(repeat):
+        expected = expected.repeat(n, axis + 1)
+    whole = resampled(array, often, target)
+    np.testing.assert_allclose(whole, expected, rtol=0, atol=1e-6)  # axes in another order
+    corners = [
+        sorted(data.draw(st.tuples(st.integers(a, b - 1), st.integers(a, b - 1))))
+        for a, b in zip(target.start, target.stop, strict=True)
+    ]
+    box = BoundingBox(tuple(a for a, _ in corners), tuple(b + 1 for _, b in corners))
+    found = resampled(array, often, box)
+    np.testing.assert_array_equal(found, whole[(slice(None), *box.slices_in(target))])
+    needed = often.source_box(box).shape
+    assert all(n <= most for n, most in zip(needed, often.source_shape(box.shape), strict=True))
+
+
 @given(SHAPES, FACTORS, STARTS, st.data())
 def test_a_box_of_the_source_is_covered_and_no_more(shape, factors, start, data):
     resampling = a_resampling(shape, factors, start, (1, 1, 1))
