@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -26,8 +26,10 @@ from beam_inference.conversion.find_source import find_source
 from beam_inference.conversion.options import ResamplingOptions
 from beam_inference.conversion.protocol import FREE, Read, Source, SourceInfo, Voxels
 from beam_inference.errors import ConfigError
+from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.fill import fill_outside, source_box
+from beam_inference.geometry.origin import FARTHEST
 from beam_inference.geometry.resampling import Grid, Resampling, coarse_axis, make_resampling
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.operators.postprocess import apply_functions, build_functions
@@ -35,6 +37,10 @@ from beam_inference.operators.quantize import quantize
 
 _OPERATORS: TypeAdapter[tuple[Operator, ...]] = TypeAdapter(tuple[InstalledOperator, ...])
 _FLOAT_BYTES = 4
+_ROUNDING = 1e-6
+"""Relative difference between voxel sizes that count as one."""
+_BETWEEN = 0.01
+"""Parts of a voxel beyond which a place lies between voxels: metadata are rounded."""
 _NO_VOXEL_SIZE = (
     "{} does not state its voxel size, so it cannot be resampled. Copy it with its size first: "
     "beam-inference convert --voxel-size Z,Y,X"
@@ -135,9 +141,7 @@ def resample_source(
     whole = grid
     if wanted.like is not None:
         other = find_source(wanted.like, None, wanted.like_scale, storage).info
-        target = _grid(other, wanted.like)
-        whole = _with_voxel_size(target, grid.voxel_size_nm, wanted.like)
-        _check_inside(info, path, whole, wanted.like)
+        whole, target = _same_space(grid, path, _grid(other, wanted.like), wanted.like)
     elif wanted.how.voxel_size_nm is not None:
         target = _with_voxel_size(grid, wanted.how.voxel_size_nm, path)
     else:
@@ -165,13 +169,45 @@ def _with_voxel_size(grid: Grid, voxel_size_nm: VoxelSizeNm, path: str) -> Grid:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _check_inside(info: SourceInfo, path: str, whole: Grid, like: str) -> None:
-    if not whole.bounds.contains(info.bounds):
+def _same_space(grid: Grid, path: str, other: Grid, like: str) -> tuple[Grid, Grid]:
+    """Two grids over the same space: one that the source lies on, and one of another's voxels.
+
+    Args:
+        grid: of the source.
+        path: of the source, for messages.
+        other: of the volume whose voxels are made.
+        like: its path.
+
+    Returns:
+        The source's own grid and the voxels of the other that it covers, if these are whole voxels;
+        else the other at the source's voxel size, of which the source is a part, and all of it.
+    """
+    covered = _covered(grid, other)
+    if covered is not None:
+        return grid, replace(other, bounds=covered)
+    whole = _with_voxel_size(other, grid.voxel_size_nm, like)
+    is_same = np.allclose(whole.voxel_size_nm, grid.voxel_size_nm, rtol=_ROUNDING, atol=0)
+    if not is_same or not whole.bounds.contains(grid.bounds):
         raise ConfigError(
-            f"{path} is {info.bounds} (z, y, x) in voxels of {list(info.voxel_size_nm or ())} nm, "
-            f"and {like} at that voxel size is {whole.bounds}: they do not cover the same space. "
-            "Name with --like the volume that was resampled."
+            f"{path} is {grid.bounds} (z, y, x) in voxels of {list(grid.voxel_size_nm)} nm, and "
+            f"{like} is {whole.bounds} in voxels of {list(whole.voxel_size_nm)} nm if it is "
+            "resampled to that: they do not cover the same space. Name with --like the volume that "
+            "was resampled. A job with input.box keeps its place only in OME-Zarr."
         )
+    return whole, other
+
+
+def _covered(grid: Grid, other: Grid) -> BoundingBox | None:
+    """The voxels of another grid that a grid covers; None where it ends between voxels."""
+    with np.errstate(all="ignore"):  # sizes of any file: what is out of reach is refused below
+        ratio = np.divide(grid.voxel_size_nm, other.voxel_size_nm)
+        places = (np.array([grid.bounds.start, grid.bounds.stop]) + grid.rest) * ratio - other.rest
+        whole = np.rint(places)
+        if not np.all(np.abs(places) <= FARTHEST) or np.abs(places - whole).max() > _BETWEEN:
+            return None
+    start, stop = (zyx.triple(map(int, corner)) for corner in whole)
+    box = BoundingBox(start, stop)
+    return box if box.size and other.bounds.contains(box) else None
 
 
 def parse_operators(text: str) -> tuple[Operator, ...]:

@@ -114,6 +114,26 @@ def test_a_job_at_twice_the_voxel_size_and_back(tmp_path, em):
     assert main([*command, "[{operator: softmax}]"]) == 2  # another volume is there
 
 
+def test_a_box_that_a_job_read_comes_back_to_its_place(tmp_path, em):
+    box = BoundingBox((5, -3, 13), (16, 22, 50))
+    logits = tmp_path / "out"
+    values = job_values(
+        em,
+        logits,
+        input={
+            "box": {"start": list(box.start), "stop": list(box.stop)},
+            "resample": {"voxel_size_nm": COARSE},
+        },
+        output={"format": "ome_zarr"},
+    )
+    assert main(["run", str(write_job(tmp_path / "job.yaml", values))]) == 0
+    assert open_volume(str(logits)).voxel_size_nm != tuple(COARSE)  # 12 voxels of 25
+    plan = resampled(str(logits), tmp_path / "back", how=Resample(), like=em)
+    assert plan.task.box == box
+    expected = zoomed(read_volume(logits), box.shape, 1)
+    np.testing.assert_allclose(values_of(plan), expected, rtol=0, atol=255e-5)
+
+
 def test_a_part_lies_where_the_whole_has_it(tmp_path, em):
     logits = np.random.default_rng(5).random((2, 12, 15, 22), np.float32)
     size = (40.0, 20.0, 20.0)
