@@ -29,7 +29,7 @@ from beam_inference.config.fields import (
     VoxelSize,
     WritableUrl,
 )
-from beam_inference.config.normalize import Normalize, check_listed, sees_patches
+from beam_inference.config.normalize import Normalize, check_listed, check_undone, sees_patches
 from beam_inference.config.operators import (
     InstalledOperator,
     channels_after,
@@ -97,6 +97,13 @@ class Network(Model):
     )
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     normalize: Normalize = Field("none", description="unit: the stored dtype's maximum becomes 1")
+    denormalize: bool = Field(
+        False,
+        description=(
+            "undo what normalize has done, on the network's values, for networks that return what "
+            "they were given, such as denoised images"
+        ),
+    )
     batch_norm: Literal["running", "batch"] = Field(
         "running", description="statistics that BatchNorm layers use"
     )
@@ -137,6 +144,18 @@ class Network(Model):
         if isinstance(path, str) and path.endswith(".xml") and not values.get("weights"):
             return {**values, "weights": path.removesuffix(".xml") + ".bin"}
         return values
+
+    @model_validator(mode="after")
+    def _check_denormalize(self) -> Self:
+        if not self.denormalize:
+            return self
+        if self.activation != "none":
+            raise ValueError(
+                f"denormalize undoes normalize, but activation: {self.activation} gives shares of "
+                "classes: remove one of them"
+            )
+        check_undone(self.normalize, self.input_channels, self.output_channels)
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -375,6 +375,21 @@ def check_listed(steps: Sequence[Step], channels: int) -> None:
                 )
 
 
+def check_undone(normalize: Normalize, input_channels: int, output_channels: int) -> None:
+    """Refuse to undo what depends on sections, or on other channels than there are. ValueError."""
+    if isinstance(normalize, Sections) or (
+        isinstance(normalize, FromLevels) and normalize.by == "section"
+    ):
+        raise ValueError(
+            "denormalize cannot undo what is done by section: normalise by the whole volume"
+        )
+    if input_channels != output_channels and isinstance(normalize, tuple):
+        raise ValueError(
+            f"denormalize undoes the steps of each channel, but input_channels is {input_channels} "
+            f"and output_channels {output_channels}: they must be equal"
+        )
+
+
 def normalization_kind(value: object) -> str:
     """Tag of the union's member: name, steps, affine, contrast, standard or sections."""
     if isinstance(value, list | tuple):

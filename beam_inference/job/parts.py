@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TypeAlias
 
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
@@ -18,7 +17,7 @@ from beam_inference.geometry.fill import source_sections
 from beam_inference.geometry.zyx import VoxelSizeNm
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.operators.levels import by_section
-from beam_inference.operators.normalize import Normalization, unit
+from beam_inference.operators.normalize import AnyNormalization, Normalization, unit
 from beam_inference.operators.normalize_steps import StepwiseNormalization
 from beam_inference.volumes.input_volume import InputVolume, as_input
 from beam_inference.volumes.mask import open_mask
@@ -26,9 +25,6 @@ from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
-
-AnyNormalization: TypeAlias = Normalization | StepwiseNormalization
-"""Maps a float32 batch of stored values to what the network expects."""
 
 
 def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
@@ -109,24 +105,30 @@ def cutout(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray
 
 def normalization(config: DefiniteConfig, dtype: AnyDtype) -> AnyNormalization:
     """The map from a :func:`cutout` to the network's input; see :func:`make_normalization`."""
-    return make_normalization(config.model.normalize, dtype)
+    return make_normalization(config.model.normalize, dtype, is_undone=config.model.denormalize)
 
 
-def make_normalization(normalize: DefiniteNormalize, dtype: AnyDtype) -> AnyNormalization:
+def make_normalization(
+    normalize: DefiniteNormalize, dtype: AnyDtype, *, is_undone: bool = False
+) -> AnyNormalization:
     """Make the function that turns a :func:`cutout` into the network's input.
 
     Args:
         normalize: ``model.normalize`` of the job.
         dtype: dtype of the volume.
+        is_undone: whether it is undone on the network's values.
 
     Raises:
         ConfigError: ``normalize`` is "unit" and the volume has floats.
     """
     if isinstance(normalize, tuple):
-        return StepwiseNormalization(normalize)
+        return StepwiseNormalization(normalize, is_undone)
+    made = Normalization()
     if isinstance(normalize, Affine):
-        return Normalization(normalize.scale, normalize.offset, normalize.clip)
-    return unit(dtype) if normalize == "unit" else Normalization()
+        made = Normalization(normalize.scale, normalize.offset, normalize.clip)
+    elif normalize == "unit":
+        made = unit(dtype)
+    return made.undone() if is_undone else made
 
 
 def output_spec(job: ResolvedJob) -> OutputSpec:

@@ -151,7 +151,11 @@ def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
         largest = largest_prediction(
             trial.predictor,
             patches_to_try(config, job.input, job.plan),
-            make_normalization(config.model.normalize, job.input.values_dtype),
+            make_normalization(
+                config.model.normalize,
+                job.input.values_dtype,
+                is_undone=config.model.denormalize,
+            ),
             trial.report.batch_size,
         )
     except NonFiniteError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from beam_inference.arrays import AnyDtype
+from beam_inference.config.normalize import AffineStep, ClipStep, DefiniteStep
 from beam_inference.errors import ConfigError
+from beam_inference.operators.normalize_steps import StepwiseNormalization
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,17 @@ class Normalization:
         elif self.clip is not None:
             batch.clip_(*self.clip)
         return batch
+
+    def undone(self) -> StepwiseNormalization:
+        """The same, undone on the network's values."""
+        steps: list[DefiniteStep] = [AffineStep(scale=self.scale, offset=self.offset)]
+        if self.clip is not None:
+            steps.append(ClipStep(clip=self.clip))
+        return StepwiseNormalization(steps, is_undone=True)
+
+
+AnyNormalization: TypeAlias = Normalization | StepwiseNormalization
+"""Maps a float32 batch of stored values to what the network expects."""
 
 
 def unit(dtype: AnyDtype) -> Normalization:

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from beam_inference.config.normalize import (
     StandardStep,
 )
 
+Undo: TypeAlias = Callable[[Any], None]
+"""Undoes a step on a network's values (N, C, Z, Y, X), in place."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepwiseNormalization:
@@ -26,44 +29,116 @@ class StepwiseNormalization:
 
     Attributes:
         steps: in their order.
+        is_undone: whether they are undone on the network's values.
     """
 
     steps: Sequence[DefiniteStep]
+    is_undone: bool = False
 
     def __call__(self, batch: Any) -> Any:
         """Normalise a float32 batch (N, C, Z, Y, X), in place."""
-        for step in self.steps:
-            _take_step(step, batch)
+        self.apply(batch)
         return batch
 
+    def apply(self, batch: Any) -> list[Undo]:
+        """Normalise a batch in place, and return what undoes each step."""
+        return [_take_step(step, batch) for step in self.steps]
 
-def _take_step(step: DefiniteStep, batch: Any) -> None:
-    def change(
-        values: Any, action: Callable[[Any, Any], object], unless: float | None = None
-    ) -> None:
-        _change(batch, step.channels, values, action, unless)
 
+def predict_normalized(
+    predict: Callable[[Any], Any], normalize: Callable[[Any], Any], batch: Any
+) -> Any:
+    """Predictions for a batch of stored values.
+
+    Args:
+        predict: the network.
+        normalize: maps a float32 batch of stored values to what it expects. If that is to be
+            undone, it is undone on a copy of the predictions, which may be the network's own array.
+        batch: stored values (N, C, Z, Y, X), in float32; may be overwritten.
+    """
+    if not (isinstance(normalize, StepwiseNormalization) and normalize.is_undone):
+        return predict(normalize(batch))
+    undo = normalize.apply(batch)
+    predictions = predict(batch)
+    is_array = isinstance(predictions, np.ndarray)
+    predictions = predictions.copy() if is_array else predictions.clone()
+    for each in reversed(undo):
+        each(predictions)
+    return predictions
+
+
+def _take_step(step: DefiniteStep, batch: Any) -> Undo:
+    """Change a batch in place; return what undoes it."""
     match step:
         case ClipStep():
-            change(step.clip, _clip)
+            _change(batch, step.channels, step.clip, _clip)
+            return _do_nothing
         case AffineStep():
-            change(step.scale, _with_float32(operator.imul), unless=1.0)
-            change(step.offset, _with_float32(operator.iadd), unless=0.0)
+            return _in_turn(
+                batch,
+                step.channels,
+                (step.scale, operator.imul, operator.itruediv, 1.0),
+                (step.offset, operator.iadd, operator.isub, 0.0),
+            )
         case StandardStep():
-            change(step.standard.mean, _with_float32(operator.isub), unless=0.0)
-            change(step.standard.std, _with_float32(operator.itruediv), unless=1.0)
+            return _in_turn(
+                batch,
+                step.channels,
+                (step.standard.mean, operator.isub, operator.iadd, 0.0),
+                (step.standard.std, operator.itruediv, operator.imul, 1.0),
+            )
         case PatchStandardStep():
-            for patch in batch:
-                for channel in step.channels or range(len(patch)):
-                    _standardise(patch[channel], step.standard)
+            return _standardise_patches(step, batch)
+
+
+def _do_nothing(_: Any) -> None:
+    """Values that were clipped stay so."""
+
+
+_Action: TypeAlias = Callable[[Any, Any], object]
+
+
+def _in_turn(
+    batch: Any, channels: Sequence[int] | None, *actions: tuple[Any, _Action, _Action, float]
+) -> Undo:
+    """Do actions, each with its numbers; return what does their inverses, the last one first.
+
+    Each has its numbers, the action, its inverse, and the number with which it changes nothing.
+    """
+    for numbers, action, _, unless in actions:
+        _change(batch, channels, numbers, _with_float32(action), unless)
+
+    def undo(predictions: Any) -> None:
+        for numbers, _, inverse, unless in reversed(actions):
+            _change(predictions, channels, numbers, _with_float32(inverse), unless)
+
+    return undo
+
+
+def _standardise_patches(step: PatchStandardStep, batch: Any) -> Undo:
+    chosen = [
+        (position, channel)
+        for position in range(len(batch))
+        for channel in step.channels or range(batch.shape[1])
+    ]
+    numbers = [_standardise(batch[place], step.standard) for place in chosen]
+
+    def undo(predictions: Any) -> None:
+        for place, (divisor, mean, rest) in zip(chosen, numbers, strict=True):
+            values = predictions[place]
+            values *= divisor
+            values += rest
+            values += mean
+
+    return undo
 
 
 def _change(
     batch: Any,
     channels: Sequence[int] | None,
     values: Any,
-    action: Callable[[Any, Any], object],
-    unless: float | None,
+    action: _Action,
+    unless: float | None = None,
 ) -> None:
     """Change channels of a batch in place, each by its value, or all by one.
 
@@ -89,19 +164,25 @@ def _float32(number: float) -> float:
     return float(np.float32(min(max(number, -_LARGEST), _LARGEST)))
 
 
-def _standardise(values: Any, wanted: PatchMoments) -> None:
+def _standardise(values: Any, wanted: PatchMoments) -> tuple[Any, Any, Any]:
     """Standardise the values (Z, Y, X) of one channel of a patch, in place.
 
     Patches are summed one by one, so that a patch's place in its batch changes nothing, and in
     float64 where the device has it.
+
+    Returns:
+        What was divided by, the mean, and the rest of it that float32 does not hold.
     """
     number = math.prod(values.shape)
-    values -= _narrow(sum(_wide(slab).sum() for slab in _slabs(values)) / number, values)
-    rest = sum(_wide(slab).sum() for slab in _slabs(values)) / number  # what rounding has left
-    values -= _narrow(rest, values)
+    mean = _narrow(sum(_wide(slab).sum() for slab in _slabs(values)) / number, values)
+    values -= mean
+    rest = _narrow(sum(_wide(slab).sum() for slab in _slabs(values)) / number, values)
+    values -= rest
     squares = sum((_wide(slab) ** 2).sum() for slab in _slabs(values))
     deviation = (squares / max(1, number - wanted.ddof)) ** 0.5
-    values /= _narrow(deviation.clip(wanted.floor, None) + wanted.eps, values)
+    divisor = _narrow(deviation.clip(wanted.floor, None) + wanted.eps, values)
+    values /= divisor
+    return divisor, mean, rest
 
 
 def _slabs(values: Any) -> list[Any]:

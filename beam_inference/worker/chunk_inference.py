@@ -37,6 +37,7 @@ from beam_inference.geometry.blending import BUMP, BlendWindow
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.operators.normalize_steps import predict_normalized
 from beam_inference.worker.accumulator import Accumulator
 from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.patches import ChunkPatches
@@ -232,15 +233,26 @@ class ChunkInference:
         self, patches: ChunkPatches, indices: Sequence[Zyx], batch_size: int, work: ChunkWork
     ) -> Any:
         """Predictions (batch_size, C, *patch_shape) of at most ``batch_size`` patches."""
-        batch = self._normalize(patches.batch(indices, batch_size))
-        if self._fill is not None:
-            for position in range(batch_size):
-                index = indices[min(position, len(indices) - 1)]
-                for part in patches.beyond(index, self._fill.volume):
-                    batch[(position, slice(None), *part)] = self._fill.value
-        predictions = self._predictor.predict(batch)
+
+        def predict(batch: Any) -> Any:
+            if self._fill is not None:
+                self._fill_beyond(self._fill, patches, indices, batch)
+            return self._predictor.predict(batch)
+
+        batch = patches.batch(indices, batch_size)
+        predictions = predict_normalized(predict, self._normalize, batch)
         leading = (batch_size, self._channels)
         return crop_to_patch(predictions, leading, work.lattice.patch_shape, work.crop_margin)
+
+    @staticmethod
+    def _fill_beyond(
+        fill: NetworkFill, patches: ChunkPatches, indices: Sequence[Zyx], batch: Any
+    ) -> None:
+        """Put a value into the voxels of normalised patches that lie beyond the volume."""
+        for position in range(len(batch)):
+            index = indices[min(position, len(indices) - 1)]
+            for part in patches.beyond(index, fill.volume):
+                batch[(position, slice(None), *part)] = fill.value
 
     def _halved_batch_size(self, batch_size: int, work: ChunkWork, error: DeviceOutOfMemory) -> int:
         if batch_size == 1:

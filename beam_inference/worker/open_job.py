@@ -15,11 +15,12 @@ from beam_inference.errors import WorkerFault
 from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.job.messages import Launch
 from beam_inference.job.operator_files import local_operators, operator_sha256
-from beam_inference.job.parts import AnyNormalization, normalization, open_input, output_spec
+from beam_inference.job.parts import normalization, open_input, output_spec
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
+from beam_inference.operators.normalize import AnyNormalization
 from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch

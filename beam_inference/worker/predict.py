@@ -47,6 +47,7 @@ def predict(
     crop_margin: Sequence[int] = (0, 0, 0),
     output_channels: int = 1,
     normalize: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] = "none",
+    denormalize: bool = False,
     activation: Literal["none", "sigmoid", "softmax"] = "none",
     prediction_bound: float | None = None,
     batch_size: int = 1,
@@ -90,6 +91,7 @@ def predict(
         output_channels: channels of the network's output.
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
             ``scale``, ``offset`` and ``clip``, or a list of steps.
+        denormalize: whether that is undone on the network's values.
         activation: applied to the network's output, before blending.
         prediction_bound: how large the network's values are, after the activation; by default 1
             after an activation, else the largest value of a trial on three patches.
@@ -125,6 +127,7 @@ def predict(
             "output_channels": output_channels,
             "channels": None if augment == "none" else [{}] * output_channels,
             "normalize": normalize,
+            "denormalize": denormalize,
             "activation": activation,
             "prediction_bound": prediction_bound,
             "crop_margin": list(crop_margin),
@@ -150,7 +153,7 @@ def predict(
     plan = plan_array(channels.shape[1:], config)
     work = plan.work(0)
     predictor = _load(config, user_network)
-    normalization = make_normalization(_of_no_volume(config), channels.dtype)
+    normalization = make_normalization(_of_no_volume(config), channels.dtype, is_undone=denormalize)
     bound = config.model.stated_bound
     if bound is None:
         patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))

@@ -34,6 +34,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.plan import InferencePlan
 from beam_inference.geometry.zyx import triple
 from beam_inference.job.parts import cutout, normalization
+from beam_inference.operators.normalize_steps import predict_normalized
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
 
@@ -144,7 +145,8 @@ def largest_prediction(
             for values in [patch] if patch is (noise := without_blank(patch)) else [patch, noise]:
                 batch = device.empty((batch_size, *values.shape))
                 batch[:] = device.upload(values)
-                magnitude = float(device.largest_magnitude(predictor.predict(normalize(batch))))
+                predictions = predict_normalized(predictor.predict, normalize, batch)
+                magnitude = float(device.largest_magnitude(predictions))
                 if not math.isfinite(magnitude):
                     raise NonFiniteError("the network returns NaN or infinite values")
                 largest = max(largest, magnitude)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import job_values, read_volume, write_volume
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference import predict, prepare
@@ -97,6 +97,7 @@ SOME_STEPS = st.lists(
 )
 
 
+@settings(deadline=None)  # the first of them takes long
 @given(steps=SOME_STEPS, seed=st.integers(0, 99), dtype=st.sampled_from(["f4", "u1", "i2"]))
 def test_numpy_and_torch_agree_and_are_near_float64(steps, seed, dtype):
     normalize = StepwiseNormalization(network(steps).normalize)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import job_values, read_volume, write_volume
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.chunks import small_plan
 
@@ -98,6 +98,7 @@ def test_a_volume_smaller_than_a_patch_is_padded_as_the_network_sees_it():
     np.testing.assert_allclose(found, expected[:, 2:16, 2:22, 1:23], atol=2e-6)
 
 
+@settings(deadline=None)  # the first of them takes long
 @given(
     st.tuples(*[st.integers(-4, 8)] * 3),
     st.tuples(*[st.integers(1, 30)] * 3),
