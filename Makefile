@@ -6,9 +6,11 @@ AIRFLOW := .venv-airflow
 PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 INTEROP := .venv-interop
+FLINK := .venv-flink
+SPARK := .venv-spark
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test interop-test load chaos fuzz airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test interop-test flink-test spark-test prism-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -76,6 +78,28 @@ $(INTEROP)/.ready: tests/interop/requirements.txt
 	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/requirements.txt
 	touch $@
 
+# Job servers are those that FLINK_JOB_SERVER_JAR, SPARK_JOB_SERVER_JAR and PRISM_LOCATION name; otherwise Beam downloads them.
+ENGINE_TEST = KEEP_RESULTS=1 DOWNLOAD_JOB_SERVERS=1 $(BIN)/python -m pytest -m slow -rs tests/end_to_end/test_clusters.py tests/end_to_end/test_own_job_servers.py
+
+flink-test: $(READY) $(FLINK)/.ready  ## run jobs on a real Flink cluster of two hosts on this machine; needs Java 17; half an hour
+	PYFLINK_ENVIRONMENT=$(CURDIR)/$(FLINK) $(ENGINE_TEST) -k Flink
+
+$(FLINK)/.ready: tests/clusters/flink-requirements.txt
+	$(PYTHON) -m venv $(FLINK)
+	$(FLINK)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clusters/flink-requirements.txt
+	touch $@
+
+spark-test: $(READY) $(SPARK)/.ready  ## run jobs on a real Spark cluster of two hosts on this machine; needs Java 17; half an hour
+	PYSPARK_ENVIRONMENT=$(CURDIR)/$(SPARK) $(ENGINE_TEST) -k Spark
+
+$(SPARK)/.ready: tests/clusters/spark-requirements.txt
+	$(PYTHON) -m venv $(SPARK)
+	$(SPARK)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clusters/spark-requirements.txt
+	touch $@
+
+prism-test: $(READY)  ## run jobs on Prism
+	$(ENGINE_TEST) -k Prism
+
 load: $(READY)  ## run a null network over 10^5 chunks, to measure the overhead; about ten minutes
 	$(BIN)/python -m benchmarks.load
 
@@ -102,7 +126,7 @@ $(AIRFLOW)/.ready: templates/airflow/requirements.txt templates/airflow/constrai
 	touch $@
 
 clean:  ## remove the environments, builds and caches
-	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) $(INTEROP) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(AIRFLOW) $(PEERS) $(IGNEOUS) $(INTEROP) $(FLINK) $(SPARK) build dist demo-output *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Dataflow, see docs/dataflow.md. Variables may be in the environment, or be given: make image PROJECT=… REGION=…

@@ -125,10 +125,14 @@ class FlinkCluster:
         found = self._ask("/jobmanager/config", _Settings).root
         return {setting.key: setting.value for setting in found}
 
+    def jobs(self) -> list[FlinkJob]:
+        """All jobs that the cluster remembers."""
+        return self._ask("/jobs/overview", _Jobs).jobs
+
     def find_job(self, name: str) -> FlinkJob | None:
         """The job of a name, if it has arrived; the last one of several."""
-        jobs = [job for job in self._ask("/jobs/overview", _Jobs).jobs if job.name == name]
-        return max(jobs, key=lambda job: job.begun_ms, default=None)
+        named = [job for job in self.jobs() if job.name == name]
+        return max(named, key=lambda job: job.begun_ms, default=None)
 
     def page_of(self, job: FlinkJob) -> str:
         """Address of a job's page, for people."""

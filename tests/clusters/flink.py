@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from beam_inference.beam.flink_cluster import FlinkCluster, FlinkError
-from clusters.hosts import Host, free_port, listens, two_hosts, wait_until
+from clusters.hosts import Host, free_port, two_hosts, wait_until
+from clusters.pools import POOL_PORT, start_pool
 
-POOL_PORT = 50000
 _PACKAGES = (
     *("java.lang", "java.lang.reflect", "java.net", "java.io", "java.nio", "java.text"),
     *("java.time", "java.util", "java.util.concurrent", "java.util.concurrent.atomic"),
@@ -45,7 +45,6 @@ class FlinkOnHosts:
         hosts: of the TaskManagers, each with a worker pool of its own.
         port: of the REST interface.
         slots: of each TaskManager.
-        worker_environment: variables of the worker pools.
     """
 
     pyflink: Path
@@ -54,7 +53,6 @@ class FlinkOnHosts:
     hosts: list[Host]
     port: int
     slots: int
-    worker_environment: dict[str, str]
 
     @property
     def master(self) -> str:
@@ -65,6 +63,17 @@ class FlinkOnHosts:
     def cluster(self) -> FlinkCluster:
         """The same, to be asked."""
         return FlinkCluster(f"http://{self.master}")
+
+    @property
+    def flags(self) -> list[str]:
+        """Flags of a launch that starts a job server of its own."""
+        return [
+            "--runner=FlinkRunner",
+            f"--flink_master={self.master}",
+            "--environment_type=EXTERNAL",
+            f"--environment_config=localhost:{POOL_PORT}",
+            "--job_server_jvm_property=-Xmx1g",
+        ]
 
     @property
     def class_path(self) -> str:
@@ -87,21 +96,12 @@ class FlinkOnHosts:
     def start_task_manager(self, host: Host) -> None:
         """Start a TaskManager and, before it, its worker pool."""
         if "pool" not in host.processes:
-            self.start_pool(host)
+            start_pool(host)
         configuration = str(self._configuration(host))
         flags, options = self._memory_of_task_manager(configuration)
         command = ["java", *flags, *_OPENS, "-cp", self.class_path]
         command += [f"{_RUNTIME}.taskexecutor.TaskManagerRunner", "--configDir", configuration]
         host.start("taskmanager", [*command, *options])
-
-    def start_pool(self, host: Host) -> None:
-        """Start a host's worker pool."""
-        program = "apache_beam.runners.worker.worker_pool_main"
-        host.start(
-            "pool",
-            [sys.executable, "-m", program, f"--service_port={POOL_PORT}"],
-            self.worker_environment,
-        )
 
     def wait_for_task_managers(self, count: int) -> None:
         """Wait until some TaskManagers have registered, and no more."""
@@ -169,7 +169,6 @@ def flink_on_hosts(pyflink: Path, folder: Path, slots: int = 1) -> Iterator[Flin
         The cluster, when its TaskManagers have registered.
     """
     with two_hosts(folder) as (here, hosts):
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         cluster = FlinkOnHosts(
             pyflink=pyflink,
             folder=folder,
@@ -177,14 +176,11 @@ def flink_on_hosts(pyflink: Path, folder: Path, slots: int = 1) -> Iterator[Flin
             hosts=hosts,
             port=free_port(),
             slots=slots * 2 // len(hosts),
-            worker_environment={"PATH": path},
         )
         cluster.start_job_manager()
         for host in hosts:
             cluster.start_task_manager(host)
         cluster.wait_for_task_managers(len(hosts))
-        if hosts == [here]:
-            wait_until(lambda: listens(here.address, POOL_PORT), "the worker pool")
         yield cluster
 
 

@@ -47,7 +47,7 @@ class Host:
             environment: variables besides this process's.
         """
         prefix = [] if self.namespace is None else ["ip", "netns", "exec", self.namespace]
-        with (self.folder / f"{name}-{self.address}.log").open("ab") as log:
+        with (self.folder / f"{name}-{self.address}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [*prefix, *command],
                 stdin=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ class Host:
     def log(self, name: str) -> str:
         """The last lines of a process's log."""
         lines = (self.folder / f"{name}-{self.address}.log").read_text(errors="replace")
-        return "\n".join(lines.splitlines()[-30:])
+        return "\n".join(lines.splitlines()[-40:])
 
 
 def can_have_two_hosts() -> bool:

@@ -50,3 +50,11 @@ def conv_job(volume_in, tmp_path):
     """A convolution."""
     torch.manual_seed(0)
     return job_and_result(volume_in, tmp_path, "conv", toy_networks.conv().state_dict())
+
+
+@pytest.fixture
+def conv_exchange_job(volume_in, tmp_path):
+    """A convolution, in two stages."""
+    torch.manual_seed(0)
+    state = toy_networks.conv().state_dict()
+    return job_and_result(volume_in, tmp_path, "conv", state, "exchange")

@@ -1,7 +1,7 @@
 """Jobs on Flink, Spark and Prism by the runners' names: real servers, which the launch starts.
 
-FLINK_JOB_SERVER_JAR, SPARK_JOB_SERVER_JAR and PRISM_LOCATION name the programs; nothing is
-downloaded here.
+FLINK_JOB_SERVER_JAR, SPARK_JOB_SERVER_JAR and PRISM_LOCATION name the programs; without them Beam
+downloads some only where DOWNLOAD_JOB_SERVERS is set.
 """
 
 import os
@@ -9,39 +9,37 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from clusters.hosts import free_port, listens, wait_until
+from clusters.programs import job_server_flags, skip_if_refused
 from helpers import read_volume
 
 from beam_inference.job.state import State
 
-PROGRAMS = {
-    "Flink": ("FLINK_JOB_SERVER_JAR", "--flink_job_server_jar", ("--parallelism=2",)),
-    "Spark": (
-        "SPARK_JOB_SERVER_JAR",
-        "--spark_job_server_jar",
-        ("--spark_master_url=local[2]",),
-    ),
-    "Prism": ("PRISM_LOCATION", "--prism_location", ()),
+FLAGS = {
+    "Flink": ["--parallelism=2"],
+    "Spark": ["--spark_master_url=local[2]"],
+    "Prism": [],
 }
 
 
-@pytest.fixture(params=PROGRAMS)
+@pytest.fixture(params=FLAGS)
 def runner(request, tmp_path, monkeypatch):
     """Flags of a runner, whose servers keep their files in a folder of the test."""
-    variable, flag, more = PROGRAMS[request.param]
-    if not os.environ.get(variable):
-        pytest.skip(f"{variable} names no program")
+    flags = [
+        f"--runner={request.param}Runner",
+        *job_server_flags(request.param, tmp_path),
+        "--job_server_jvm_property=-Xmx1g",
+        *FLAGS[request.param],
+    ]
+    skip_if_refused(flags)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    return [
-        f"--runner={request.param}Runner",
-        f"{flag}={os.environ[variable]}",
-        "--job_server_jvm_property=-Xmx1g",
-        *more,
-    ]
+    return flags
 
 
 def servers_of(folder):
@@ -132,3 +130,27 @@ def test_the_launcher_is_killed(slow_job, runner, tmp_path):
         run.kill()
         run.wait(10)
     assert_nothing_is_left(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_prism_that_the_user_started(conv_job, tmp_path):
+    path, expected = conv_job
+    (flag,) = job_server_flags("Prism", tmp_path) or [""]
+    if not zipfile.is_zipfile(archive := flag.partition("=")[2]):
+        pytest.skip("PRISM_LOCATION names no zip file")
+    with zipfile.ZipFile(archive) as file:
+        prism = Path(file.extract(file.namelist()[0], tmp_path))
+    prism.chmod(0o755)
+    port = free_port()
+    command = [str(prism), f"--job_port={port}", "--serve_http=false"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            wait_until(lambda: listens("localhost", port), "Prism")
+            flags = ["--runner=PortableRunner", f"--job_endpoint=localhost:{port}"]
+            with start(path, [*flags, "--environment_type=LOOPBACK"]) as run:
+                out, err = run.communicate(timeout=200)
+        finally:
+            server.kill()
+    assert run.returncode == 0, out + err
+    np.testing.assert_array_equal(read_volume(tmp_path / "out"), expected)
