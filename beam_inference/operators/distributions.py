@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol, Self
+from typing import Annotated, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import model_validator
+from pydantic import Field, FiniteFloat, model_validator
 
 from beam_inference.config.fields import Frozen
 
@@ -47,16 +47,18 @@ class ValueLevels(Frozen):
             standard deviation of the values clipped to two quantiles.
     """
 
-    number: int
-    values: list[int | float]
-    mean: float
-    std: float
-    upto: list[tuple[int, float, float]]
+    number: Annotated[int, Field(gt=0, lt=2**63)]
+    values: list[int | FiniteFloat]
+    mean: FiniteFloat
+    std: Annotated[FiniteFloat, Field(ge=0)]
+    upto: list[tuple[Annotated[int, Field(ge=0, lt=2**63)], FiniteFloat, FiniteFloat]]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.values) != len(self.upto):
             raise ValueError("it does not hold a sum for each quantile")
+        if self.values != sorted(self.values):
+            raise ValueError("its values at quantiles do not ascend")
         return self
 
     def clipped_moments(self, low: int, high: int) -> tuple[float, float]:

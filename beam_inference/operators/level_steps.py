@@ -178,7 +178,7 @@ class _Channel:
     def clip_to_quantiles(self, key: str, wanted: Quantiles) -> tuple[float, float]:
         """Clip to two quantiles; the values there."""
         limits = self._quantiles(key, wanted)
-        if limits[0] >= limits[1]:
+        if not limits[0] < limits[1]:
             raise ConfigError(
                 f"{key}: channel {self.number} has one value at both quantiles, {wanted.low:g} and "
                 f"{wanted.high:g}. Choose others."
@@ -199,6 +199,10 @@ class _Channel:
         else:
             zero, std = self._moments(key, step.standard)
             divisor = step.standard.divisor(std)
+        if not (math.isfinite(zero) and math.isfinite(divisor)):
+            raise ConfigError(
+                f"{key}: channel {self.number} has values that are too large to be normalised by"
+            )
         if divisor < LEAST_DIVISOR:
             raise ConfigError(
                 f"{key}: would divide by {divisor:g}, because channel {self.number} has one value "
@@ -235,7 +239,13 @@ class _Channel:
         mean = levels.mean
         std = levels.std
         if clipped is not None:
-            mean, std = levels.clipped_moments(clipped.low, clipped.high)
+            try:
+                mean, std = levels.clipped_moments(clipped.low, clipped.high)
+            except (OverflowError, ValueError):
+                raise ConfigError(
+                    f"{key}: {wanted.levels} holds sums that are too large for mean and standard "
+                    f"deviation of channel {self.number}"
+                ) from None
         std *= math.sqrt(levels.number / max(1, levels.number - wanted.ddof))
         return mean * self.scale + self.offset, std * abs(self.scale)
 

@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from pydantic import ValidationError, model_validator
 
 from beam_inference.arrays import AnyArray
-from beam_inference.config.fields import Frozen
+from beam_inference.config.fields import Frozen, Point
 from beam_inference.config.normalize import Affine, Contrast, Sections, Standard
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.geometry.zyx import Zyx
 from beam_inference.operators.distributions import ValueLevels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
@@ -36,9 +35,15 @@ class NonzeroLevels(Frozen):
         channels: levels of each channel there.
     """
 
-    start: Zyx
-    stop: Zyx
+    start: Point
+    stop: Point
     channels: list[ValueLevels]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(a >= b for a, b in zip(self.start, self.stop, strict=True)):
+            raise ValueError("the box of what is not zero has no voxels")
+        return self
 
     @property
     def box(self) -> BoundingBox:
@@ -81,6 +86,8 @@ class Levels(Frozen):
         lengths = {len(self.volume), *map(len, self.sections or [])}
         if lengths | {len(each.values) for each in channels} != {len(self.quantiles)}:
             raise ValueError("it does not hold a value for each quantile")
+        if self.nonzero is not None and len(self.nonzero.channels) != len(self.channels or []):
+            raise ValueError("it does not hold levels of each channel in the box")
         depths = {len(each) for each in (self.sections, self.section_moments) if each is not None}
         if len(depths) != 1:
             raise ValueError("it does not hold mean and std of each section")
@@ -178,6 +185,10 @@ def _standard(wanted: Standard, levels: Levels) -> Affine | Sections:
                 "INPUT --to FILE --overwrite"
             )
         pairs = [(mean, mean + std) for mean, std in levels.section_moments]
+        if not np.isfinite(pairs).all():
+            raise ConfigError(
+                f"model.normalize: {wanted.levels} holds means and deviations that are no numbers"
+            )
         return Sections(start=levels.start, levels=pairs, clip=wanted.clip)
     if not levels.std:
         raise ConfigError(

@@ -366,8 +366,9 @@ def _parse_chunks(content: bytes, folder: Path) -> object:
 
 
 def _parse_levels(content: bytes, folder: Path) -> object:
+    from beam_inference.config.job import Network
     from beam_inference.config.normalize import Contrast, Standard
-    from beam_inference.operators.levels import normalization_from_levels
+    from beam_inference.operators.level_steps import definite_normalization
     from beam_inference.volumes.kvstores import LOCAL
     from beam_inference.volumes.opening import open_volume
 
@@ -377,14 +378,24 @@ def _parse_levels(content: bytes, folder: Path) -> object:
     answers = []
     refusal: BeamInferenceError | None = None
     url = f"file://{folder}/levels.json"
+    box = {"levels": url, "of": "nonzero_box"}
+    network = {
+        "path": "identity",
+        "normalize": [
+            {"clip": box | {"low": 0.01, "high": 0.99}},
+            {"standard": box | {"ddof": 1}},
+            {"rescale": {"levels": url, "low": 0.01, "high": 0.99}},
+        ],
+    }
     for wanted in (
+        Network.model_validate(network).normalize,
         Contrast(levels=url),
         Contrast(levels=url, by="section"),
         Standard(levels=url, to="standard"),
         Standard(levels=url, to="standard", by="section"),
     ):
         try:
-            answers.append(normalization_from_levels(wanted, volume, LOCAL))
+            answers.append(definite_normalization(wanted, volume, LOCAL))
         except ConfigError as error:
             refusal = error
     if refusal is not None:
@@ -393,6 +404,13 @@ def _parse_levels(content: bytes, folder: Path) -> object:
 
 
 def _levels() -> list[bytes]:
+    channel = {
+        "number": 100,
+        "values": [1, 100, 208],
+        "mean": 104.5,
+        "std": 60.6,
+        "upto": [[1, -103.5, 10712.25], [50, -2600.0, 182000.0], [100, 0.0, 367236.0]],
+    }
     levels = {
         "input": "",
         "dtype": "uint8",
@@ -403,6 +421,8 @@ def _levels() -> list[bytes]:
         "mean": 104.5,
         "std": 60.6,
         "section_moments": [[20.0, 12.0]] * 5,
+        "channels": [channel],
+        "nonzero": {"start": [0, 0, 0], "stop": [1, 2, 3], "channels": [channel]},
     }
     return [json.dumps(levels).encode(), json.dumps(levels | {"section_moments": None}).encode()]
 

@@ -213,6 +213,8 @@ def test_the_box_is_planned_run_checked_and_kept(made, tmp_path, capsys):
         ({"levels": "nowhere.json"}, "input.box.levels: .*beam-inference levels INPUT --to FILE"),
         ({"levels": "old.json"}, "made by an earlier version, without the box"),
         ({"levels": "blank.json"}, "is zero throughout: there is no box"),
+        ({"levels": "far.json"}, "is not a file that beam-inference levels has written"),
+        ({"levels": "empty.json"}, "the box of what is not zero has no voxels"),
         ({"start": [0, 0, 0], "stop": [31, 9, 9]}, r"is not inside the input .*\[0, 0, 0 to 30, 9"),
         ({"start": [0, 0, 0], "stop": [0, 9, 9]}, "input.box: stop .* must lie beyond start"),
         ({"start": [0, 0, 0]}, "input.box.stop: missing"),
@@ -223,7 +225,12 @@ def test_the_box_is_planned_run_checked_and_kept(made, tmp_path, capsys):
 def test_a_box_that_is_none_is_refused(made, tmp_path, box, message):
     _, url, levels = made
     told = json.loads(levels.read_text())
-    for name, keys in {"old": {"channels": None}, "blank": {"nonzero": None}}.items():
+    for name, keys in {
+        "old": {"channels": None, "nonzero": None},
+        "blank": {"nonzero": None},
+        "far": {"nonzero": told["nonzero"] | {"stop": [10**30] * 3}},
+        "empty": {"nonzero": told["nonzero"] | {"stop": told["nonzero"]["start"]}},
+    }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(told | keys))
     path = write_job(tmp_path / "job.yaml", values_of(url, tmp_path / "out", box))
     with pytest.raises(ConfigError, match=message):

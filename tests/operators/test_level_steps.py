@@ -222,6 +222,30 @@ def test_predict_takes_steps_of_patches_but_none_of_levels(made):
         predict(array, lambda batch: batch, normalize=with_levels(STEPS[0], levels), **keys)
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"number": 0}, "has written: Input should be greater than 0"),
+        ({"number": 10**400}, "has written: "),
+        ({"std": -1}, "has written: Input should be greater than or equal to 0"),
+        ({"mean": float("nan")}, "has written: Input should be a finite number"),
+        ({"upto": [[1, 1e300, 1e308]] * 17, "mean": -1e308}, "holds sums that are too large"),
+        ({"values": list(range(17, 0, -1))}, "its values at quantiles do not ascend"),
+    ],
+    ids=str,
+)
+def test_levels_that_make_no_sense_are_refused(made, tmp_path, keys, message):
+    _, url, levels = made
+    told = json.loads(levels.read_text())
+    told["channels"][1] |= keys
+    (tmp_path / "levels.json").write_text(json.dumps(told))
+    steps = with_levels([{"clip": {"low": 0.1, "high": 0.999}}, {"standard": {}}], "levels.json")
+    model = {"input_channels": 2, "output_channels": 2, "normalize": steps}
+    path = write_job(tmp_path / "job.yaml", job_values(url, tmp_path / "out", model=model))
+    with pytest.raises(ConfigError, match=message):
+        prepare(load_job(str(path)))
+
+
 def test_a_job_goes_on_without_the_levels_that_it_began_with(made, tmp_path, capsys):
     _, url, levels = made
     to = tmp_path / "levels.json"
@@ -280,8 +304,8 @@ def test_what_is_not_known_is_refused(made, tmp_path, steps, message):
     told = json.loads(levels.read_text())
     for name, keys in {
         "levels": {},
-        "old": {"channels": None},
-        "one": {"channels": told["channels"][:1]},
+        "old": {"channels": None, "nonzero": None},
+        "one": {"channels": told["channels"][:1], "nonzero": None},
         "blank": {"nonzero": None},
     }.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(told | keys))
