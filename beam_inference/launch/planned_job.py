@@ -330,7 +330,9 @@ def plan_job(
         job = _with_cheapest_plan(job, place, workers)
     check_output_scale(config, job.plan)
     check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
-    if config.output.pyramid is not None and not _is_filled(output, roi):
+    has_background = config.roi is None and volume.whole == output.bounds
+    is_filled = has_background or _is_filled(output, roi)
+    if config.output.pyramid is not None and not is_filled:
         raise ConfigError(
             f"output.pyramid: the output {output.url} exists with {output.bounds}, and this job "
             f"fills {roi} only. A pyramid is of the whole volume: remove the key, and give the "

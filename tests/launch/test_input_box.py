@@ -11,6 +11,7 @@ from beam_inference.cli.main import main
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
+from beam_inference.volumes.opening import open_volume
 from beam_inference.worker.worker import Worker
 
 SHAPE = (30, 50, 44)
@@ -205,6 +206,26 @@ def test_the_box_is_planned_run_checked_and_kept(made, tmp_path, capsys):
     to.unlink()
     assert main(["run", path]) == 0
     assert main(["verify", path]) == 0
+
+
+def test_a_pyramid_holds_the_background_too(tmp_path):
+    array = np.zeros((40, 80, 80), np.uint8)
+    array[10:14, 20:30, 22:31] = 200
+    url = write_volume(tmp_path / "in", array, block_shape=(16, 16, 16))
+    levels = write_levels(url, tmp_path)
+    values = job_values(
+        url,
+        tmp_path / "out",
+        input={"box": {"levels": str(levels)}},
+        output={"dtype": "uint8", "value_range": [0, 255], "pyramid": {"factor": [2, 2, 2]}},
+    )
+    path = str(write_job(tmp_path / "job.yaml", values))
+    for _ in range(2):  # and once more, when it exists
+        assert main(["run", path]) == 0
+    np.testing.assert_array_equal(read_volume(tmp_path / "out")[0], array)
+    coarse = open_volume(f"file://{tmp_path}/out", scale=1)
+    means = array.reshape(20, 2, 40, 2, 40, 2).mean(axis=(1, 3, 5))
+    np.testing.assert_allclose(coarse.read(coarse.bounds)[0], means, atol=1)
 
 
 @pytest.mark.parametrize(
