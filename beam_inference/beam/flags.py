@@ -28,7 +28,6 @@ from beam_inference.beam.dataflow_gpus import is_dataflow, runner_name, runner_o
 from beam_inference.beam.job_service import list_engine_options
 from beam_inference.beam.portable_engines import (
     check_pool_is_named,
-    engine_of,
     is_portable,
     parallelism_of,
     portable_place,
@@ -45,7 +44,6 @@ _LOCAL = ("fnapirunner", "bundlebaseddirectrunner")
 _LOCAL_FLAGS = ("--direct_running_mode=multi_threading", "--direct_num_workers=2")
 _SCHEDULER_SECONDS = 10
 _FIRST_WORKER_SECONDS = 60
-_SPARK_WORKER_CACHE_MS = 300_000
 LONGEST_WORKER_TTL_SECONDS = 300.0
 """Dask's own default: a cluster that takes longer to notice a worker that hangs is told of."""
 _OWN_FLAGS = (
@@ -243,10 +241,6 @@ def with_job_name(options: PipelineOptions, name: str) -> PipelineOptions:
     options = copy.deepcopy(options)
     cloud = options.view_as(GoogleCloudOptions)
     cloud.job_name = cloud.job_name or name
-    portable = options.view_as(PortableOptions)
-    if engine_of(options) == "Spark" and not portable.environment_cache_millis:
-        # Left to itself, Spark has new worker processes for each task.
-        portable.environment_cache_millis = _SPARK_WORKER_CACHE_MS
     options.view_as(DebugOptions).add_experiment("disable_logging_submission_environment")
     return options
 

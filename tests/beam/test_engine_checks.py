@@ -1,7 +1,10 @@
 """What is told or refused before a launch on Flink, Spark or Prism."""
 
 import logging
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 
 import pytest
@@ -115,6 +118,25 @@ def test_a_secured_cluster_is_told_and_not_refused(status, flink, flags):
     (warning,) = ask(flags).warnings
     assert f"{flink.url}/overview answers {status}" in warning
     assert "--parallelism=N" in warning
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
+def test_a_certificate_that_is_not_known_is_told_and_not_refused(flags, tmp_path):
+    key = str(tmp_path / "key.pem")
+    certificate = str(tmp_path / "certificate.pem")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    server = HttpServer(0, lambda _: Response.of_json({}))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    server.start()
+    url = f"https://localhost:{server.server_port}"
+    try:
+        (warning,) = ask([*flags, f"--flink_master={url}"]).warnings
+    finally:
+        server.stop()
+    assert f"{url} does not answer: [SSL: CERTIFICATE_VERIFY_FAILED]" in warning
 
 
 def refused_flags(flags, flink, tmp_path):
