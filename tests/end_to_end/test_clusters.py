@@ -285,6 +285,8 @@ def test_the_launcher_is_killed_and_another_one_ends_the_job(engine, slow_job, t
 
 
 def test_the_master_is_killed(engine, slow_job, tmp_path, result):
+    if engine.name.startswith("Spark"):
+        pytest.skip("a Spark master without recoveryMode forgets the job, which then waits")
     path, expected = slow_job
     with start(path, engine.flags) as run:
         wait_for_receipts(run, tmp_path / "out")
