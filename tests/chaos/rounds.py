@@ -350,7 +350,7 @@ class Round:
             path.write_bytes(content)
         self._sweep(scene)
         if not self._case.subject.is_job:
-            _require_same(read_products(self._output), expected)
+            _require_same(self._products(scene), expected)
             return
         wrong = self._verify()
         differing = _differing(read_products(self._output), expected)
@@ -360,6 +360,15 @@ class Round:
             self._redo(scene, wrong, differing)
             _require_same(read_products(self._output), expected)
         self._require_records()
+
+    def _products(self, scene: Scene) -> dict[str, bytes]:
+        """What the command has made, as if it had read the input from the disk."""
+        products = read_products(self._output)
+        if scene.server is None:
+            return products
+        served = scene.server.url.encode()
+        local = self._workshop.inputs.as_uri().encode()
+        return {name: content.replace(served, local) for name, content in products.items()}
 
     def _redo(self, scene: Scene, wrong: list[str], differing: list[str]) -> None:
         """Do chunks again whose blocks were damaged, as a user would: without their receipts."""
