@@ -99,7 +99,10 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("name", MOMENTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(each, marks=[pytest.mark.slow] * (n > 0)) for n, each in enumerate(MOMENTS)],
+)
 def test_receipts_of_wrong_clocks_break_nothing(finished_job, tmp_path, capsys, name):  # 383
     receipts = sorted((tmp_path / "out" / "_beam_inference" / "receipts").rglob("*.json"))
     for receipt in receipts[:2]:

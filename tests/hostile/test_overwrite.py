@@ -188,6 +188,7 @@ def test_drafts_of_other_files_are_foreign(source, tmp_path, capsys):
     assert "notes.txt" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_components_replace_a_larger_volume(tmp_path, capsys):
     write_volume(tmp_path / "small", SMALL)
     write_volume(tmp_path / "v", LARGE)
@@ -203,6 +204,7 @@ def test_components_replace_a_larger_volume(tmp_path, capsys):
     assert "holds mine" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_components_do_not_write_into_labels_of_others(tmp_path, capsys):
     write_volume(tmp_path / "small", SMALL)
     words = ["components", f"{tmp_path}/small", f"{tmp_path}/v", "--threshold=250"]

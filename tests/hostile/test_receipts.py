@@ -125,7 +125,9 @@ def _launch_again(folder: Path, mode: str) -> Seen:
     return Seen(codes, named.getvalue(), run, run_output.getvalue(), after, same, left)
 
 
-@pytest.fixture(scope="module", params=["recompute", "exchange"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("recompute", marks=pytest.mark.slow), "exchange"]
+)
 def seen(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Seen:
     """What was seen in a seam mode."""
     return _launch_again(tmp_path_factory.mktemp("receipts"), request.param)

@@ -101,7 +101,7 @@ def test_a_write_that_hangs_is_given_up(tmp_path: Path) -> None:
         volume.write(volume.bounds, np.ones((1, 8, 8, 8), np.uint8), timeout=5)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("make", [os.mkfifo, pytest.param(os.mkdir, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["owners.json", "job.json", "receipts/*/*/*02.json"])
 def test_a_state_file_that_is_none(
     name: str,

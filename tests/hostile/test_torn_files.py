@@ -66,7 +66,7 @@ def test_first_stage_receipts_and_seam_files(
     assert files_of(tmp_path / "out") == files
 
 
-@pytest.mark.parametrize("seams", ["recompute", "exchange"])
+@pytest.mark.parametrize("seams", [pytest.param("recompute", marks=pytest.mark.slow), "exchange"])
 def test_receipts(job: Callable[..., str], tmp_path: Path, tear: Tear, seams: str) -> None:
     path = job(inference={"seams": seams})
     assert main(["run", path]) == 0
@@ -134,7 +134,14 @@ def test_blocks_and_shards(
     assert files_of(tmp_path / "out") == files
 
 
-@pytest.mark.parametrize("format", ["precomputed", "zarr3", "zarr2", "n5", "ome_zarr"])
+@pytest.mark.parametrize(
+    "format",
+    [
+        "precomputed",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("zarr3", "zarr2", "n5")),
+        "ome_zarr",
+    ],
+)
 def test_metadata_are_refused_by_name(
     tmp_path: Path, tear: Tear, format: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
