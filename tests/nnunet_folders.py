@@ -56,7 +56,18 @@ def configuration(**changes):
         "use_mask_for_norm": [False],
         "architecture": architecture(),
         "batch_dice": True,
+        **resampling("data", is_seg=False, order=3),
+        **resampling("seg", is_seg=True, order=1),
+        **resampling("probabilities", is_seg=False, order=1),
     } | changes
+
+
+def resampling(what, **keys):
+    """How plans say that something is resampled."""
+    return {
+        f"resampling_fn_{what}": "resample_data_or_seg_to_shape",
+        f"resampling_fn_{what}_kwargs": {**keys, "order_z": 0, "force_separate_z": None},
+    }
 
 
 def plans(**changes):

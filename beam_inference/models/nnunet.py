@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_inference.errors import ModelContractError
@@ -22,7 +23,9 @@ from beam_inference.models.nnunet_plans import (
 from beam_inference.models.packages import Folds, PackageKind, Recipe, Setting
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from beam_inference.models.nnunet_network import TrainedModel
 
@@ -51,7 +54,6 @@ def _describe(root: Traversable, folds: Folds | None) -> Recipe:
 
     model = read_model(root, folds)
     _check_known(model)
-    spacing = stored_order(model.configuration.spacing, model.plans, 0.0)
     normalize, reason = _normalization(model)
     return Recipe(
         title=f"nnU-Net, {model.checkpoints[0].configuration}",
@@ -64,11 +66,31 @@ def _describe(root: Traversable, folds: Folds | None) -> Recipe:
             *_loop_settings(model),
             *_result_settings(model),
         ],
-        voxel_size_mm=None if 0.0 in spacing else spacing,
+        voxel_size=stored_order(model.configuration.spacing, model.plans, None),
         has_unit=model.plans.image_reader_writer in _IN_MILLIMETRES,
+        padding=_padding(model),
         needs_levels=isinstance(normalize, dict) and "levels" in normalize,
         cautions=_cautions(model),
     )
+
+
+def _predict_by_nnunet(
+    root: Path, folds: Folds | None, image: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    import torch
+    from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
+
+    names = [name.partition("/")[0] for name in list_checkpoints(root, folds)]
+    predictor = nnUNetPredictor(
+        device=torch.device("cpu"), perform_everything_on_device=False, allow_tqdm=False
+    )
+    predictor.initialize_from_trained_model_folder(
+        str(root), [name.removeprefix("fold_") for name in names], CHECKPOINT
+    )
+    with torch.inference_mode():
+        logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(image))
+    prediction: NDArray[np.float32] = logits.float().numpy()
+    return prediction
 
 
 def _check_known(model: TrainedModel) -> None:
@@ -191,7 +213,7 @@ def _normalization(model: TrainedModel) -> tuple[Any, str]:
             f"{model.root / 'plans.json'}: {shorten_text(scheme)} is none of the normalisations "
             f"that are known here: {', '.join(_NORMALIZATIONS)}"
         )
-    if len(schemes) > 1 and scheme not in ("NoNormalization", "RGBTo01Normalization"):
+    if len(schemes) > 1 and scheme in ("ZScoreNormalization", "RescaleTo01Normalization"):
         raise ModelContractError(
             f"{model.root / 'plans.json'}: {len(schemes)} channels are normalised by statistics "
             "of their own, which a job file cannot say yet. Write it by hand, with an input that "
@@ -207,23 +229,34 @@ def _normalization(model: TrainedModel) -> tuple[Any, str]:
 
 
 def _ct(model: TrainedModel) -> Any:
-    intensities = model.plans.intensities.get("0")
+    channels = [_intensities(model, channel) for channel in range(len(model.dataset.channels))]
+    limits = [[values.percentile_00_5, values.percentile_99_5] for values in channels]
+    means = [values.mean for values in channels]
+    deviations = [max(values.std, _LEAST_STD) for values in channels]
+    if len(channels) == 1:
+        return [{"clip": limits[0]}, {"standard": {"mean": means[0], "std": deviations[0]}}]
+    return [{"clip": limits}, {"standard": {"mean": means, "std": deviations}}]
+
+
+def _padding(model: TrainedModel) -> float | None:
+    """The stored value that becomes 0, with which nnU-Net pads what is normalised already."""
+    scheme = model.configuration.normalization_schemes[0]
+    if scheme in ("NoNormalization", "RGBTo01Normalization"):
+        return 0.0
+    if scheme != "CTNormalization":
+        return None
+    means = {_intensities(model, n).mean for n in range(len(model.dataset.channels))}
+    return means.pop() if len(means) == 1 else None
+
+
+def _intensities(model: TrainedModel, channel: int) -> Intensities:
+    intensities = model.plans.intensities.get(str(channel))
     if intensities is None:
         raise ModelContractError(
             f"{model.root / 'plans.json'}: CTNormalization needs "
-            "foreground_intensity_properties_per_channel, which is absent"
+            f"foreground_intensity_properties_per_channel.{channel}, which is absent"
         )
-    return _clipped_standard(intensities)
-
-
-def _clipped_standard(values: Intensities) -> Any:
-    std = max(values.std, _LEAST_STD)
-    bounds = (values.percentile_00_5, values.percentile_99_5)
-    return {
-        "scale": 1 / std,
-        "offset": -values.mean / std,
-        "clip": [(bound - values.mean) / std for bound in bounds],
-    }
+    return intensities
 
 
 _NORMALIZATIONS: dict[str, Callable[[TrainedModel], Any]] = {
@@ -256,4 +289,5 @@ KIND = PackageKind(
     list_files=_list_files,
     load=_load,
     describe=_describe,
+    own_prediction=_predict_by_nnunet,
 )

@@ -157,6 +157,12 @@ def read_model(root: Traversable, folds: Folds | None) -> TrainedModel:
             f"of {configuration.previous_stage}. Cascades cannot be run here; name the folder of "
             "3d_fullres or 3d_lowres."
         )
+    if len(configuration.patch_size) == 2 and plans.transpose_forward != [0, 1, 2]:
+        raise ModelContractError(
+            f"{root / 'plans.json'}: transpose_forward is {plans.transpose_forward} for a network "
+            "of planes; only sections along z, with axes in the order y, x, can be run here. "
+            "Transpose the volume, and write a factory (file.py:function)."
+        )
     return TrainedModel(root, plans, dataset, configuration, checkpoints)
 
 

@@ -26,7 +26,9 @@ from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 Folds = Sequence[int | Literal["all"]]
 """Numbers of the folds that a network was trained on; "all" is one that was trained on all data."""
@@ -58,10 +60,12 @@ class Recipe:
         title: what the package is, in a few words.
         facts: what a user may want to know, by name: licence, classes, folds.
         settings: the keys of a job file that give what its own tool gives.
-        voxel_size_mm: the voxel size that the network was trained at, ZYX, in millimetres if the
-            package has a unit; None where it does not say.
-        has_unit: whether voxel sizes of the package are in millimetres, rather than in whatever
-            unit its training data had.
+        voxel_size: what the network was trained at, ZYX; None on an axis where any will do, as on z
+            for a network of planes.
+        has_unit: whether that is in millimetres, rather than in whatever unit the training data
+            had.
+        padding: the stored value that its own tool puts around an image that is smaller than a
+            patch; None if that depends on the image.
         needs_levels: whether the normalisation needs levels of the input volume.
         cautions: what its own tool does that these settings do not; sentences.
     """
@@ -69,8 +73,9 @@ class Recipe:
     title: str
     facts: Mapping[str, str]
     settings: Sequence[Setting]
-    voxel_size_mm: tuple[float, float, float] | None = None
-    has_unit: bool = True
+    voxel_size: tuple[float | None, float | None, float | None]
+    has_unit: bool
+    padding: float | None
     needs_levels: bool = False
     cautions: Sequence[str] = ()
 
@@ -86,6 +91,9 @@ class PackageKind:
         list_files: the files, relative to such a folder, that determine the network.
         load: the network of such a folder, in PyTorch, on the CPU. No code in the package is run.
         describe: what such a folder says about running its network.
+        own_prediction: what the package's own tool predicts for a normalised image, float32 (C, Z,
+            Y, X), before postprocessing: float32 (C, Z, Y, X). Only called for packages that could
+            be loaded. Raises ModuleNotFoundError where the tool is not installed.
     """
 
     title: str
@@ -94,6 +102,7 @@ class PackageKind:
     list_files: Callable[[Traversable, Folds | None], Sequence[str]]
     load: Callable[[Traversable, Folds | None], torch.nn.Module]
     describe: Callable[[Traversable, Folds | None], Recipe]
+    own_prediction: Callable[[Path, Folds | None, NDArray[np.float32]], NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,12 @@ def open_package(path: Path) -> Iterator[Package]:
     Raises:
         ModelContractError: it is none, or holds several networks.
     """
+    if not may_be_package(path):
+        raise ModelContractError(
+            f"{path} is neither a folder nor a zip file: expected a package that says how its "
+            f"network is run. {'' if path.exists() else 'There is no such file. '}Of other files "
+            "of networks you say so yourself: see docs/models.md"
+        )
     kinds = _installed_kinds()
     with _open_files(path) as top:
         candidates = [

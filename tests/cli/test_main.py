@@ -202,6 +202,9 @@ def test_plan_of_a_billion_chunks_takes_seconds_and_little_memory(tmp_path):
     info = json.loads((tmp_path / "small" / "info").read_text())
     info["scales"][0]["size"] = [32_000, 32_000, 16_000]
     (tmp_path / "small" / "info").write_text(json.dumps(info))
+    (folder,) = (path for path in (tmp_path / "small").iterdir() if path.is_dir())
+    (block,) = folder.iterdir()
+    block.rename(folder / "0-32_0-32_0-32")
     path = write_job(tmp_path / "job.yaml", job_values(url, tmp_path / "out"))
     code = """
 import sys

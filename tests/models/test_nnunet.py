@@ -30,7 +30,7 @@ def test_the_settings_of_a_ct_network(tmp_path):
     assert settings(described) == {
         "model.input_channels": 1,
         "model.output_channels": 3,
-        "model.normalize": {"scale": 1 / 40, "offset": -2.5, "clip": [-2.25, 3.0]},
+        "model.normalize": [{"clip": [10.0, 220.0]}, {"standard": {"mean": 100.0, "std": 40.0}}],
         "inference.patch_shape": [16, 24, 24],
         "inference.patch_overlap": [8, 12, 12],
         "inference.lattice": "spread",
@@ -41,12 +41,33 @@ def test_the_settings_of_a_ct_network(tmp_path):
         "output.dtype": "uint8",
     }
     assert all(setting.reason for setting in described.settings)
-    assert described.voxel_size_mm == (2.0, 1.0, 1.0)
+    assert described.voxel_size == (2.0, 1.0, 1.0)
+    assert described.padding == 100.0
     assert described.has_unit
     assert not described.needs_levels
     assert described.facts["folds"] == "0, 1"
     assert described.facts["licence"] == "CC BY 4.0"
     assert any("non-zero voxels" in caution for caution in described.cautions)
+
+
+def test_two_channels_of_ct(tmp_path):
+    other = made.CT_PROPERTIES | {"mean": 50.0, "std": 0.0}
+    plans = made.plans(
+        configurations={
+            "3d_fullres": made.configuration(normalization_schemes=["CTNormalization"] * 2)
+        },
+        foreground_intensity_properties_per_channel={"0": made.CT_PROPERTIES, "1": other},
+    )
+    described = made.dataset(channel_names={"0": "CT", "1": "CT, later"})
+    assert settings(recipe(tmp_path, made=plans, described=described))["model.normalize"] == [
+        {"clip": [[10.0, 220.0], [10.0, 220.0]]},
+        {"standard": {"mean": [100.0, 50.0], "std": [40.0, 1e-8]}},
+    ]
+
+
+def test_channels_without_statistics_are_named(tmp_path):
+    with pytest.raises(ModelContractError, match=r"per_channel\.0, which is absent"):
+        recipe(tmp_path, made=made.plans(foreground_intensity_properties_per_channel={}))
 
 
 def test_values_are_counted_once(tmp_path):
@@ -69,7 +90,7 @@ def test_axes_in_another_order(tmp_path):
     described = recipe(tmp_path, made=plans, mirror_axes=(0,))
     assert settings(described)["inference.patch_shape"] == [24, 24, 16]
     assert settings(described)["inference.augment"] == {"mirror": ["x"]}
-    assert described.voxel_size_mm == (2.0, 1.0, 3.0)
+    assert described.voxel_size == (2.0, 1.0, 3.0)
 
 
 def test_regions(tmp_path):
@@ -90,18 +111,19 @@ def test_large_labels_of_regions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "normalize", "needs_levels"),
+    ("scheme", "normalize", "padding"),
     [
-        ("ZScoreNormalization", {"levels": "levels.json", "to": "standard"}, True),
-        ("RescaleTo01Normalization", {"levels": "levels.json", "low": 0.0, "high": 1.0}, True),
-        ("NoNormalization", "none", False),
-        ("RGBTo01Normalization", {"scale": 1 / 255}, False),
+        ("ZScoreNormalization", {"levels": "levels.json", "to": "standard"}, None),
+        ("RescaleTo01Normalization", {"levels": "levels.json", "low": 0.0, "high": 1.0}, None),
+        ("NoNormalization", "none", 0.0),
+        ("RGBTo01Normalization", {"scale": 1 / 255}, 0.0),
     ],
 )
-def test_normalisations(scheme, normalize, needs_levels, tmp_path):
+def test_normalisations(scheme, normalize, padding, tmp_path):
     described = recipe(tmp_path, made=plans_with(normalization_schemes=[scheme]))
     assert settings(described)["model.normalize"] == normalize
-    assert described.needs_levels == needs_levels
+    assert described.padding == padding
+    assert described.needs_levels == (padding is None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""Job files that init writes: complete, explained, and planned as they are."""
+
+import json
+
+import nnunet_folders as made
+import numpy as np
+import pytest
+from helpers import write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.launch.job_files import load_job
+from beam_inference.launch.new_job import describe_package, make_job
+from beam_inference.launch.planned_job import plan_job
+
+pytest.importorskip("dynamic_network_architectures")
+
+FITTING = (2e6, 1e6, 1e6)
+"""The voxel size of the training data, ZYX, in nanometres."""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A place with a results folder and a volume that fits it."""
+    made.make_folder(tmp_path / "model", folds=(0, 1))
+    write_image(tmp_path / "em", FITTING)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_image(path, voxel_size_nm, shape=(20, 60, 50)):
+    """Write a volume of random values."""
+    array = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    return write_volume(path, array, voxel_size_nm=voxel_size_nm)
+
+
+def remake(folder, **keys):
+    """Make the results folder again, with other plans."""
+    (folder / "other").mkdir()
+    made.make_folder(folder / "other" / "model", **keys)
+    return str(folder / "other" / "model")
+
+
+def comment_before(text, key):
+    """The last line before a key."""
+    lines = text.splitlines()
+    return next(
+        lines[number - 1].strip()
+        for number, line in enumerate(lines)
+        if line.strip().startswith(f"{key}:")
+    )
+
+
+def test_the_job_is_complete_explained_and_can_be_planned(folder, capsys):
+    assert main(["init", "--model", "model", "--input", "em", "--to", "job.yaml"]) == 0
+    printed = capsys.readouterr().out
+    assert "beam-inference plan job.yaml" in printed
+    assert "levels" not in printed
+    text = (folder / "job.yaml").read_text()
+    for key in ("path", "sha256", "voxel_size_nm", "normalize", "lattice", "blend", "augment"):
+        assert comment_before(text, key).startswith("# "), key
+    job = load_job("job.yaml")
+    assert job.inference.patch_shape == made.PATCH
+    assert job.model.voxel_size_nm == FITTING
+    assert job.output.format == "precomputed"
+    assert plan_job(job).plan.chunks.count >= 1
+
+
+def test_it_is_what_the_job_then_computes(folder):
+    assert main(["init", "--model", "model", "--input", "em", "--folds", "1"]) == 0
+    assert load_job("job.yaml").model.folds == [1]
+    assert main(["run", "job.yaml"]) == 0
+    assert main(["verify", "job.yaml", "--deep", "--recompute", "0.01"]) == 0
+    (folder / "model" / "fold_0" / "checkpoint_final.pth").write_bytes(b"not used")
+    assert main(["run", "job.yaml"]) == 0
+
+
+def test_a_file_that_is_there_is_left_alone(folder, capsys):
+    (folder / "job.yaml").write_text("mine")
+    assert main(["init", "--model", "model", "--input", "em"]) == 2
+    assert "job.yaml exists, and is left alone" in capsys.readouterr().err
+    assert (folder / "job.yaml").read_text() == "mine"
+
+
+def test_paths_inside_the_folder_of_the_job_are_relative(folder):
+    (folder / "jobs").mkdir()
+    assert main(["init", "--model", "model", "--input", "em", "--to", "jobs/job.yaml"]) == 0
+    text = (folder / "jobs" / "job.yaml").read_text()
+    assert f"path: {folder}/em\n" in text
+    assert load_job("jobs/job.yaml").input.path == (folder / "em").as_uri()
+    assert load_job("jobs/job.yaml").output.path == (folder / "prediction").as_uri()
+
+
+def test_the_scale_that_fits_is_chosen(folder):
+    assert main(["pyramid", "em", "--factor=1x2x2", "--levels=1"]) == 0
+    coarse = made.plans(configurations={"3d_fullres": made.configuration(spacing=[2.0, 2.0, 2.0])})
+    package = describe_package(remake(folder, made=coarse), None)
+    new = make_job(package, "em", "out", folder)
+    assert new.scale == 1
+    assert new.config.input.scale == 1
+    assert new.config.model.voxel_size_nm == (2e6, 2e6, 2e6)
+    assert plan_job(new.config).input.bounds.shape == (20, 30, 25)
+
+
+def test_no_scale_that_fits_is_told(folder):
+    write_image(folder / "fine", (5e5, 5e5, 5e5))
+    package = describe_package("model", None)
+    with pytest.raises(ConfigError, match=r"trained at .* \[2000000, 1000000, 1000000\] nm .*"):
+        make_job(package, "fine", "out", folder)
+
+
+def test_a_unit_that_is_not_said_is_told(folder):
+    package = describe_package(
+        remake(folder, made=made.plans(image_reader_writer="Tiff3DIO")), None
+    )
+    new = make_job(package, "em", "out", folder)
+    assert new.config.model.voxel_size_nm is None
+    assert any("a unit that the package does not say" in caution for caution in new.cautions)
+
+
+def test_a_volume_smaller_than_a_patch_is_padded_as_by_nnunet(folder):
+    write_image(folder / "small", FITTING, (10, 60, 50))
+    new = make_job(describe_package("model", None), "small", "out", folder)
+    assert new.config.input.fill == "constant"
+    assert new.config.input.fill_value == 100.0
+
+
+def test_levels_are_asked_for_first(folder, capsys):
+    plans = made.plans(
+        configurations={
+            "3d_fullres": made.configuration(normalization_schemes=["ZScoreNormalization"])
+        }
+    )
+    model = remake(folder, made=plans)
+    assert main(["init", "--model", model, "--input", "em"]) == 0
+    commands = capsys.readouterr().out.partition("next:\n")[2].splitlines()
+    assert [line.split()[1] for line in commands] == ["levels", "plan"]
+    for line in commands:
+        assert main(line.split()[1:]) == 0
+
+
+def test_planes(folder):
+    config = made.configuration(
+        patch_size=[24, 24], spacing=[1.0, 1.0], architecture=made.architecture(dims=2)
+    )
+    plans = made.plans(configurations={"2d": config})
+    model = remake(folder, made=plans, name="2d", mirror_axes=(0, 1))
+    new = make_job(describe_package(model, None), "em", "out", folder)
+    assert new.config.model.dims == 2
+    assert new.config.inference.patch_shape == (1, 24, 24)
+    assert new.config.model.voxel_size_nm == FITTING
+    assert plan_job(new.config).plan.lattice.patch_shape == (1, 24, 24)
+
+
+def test_what_is_no_package_is_told(folder, capsys):
+    (folder / "net.ts").write_bytes(b"")
+    assert main(["init", "--model", "net.ts", "--input", "em"]) == 2
+    assert "neither a folder nor a zip file" in capsys.readouterr().err
+    assert main(["init", "--model", "absent", "--input", "em"]) == 2
+    assert "There is no such file" in capsys.readouterr().err
+    assert not (folder / "job.yaml").exists()
+
+
+def test_what_is_no_volume_is_told(folder):
+    with pytest.raises(VolumeError, match="no volume lies at absent"):
+        make_job(describe_package("model", None), "absent", "out", folder)
+
+
+def test_names_from_the_package_cannot_leave_their_comments(folder):
+    """What a package says reaches the job file as comments and values alone."""
+    hostile = made.dataset(name="x\noutput: {path: /etc}", licence="\x1b[31mred")
+    model = remake(folder, described=hostile)
+    (folder / "other" / "a\nmodel: 1").symlink_to(model)
+    text = make_job(
+        describe_package(str(folder / "other" / "a\nmodel: 1"), None), "em", "out", folder
+    ).text
+    assert "\x1b" not in text
+    assert len([line for line in text.splitlines() if line.startswith("model:")]) == 1
+
+
+def test_show_says_what_it_is(folder, capsys):
+    assert main(["model", "show", "model"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("nnU-Net, 3d_fullres", "CC BY 4.0", "PlainConvUNet", "spread", "[2, 1, 1]"):
+        assert word in shown, word
+    assert main(["model", "show", "model", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["facts"]["folds"] == "0, 1"
+    assert len(values["sha256"]) == 64
+
+
+def test_test_runs_the_network(folder, capsys):
+    assert main(["model", "test", "model", "--folds", "0", "--json"]) == 0
+    values = json.loads(capsys.readouterr().out)
+    assert values["image_shape"] == [1, 21, 32, 32]
+    assert values["lowest"] < values["highest"]
+    assert values["passed"]
