@@ -120,9 +120,10 @@ def test_a_server_that_ignores_signals_is_killed_with_what_it_started(java, pids
 
 
 LAUNCHER = """
-import os, sys, time
+import os, signal, sys, time
 from beam_inference.beam.flags import beam_options
 from beam_inference.beam.job_server import job_server
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which tests under nohup ignore
 with job_server(beam_options(sys.argv[2:])):
     print("ready", flush=True)
     if sys.argv[1] == "exit":
