@@ -15,6 +15,7 @@ from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
 from beam_inference.config.job import Gaussian, Inference
+from beam_inference.config.volumes import Mask
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.exact_sums import largest_rounding
 from beam_inference.geometry.plan import InferencePlan, Strategy
@@ -102,10 +103,20 @@ def _mask_rows(job: PlannedJob) -> Iterator[Row]:
     config = job.config
     for heading, mask in (("input mask", config.input.mask), ("output mask", config.mask)):
         if mask is not None:
-            inverse = ", inverse" if mask.inverse else ""
-            yield heading, f"{mask.path}{inverse}, elsewhere {mask.fill_value}"
+            yield heading, f"{mask.path}{_kept_text(mask)}, elsewhere {mask.fill_value}"
     if config.mask is not None:
         yield "", "chunks wholly outside it cost nothing: the figures below are upper bounds"
+
+
+def _kept_text(mask: Mask) -> str:
+    """What a mask keeps, unless it is what any mask keeps: begins with a comma."""
+    words = ["inverse"] if mask.inverse else []
+    words += [
+        f"{key} {value if key != 'equals' else ' or '.join(map(str, mask.equals or ()))}"
+        for key, value in (("above", mask.above), ("below", mask.below), ("equals", mask.equals))
+        if value is not None
+    ]
+    return "".join(f", {word}" for word in words)
 
 
 def _geometry_rows(job: PlannedJob) -> Iterator[Row]:

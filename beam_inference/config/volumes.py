@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -72,8 +73,26 @@ class VolumeSource:
     storage: Storage = field(default_factory=Storage)
 
 
+def _as_values(value: object) -> object:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _sort_values(values: list[int | float]) -> list[int | float]:
+    """Distinct values in order, whole numbers as such: what is the same is written the same."""
+    return sorted({int(value) if value == int(value) else value for value in values})
+
+
+MaskValues = Annotated[
+    list[int | FiniteFloat],
+    Field(min_length=1, max_length=256),
+    BeforeValidator(_as_values, json_schema_input_type=int | FiniteFloat | list[int | FiniteFloat]),
+    AfterValidator(_sort_values),
+]
+"""One or several values of a mask."""
+
+
 class Mask(Model):
-    """Where a volume is kept: where another one is not zero."""
+    """Where a volume is kept: where another one is not zero, or has the values asked for."""
 
     path: Url = Field(
         description=(
@@ -81,8 +100,33 @@ class Mask(Model):
         )
     )
     scale: Natural = Field(0, description="which scale of a multiscale volume, 0 the finest")
-    inverse: bool = Field(False, description="what is kept is where the volume is zero, instead")
+    above: int | FiniteFloat | None = Field(
+        None, description="what is kept is where the volume is larger than this"
+    )
+    below: int | FiniteFloat | None = Field(
+        None,
+        description="what is kept is where the volume is smaller; beside above, where both hold",
+    )
+    equals: MaskValues | None = Field(
+        None, description="what is kept is where the volume has this value, or one of these"
+    )
+    inverse: bool = Field(
+        False, description="what is kept is where the volume is zero, or not as asked for, instead"
+    )
     fill_value: int | FiniteFloat = Field(0, description="what stands elsewhere, in stored units")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.equals is not None and (self.above is not None or self.below is not None):
+            raise ValueError(
+                "equals lists the values that are kept, above and below a range of them: remove one"
+            )
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(
+                f"no value is above {self.above} and below {self.below}: write above < below, or "
+                "with inverse: true what is to be left out"
+            )
+        return self
 
     def source(self, storage: Storage) -> VolumeSource:
         """The volume to open."""

@@ -36,6 +36,7 @@ from beam_inference.view.multiscale import Scales, scales_at
 from beam_inference.view.viewer_state import Axis, Boxes, VolumeLayer, view_state
 from beam_inference.volumes.detection import json_object
 from beam_inference.volumes.kvstores import LOCAL, local_folder, storage_of_environment
+from beam_inference.volumes.mask import kept_values
 from beam_inference.volumes.opening import open_source
 from beam_inference.volumes.outputs import open_output
 from beam_inference.volumes.volume import Volume
@@ -308,7 +309,8 @@ def _masks_to_show(config: JobConfig, launched: ResolvedJob | None) -> list[Show
             volume = open_source(source, booleans=True, check_blocks=False)
             if launched is not None:
                 volume = volume.place_at(Origin(launched.mask_origins.get(name, (0, 0, 0))))
-            shader = shaders.mask_shader(color, volume.dtype, inverse=mask.inverse)
+            kept = kept_values(mask)
+            shader = shaders.mask_shader(color, volume.dtype, kept, inverse=mask.inverse)
             try:
                 shown.append(Shown(name, volume, config.storage, shader, 0.3))
             except VolumeError as error:

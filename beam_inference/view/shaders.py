@@ -12,6 +12,7 @@ from itertools import cycle
 import numpy as np
 
 from beam_inference.arrays import AnyDtype
+from beam_inference.volumes.mask import KeptValues
 
 Range = tuple[float, float]
 
@@ -68,23 +69,44 @@ void main() {{
 """
 
 
-def mask_shader(color: str, dtype: AnyDtype, *, inverse: bool) -> str:
-    """Shader of a mask over an image: a colour where it is not zero, or zero if ``inverse``."""
-    value = "toRaw(getDataValue())"
-    zero = "0u" if dtype.kind == "u" else "0"
-    if dtype.kind == "f":
-        value = "getDataValue()"
-        zero = "0.0"
-    elif dtype == np.uint64:
-        value = "getDataValue().value"
-        zero = "uvec2(0u)"
+def mask_shader(color: str, dtype: AnyDtype, kept: KeptValues, *, inverse: bool) -> str:
+    """Shader of a mask over an image: a colour where it keeps something, or not if ``inverse``."""
+    condition = _condition(dtype, kept)
     return f"""\
 #uicontrol vec3 color color(default="{color}")
 void main() {{
-  if ({value} {"==" if inverse else "!="} {zero}) emitRGB(color);
+  if ({f"!({condition})" if inverse else condition}) emitRGB(color);
   else emitTransparent();
 }}
 """
+
+
+def _condition(dtype: AnyDtype, kept: KeptValues) -> str:
+    """The condition, in GLSL, that a voxel of a mask has such a value."""
+    if kept.equals is not None:
+        return " || ".join(f"{_value(dtype)} == {_literal(value, dtype)}" for value in kept.equals)
+    number = f"float({_value(dtype)})"
+    if dtype == np.uint64:  # to seven digits, as all numbers here that are compared for size
+        number = f"(float({_value(dtype)}.y) * 4294967296.0 + float({_value(dtype)}.x))"
+    conditions = [] if kept.above is None else [f"{number} > {float(kept.above)!r}"]
+    conditions += [] if kept.below is None else [f"{number} < {float(kept.below)!r}"]
+    return " && ".join(conditions) or f"{_value(dtype)} != {_literal(0, dtype)}"
+
+
+def _value(dtype: AnyDtype) -> str:
+    if dtype.kind == "f":
+        return "getDataValue()"
+    return "getDataValue().value" if dtype == np.uint64 else "toRaw(getDataValue())"
+
+
+def _literal(value: float, dtype: AnyDtype) -> str:
+    """A value of a volume as GLSL writes it."""
+    if dtype.kind == "f":
+        return repr(float(value))
+    if dtype == np.uint64:
+        high, low = divmod(int(value), 2**32)
+        return f"uvec2({low}u, {high}u)"
+    return f"{int(value)}{'u' if dtype.kind == 'u' else ''}"
 
 
 def _pair(shown: Range) -> str:

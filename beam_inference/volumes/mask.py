@@ -5,14 +5,14 @@ That volume is read piece by piece, in bounded memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.arrays import AnyArray
+from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.storage import Storage
 from beam_inference.config.volumes import Mask as MaskConfig
 from beam_inference.errors import ConfigError, VolumeError
@@ -27,6 +27,42 @@ PIECE_BYTES = 2**24
 PIECE_VOXELS = 2**22
 """Voxels of the masked volume that are looked up at a time."""
 
+
+@dataclass(frozen=True, slots=True)
+class KeptValues:
+    """Values of a mask at which a volume is kept; all but zero if nothing is said.
+
+    NaN is not zero, and neither above, below nor equal to anything.
+
+    Attributes:
+        above: the values are larger than this.
+        below: the values are smaller than this.
+        equals: the values are these.
+    """
+
+    above: float | None = None
+    below: float | None = None
+    equals: Sequence[float] | None = None
+
+    def holds(self, values: AnyArray) -> NDArray[np.bool_]:
+        """Where values of a mask are such."""
+        found: NDArray[np.bool_]
+        if self.equals is not None:
+            found = np.logical_or.reduce([values == value for value in self.equals])
+        elif self.above is None and self.below is None:
+            found = values != 0
+        else:
+            found = np.ones(values.shape, bool)
+            if self.above is not None:
+                found &= values > self.above
+            if self.below is not None:
+                found &= values < self.below
+        return found
+
+
+ALL_BUT_ZERO = KeptValues()
+"""What a mask keeps unless it is told otherwise."""
+
 _Run = tuple[slice, NDArray[np.int64] | None]
 
 
@@ -40,14 +76,16 @@ class Mask:
     Attributes:
         volume: a volume of one channel.
         per_voxel: its voxels per voxel of what it masks, ZYX.
-        inverse: whether voxels are kept where it is zero, instead.
+        inverse: whether voxels are kept elsewhere, instead.
         fill_value: what stands elsewhere, in stored units of what it masks.
+        kept: the mask's values where voxels are kept.
     """
 
     volume: Volume
     per_voxel: tuple[float, float, float]
     inverse: bool
     fill_value: float
+    kept: KeptValues = ALL_BUT_ZERO
 
     def keeps_any(self, box: BoundingBox) -> bool:
         """Whether any voxel of a box is kept; raises as :meth:`.volume.Volume.read` does."""
@@ -96,12 +134,14 @@ class Mask:
             where = tuple(run for run, _ in piece)
             places = [place for _, place in piece if place is not None]
             if len(places) < 3:
-                yield where, np.full([run.stop - run.start for run in where], self.inverse)
+                beyond = bool(self.kept.holds(np.zeros(1, self.volume.dtype))[0])
+                shape = [run.stop - run.start for run in where]
+                yield where, np.full(shape, beyond != self.inverse)
                 continue
             mask_box = BoundingBox(
                 *zip(*((int(place[0]), int(place[-1]) + 1) for place in places), strict=True)
             )
-            values = (self.volume.read(mask_box)[0] != 0)[
+            values = self.kept.holds(self.volume.read(mask_box)[0])[
                 np.ix_(*(place - place[0] for place in places))
             ]
             yield where, ~values if self.inverse else values
@@ -126,6 +166,11 @@ class Mask:
         }
         edges = sorted(cuts)
         return [(slice(a, b), place[a:b] if inside[a] else None) for a, b in pairwise(edges)]
+
+
+def kept_values(config: MaskConfig) -> KeptValues:
+    """The values of a mask at which it keeps a volume, as a job says."""
+    return KeptValues(config.above, config.below, config.equals)
 
 
 def open_mask(
@@ -163,4 +208,24 @@ def open_mask(
     z, y, x = (
         ours / theirs for ours, theirs in zip(voxel_size_nm, volume.voxel_size_nm, strict=True)
     )
-    return Mask(volume, (z, y, x), config.inverse, config.fill_value)
+    kept = kept_values(config)
+    _check_values(key, kept, volume)
+    return Mask(volume, (z, y, x), config.inverse, config.fill_value, kept)
+
+
+def _check_values(key: str, kept: KeptValues, volume: Volume) -> None:
+    """Refuse values that no voxel of a mask can have: nothing would be kept."""
+    for value in kept.equals or ():
+        if not _is_value(value, volume.dtype):
+            raise ConfigError(
+                f"{key}.equals: {value} is not a value of {volume.url}, which has "
+                f"{volume.dtype}: nothing would equal it. Write one of its values, or above and "
+                "below."
+            )
+
+
+def _is_value(value: float, dtype: AnyDtype) -> bool:
+    if dtype.kind == "f":
+        return True
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return isinstance(value, int) and low <= value <= high

@@ -125,8 +125,32 @@ def test_masks_are_layers_of_their_own(job, tmp_path, capsys):
     inverse = f"--set=input.mask={{path: {tmp_path}/mask, inverse: true}}"
     layers = layers_of(state_of(job(), f"--set=mask.path={tmp_path}/mask", inverse, capsys=capsys))
     assert list(layers) == ["input", "input.mask", "mask", "chunks"]
-    assert "value == uvec2(0u)" in layers["input.mask"]["shader"]
-    assert "value != uvec2(0u)" in layers["mask"]["shader"]
+    assert "!(getDataValue().value != uvec2(0u, 0u))" in layers["input.mask"]["shader"]
+    assert "(getDataValue().value != uvec2(0u, 0u))" in layers["mask"]["shader"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mask", "condition"),
+    [
+        ("uint8", "equals: [1, 3]", "toRaw(getDataValue()) == 1u || toRaw(getDataValue()) == 3u"),
+        ("int16", "equals: -2", "toRaw(getDataValue()) == -2"),
+        ("uint64", "equals: 4294967301", "getDataValue().value == uvec2(5u, 1u)"),
+        ("float32", "above: 0.25", "float(getDataValue()) > 0.25"),
+        (
+            "uint16",
+            "above: 2, below: 7",
+            "float(toRaw(getDataValue())) > 2.0 && float(toRaw(getDataValue())) < 7.0",
+        ),
+        ("uint64", "below: 7", "float(getDataValue().value.x)) < 7.0"),
+    ],
+)
+def test_a_mask_is_shown_where_it_has_the_values_asked_for(
+    job, tmp_path, capsys, dtype, mask, condition
+):
+    write_volume(tmp_path / "mask", np.ones((20, 30, 40), dtype), voxel_size_nm=(20, 20, 40))
+    flag = f"--set=mask={{path: {tmp_path}/mask, {mask}}}"
+    layers = layers_of(state_of(job(), flag, capsys=capsys))
+    assert condition in layers["mask"]["shader"]
 
 
 def test_a_run_says_how_to_look_at_it(job, capsys):

@@ -12,6 +12,7 @@ import zarr
 from helpers import job_values, read_volume, toy, write_job, write_volume
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays as hypothesis_arrays
 
 from beam_inference import prepare
 from beam_inference.cli.main import main
@@ -25,7 +26,7 @@ from beam_inference.job.status import job_status
 from beam_inference.job.verification import verify
 from beam_inference.launch.checks import check_paths
 from beam_inference.volumes import mask as masks
-from beam_inference.volumes.mask import Mask
+from beam_inference.volumes.mask import KeptValues, Mask
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.output_mask import open_output_mask
@@ -385,6 +386,103 @@ def test_the_masks_are_part_of_the_fingerprint(tmp_path):
             )
             prints.add(launch.read_job().fingerprint)
     assert len(prints) == 7
+
+
+RULES = [
+    ({"above": 60}, lambda v: v > 60),
+    ({"below": 200.5}, lambda v: v < 200.5),
+    ({"above": 60, "below": 200}, lambda v: (v > 60) & (v < 200)),
+    ({"equals": 7}, lambda v: v == 7),
+    ({"equals": [9, 7, 200, 7.0]}, lambda v: np.isin(v, [7, 9, 200])),
+]
+
+
+@pytest.mark.parametrize(("rule", "holds"), RULES)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_mask_keeps_where_it_has_the_values_asked_for(tmp_path, rule, holds, inverse):
+    """As a mask of input and of output, by both strategies, also beyond the mask: there is zero."""
+    values = np.random.default_rng(6).choice(np.array([0, 7, 9, 60, 61, 199, 200, 255]), (9, 10, 8))
+    path = write_volume(tmp_path / "mask", values.astype(np.uint8), voxel_size_nm=(40, 40, 40))
+    write_volume(tmp_path / "in", INPUT)
+    whole = np.zeros(INPUT.shape[1:], np.uint8)
+    whole[:36, :40, :32] = values.repeat(4, 0).repeat(4, 1).repeat(4, 2)
+    kept = holds(whole) != inverse
+    mask = {"path": path, "inverse": inverse, "fill_value": 5, **rule}
+    for seams, of in (("exchange", "output"), ("recompute", "output"), ("recompute", "input")):
+        sections = {
+            "model": MODEL,
+            "output": AS_STORED,
+            "inference": {"seams": seams, "patch_overlap": [0, 0, 0], "chunk_shape": [16, 16, 32]},
+            **({"input": {"mask": mask}} if of == "input" else {}),
+        }
+        output_mask = mask if of == "output" else None
+        found = result(tmp_path, f"{seams}-{of}", tmp_path / "in", output_mask, **sections)
+        np.testing.assert_array_equal(found, np.where(kept, INPUT, 5))
+
+
+@given(
+    hypothesis_arrays(
+        st.sampled_from([np.uint8, np.int16, np.uint64, np.float32]), st.tuples(st.integers(1, 9))
+    ),
+    st.one_of(st.none(), st.integers(-3, 300), st.floats(-3, 300)),
+    st.one_of(st.none(), st.integers(-3, 300), st.floats(-3, 300)),
+)
+def test_values_are_compared_as_numbers_whatever_their_dtype(values, above, below):
+    """Also with numbers that the dtype does not have."""
+    expected = [
+        (above is None or value > above) and (below is None or value < below)
+        if (above, below) != (None, None)
+        else value != 0
+        for value in values.tolist()
+    ]
+    kept = KeptValues(above, below).holds(values)
+    if values.dtype != np.float32:  # float32 compares with the nearest float32
+        np.testing.assert_array_equal(kept, expected)
+    assert not KeptValues(equals=[above or 0]).holds(np.full(1, np.nan, np.float32)).any()
+
+
+def test_large_labels_are_told_apart():
+    labels = np.array([2**63, 2**63 + 1], np.uint64)
+    assert KeptValues(equals=[2**63 + 1]).holds(labels).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ({"equals": 3, "above": 1}, "equals lists the values"),
+        ({"above": 3, "below": 3}, "no value is above 3 and below 3"),
+        ({"equals": []}, "at least 1 item"),
+        ({"equals": "seven"}, "equals"),
+        ({"above": [1, 2]}, "above"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(tmp_path, rule, message):
+    values = job_values(tmp_path / "in", tmp_path / "out") | {"mask": {"path": "m", **rule}}
+    with pytest.raises(ConfigError, match=message):
+        parse_job(values, tmp_path)
+
+
+@pytest.mark.parametrize("value", [-1, 256, 0.5])
+def test_a_value_that_the_mask_cannot_have_is_refused(tmp_path, value):
+    write_volume(tmp_path / "in", INPUT)
+    mask = {"path": mask_volume(tmp_path), "equals": [7, value]}
+    with pytest.raises(ConfigError, match=rf"mask.equals: {value} is not a value of .* uint8"):
+        launched(tmp_path, "out", tmp_path / "in", mask, model=MODEL)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_values_of_a_mask_are_part_of_the_fingerprint(tmp_path):
+    write_volume(tmp_path / "in", INPUT)
+    path = mask_volume(tmp_path)
+    rules = [{}, {"above": 0}, {"below": 8}, {"equals": 7}, {"equals": [7.0]}, {"equals": [7, 8]}]
+    prints = [
+        launched(tmp_path, f"o{number}", tmp_path / "in", {"path": path, **rule}, model=MODEL)
+        .read_job()
+        .fingerprint
+        for number, rule in enumerate(rules)
+    ]
+    assert prints[3] == prints[4]
+    assert len(set(prints)) == len(rules) - 1
 
 
 boxes = st.builds(
