@@ -17,9 +17,9 @@ from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.foreign_text import clean_text
 from beam_inference.geometry.zyx import VoxelSizeNm, is_same_size
-from beam_inference.models.fetch import local_model
+from beam_inference.models.fetch import fetch_package
 from beam_inference.models.hashes import model_sha256
-from beam_inference.models.packages import Folds, Recipe, Setting, open_package
+from beam_inference.models.packages import Folds, Recipe, Setting
 from beam_inference.volumes.detection import StoredVolume, volume_at
 from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
 from beam_inference.volumes.opening import open_source
@@ -78,11 +78,10 @@ def describe_package(path: str, folds: Folds | None) -> Package:
     Raises:
         ModelContractError: there is none, or it is one that cannot be run here.
     """
-    network = Network(path=path, folds=None if folds is None else list(folds))
-    local = local_model(network, storage_of_environment(LOCAL))
-    with open_package(Path(local.path)) as package:
-        recipe = package.describe(folds)
-    return Package(path, folds, model_sha256(local), recipe)
+    with fetch_package(path, folds) as package:
+        recipe = package.network.describe()
+        network = Network(path=str(package.path), folds=None if folds is None else list(folds))
+        return Package(path, folds, model_sha256(network), recipe)
 
 
 def make_job(package: Package, input_path: str, output_path: str, folder: Path) -> NewJob:
@@ -234,8 +233,7 @@ def _sizes_text(sizes: VoxelSizeNm) -> str:
 
 def _padding_settings(recipe: Recipe, volume: Volume) -> list[Setting]:
     """What lies outside a volume that is smaller than a patch; none reaches beyond a larger one."""
-    values = {setting.key: setting.value for setting in recipe.settings}
-    shape = values["inference.patch_shape"]
+    shape = recipe.values["inference.patch_shape"]
     is_smaller = any(n < p for n, p in zip(volume.bounds.shape, shape, strict=True))
     if not is_smaller or recipe.padding is None:
         return []

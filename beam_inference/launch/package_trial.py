@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.geometry.zyx import Zyx
-from beam_inference.models.fetch import local_model
-from beam_inference.models.packages import Folds, Recipe, open_package
-from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+from beam_inference.models.fetch import fetch_package
+from beam_inference.models.packages import Folds, NotCompared, Recipe
 from beam_inference.worker.predict import predict
 
 MOST_DIFFERENCE = 2e-3
@@ -61,21 +58,16 @@ def try_package(path: str, folds: Folds | None) -> PackageTest:
     Raises:
         ModelContractError: it cannot be read, or its network cannot be run here.
     """
-    network = Network(path=path, folds=None if folds is None else list(folds))
-    local = Path(local_model(network, storage_of_environment(LOCAL)).path)
-    with open_package(local) as package:
-        recipe = package.describe(folds)
+    with fetch_package(path, folds) as package:
+        recipe = package.network.describe()
         image = _make_image(recipe)
-        prediction = _predict(package.load(folds), recipe, image)
+        prediction = _predict(package.network.load(), recipe, image)
         own = None
         absence = ""
-        if not isinstance(package.root, Path):
-            absence = "its own tool reads folders alone: unpack the zip file to compare with it"
-        else:
-            try:
-                own = package.kind.own_prediction(package.root, folds, image)
-            except ModuleNotFoundError as error:
-                absence = f"its own tool is not installed here ({error})"
+        try:
+            own = package.network.predict_by_tool(image)
+        except NotCompared as error:
+            absence = str(error)
     if own is not None and own.shape != prediction.shape:
         raise ModelContractError(
             f"{path}: its own tool predicts an array of shape {own.shape}, expected "
@@ -91,20 +83,16 @@ def try_package(path: str, folds: Folds | None) -> PackageTest:
     )
 
 
-def _values(recipe: Recipe) -> dict[str, Any]:
-    return {setting.key: setting.value for setting in recipe.settings}
-
-
 def _make_image(recipe: Recipe) -> NDArray[np.float32]:
     """An image of random numbers that takes two patches on each axis."""
-    values = _values(recipe)
+    values = recipe.values
     patch: Zyx = values["inference.patch_shape"]
     shape = [values["model.input_channels"], *(n + max(1, n // 3) for n in patch)]
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
 def _predict(network: Any, recipe: Recipe, image: NDArray[np.float32]) -> NDArray[np.float32]:
-    values = _values(recipe)
+    values = recipe.values
     return predict(
         image,
         network,

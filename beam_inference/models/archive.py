@@ -1,8 +1,11 @@
-"""Zip archives as PyTorch writes them, judged by their directory before PyTorch opens them.
+"""Zip archives of strangers, judged by their directory before anything of them is unpacked.
 
 PyTorch reads archives by a library of its own, which finds the directory in another way than
 Python's does. So only archives that can be read in one way are let through: those whose directory
 is the last thing in the file, and which have neither a comment nor bytes before the first member.
+
+Packages of networks are read by Python's library alone, and are packed by whatever their authors
+use: they may have folders, comments and fields that PyTorch never writes.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -20,12 +23,37 @@ from beam_inference.errors import ModelContractError
 UNPACKED_LIMIT = 1 << 28
 """Bytes into which the compressed members of an archive may unpack, all together.
 
-PyTorch compresses nothing but source code.
+PyTorch compresses nothing but source code. Packages, which may be compressed as a whole, unpack
+into this or into MOST_RATIO times their own size.
 """
+
+MOST_RATIO = 16
+"""How many times its own size a large package may unpack into. Weights hardly become smaller."""
+
+_MOST_MEMBERS = 1 << 16
+_MOST_FOLDERS = 32
+_LONGEST_NAME = 1024
+"""Bounds of a package's names: Python's library makes a list of all folders above each."""
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    # what zipfile raises on directories that contradict themselves
+    NotImplementedError,
+    UnicodeDecodeError,
+    EOFError,
+    OverflowError,
+    ValueError,
+    struct.error,
+)
+"""What Python's library raises where an archive, or a member of one, is damaged."""
 
 _END = struct.Struct("<4s4H2LH")
 _END_64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
+_LEAST_HEADER = 30
+"""Bytes before each member's content, but for its name and fields."""
+
 _ENCRYPTED = 0x41  # encryption, and the kind of it that hides names as well
 _EXTRA_FIELDS = {0x0001, 0x4246}  # sizes of 64 bits, and PyTorch's padding
 
@@ -57,24 +85,56 @@ def open_archive(path: Path, kind: str) -> Iterator[zipfile.ZipFile]:
             for member in archive.infolist():
                 _check_content(archive, member)
             yield archive
-    except (BrokenArchive, *_ZIP_ERRORS) as error:
+    except (BrokenArchive, *ZIP_ERRORS) as error:
         raise ModelContractError(
             f"cannot load the {kind} {path}: it is damaged, or no archive as PyTorch writes them: "
             f"{error}. Save or copy it again."
         ) from None
 
 
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    # what zipfile raises on directories that contradict themselves
-    NotImplementedError,
-    UnicodeDecodeError,
-    EOFError,
-    OverflowError,
-    ValueError,
-    struct.error,
-)
+@contextmanager
+def open_packed(path: Path) -> Iterator[zipfile.Path]:
+    """Open a zip file of any packer, and check what its directory says.
+
+    The checksum of a member is compared when the member is read.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The folder that is packed.
+
+    Raises:
+        ModelContractError: it is no zip file, damaged, encrypted, or unpacks into too much.
+    """
+    try:
+        archive = zipfile.ZipFile(path)
+    except (OSError, *ZIP_ERRORS) as error:
+        raise ModelContractError(f"{path} is no zip file: {error}") from None
+    with archive:
+        try:
+            _check_packed(archive, path.stat().st_size)
+        except BrokenArchive as error:
+            raise ModelContractError(
+                f"the zip file {path} is not read: {error}. Pack it again, or unpack it yourself "
+                "and name the folder."
+            ) from None
+        yield zipfile.Path(archive)
+
+
+def _check_packed(archive: zipfile.ZipFile, size: int) -> None:
+    members = archive.infolist()
+    if len(members) > _MOST_MEMBERS:
+        raise BrokenArchive(f"it has {len(members):,} members; at most {_MOST_MEMBERS:,} are read")
+    for member in members:
+        name = member.orig_filename
+        _check_member(member, name.removesuffix("/") if member.file_size == 0 else name)
+        if len(name) > _LONGEST_NAME or name.count("/") > _MOST_FOLDERS:
+            raise BrokenArchive(f"the name of its member {name!a:.100} is too long or too deep")
+    if len({member.orig_filename for member in members}) < len(members):
+        raise BrokenArchive("two of its members have one name")
+    _check_places(archive)
+    _check_unpacked(members, max(UNPACKED_LIMIT, MOST_RATIO * size))
 
 
 def check_archive(file: IO[bytes], archive: zipfile.ZipFile) -> None:
@@ -95,31 +155,47 @@ def check_archive(file: IO[bytes], archive: zipfile.ZipFile) -> None:
     if len({name.lower() for name in names}) < len(names):
         raise BrokenArchive("two of its members have one name")
     for member in members:
-        _check_member(member)
-    if sum(member.compress_size for member in members) > size:
-        raise BrokenArchive("its members overlap")
+        _check_member(member, member.orig_filename)
+        if not _extra_fields(member.extra) <= _EXTRA_FIELDS:
+            raise BrokenArchive(
+                f"its member {member.filename} has fields that PyTorch never writes"
+            )
+    _check_places(archive)
+    _check_unpacked(members, UNPACKED_LIMIT)
+
+
+def _check_places(archive: zipfile.ZipFile) -> None:
+    """Check that each member ends before the next begins, and the last before the directory."""
+    members = sorted(archive.infolist(), key=lambda member: member.header_offset)
+    starts = [*(member.header_offset for member in members[1:]), archive.start_dir]
+    for member, next_start in zip(members, starts, strict=True):
+        if member.header_offset < 0 or member.header_offset + _held_bytes(member) > next_start:
+            raise BrokenArchive(f"its members overlap: {member.filename} and what follows it")
+
+
+def _held_bytes(member: zipfile.ZipInfo) -> int:
+    """Bytes that a member takes at least; its header there may have more fields."""
+    return _LEAST_HEADER + len(member.orig_filename) + member.compress_size
+
+
+def _check_unpacked(members: Sequence[zipfile.ZipInfo], limit: int) -> None:
     unpacked = sum(
         member.file_size for member in members if member.compress_type != zipfile.ZIP_STORED
     )
-    if unpacked > UNPACKED_LIMIT:
-        raise BrokenArchive(
-            f"it unpacks into {unpacked:,} bytes; at most {UNPACKED_LIMIT:,} are unpacked"
-        )
+    if unpacked > limit:
+        raise BrokenArchive(f"it unpacks into {unpacked:,} bytes; at most {limit:,} are unpacked")
 
 
-def _check_member(member: zipfile.ZipInfo) -> None:
-    name = member.orig_filename
+def _check_member(member: zipfile.ZipInfo, name: str) -> None:
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or ".." in parts or "" in parts:
         raise BrokenArchive(f"the name of its member {name!a:.100} is not a plain path")
     if member.flag_bits & _ENCRYPTED:
         raise BrokenArchive(f"its member {name} is encrypted")
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise BrokenArchive(f"its member {name} is compressed in a way that PyTorch does not read")
+        raise BrokenArchive(f"its member {name} is compressed otherwise than by deflate")
     if member.compress_type == zipfile.ZIP_STORED and member.compress_size != member.file_size:
         raise BrokenArchive(f"the sizes of its member {name} contradict each other")
-    if not _extra_fields(member.extra) <= _EXTRA_FIELDS:
-        raise BrokenArchive(f"its member {name} has fields that PyTorch does not write")
 
 
 def _check_content(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
 from beam_inference.config.storage import Storage
+from beam_inference.models.local_files import local_path
+from beam_inference.models.packages import Folds, Package, open_package
 from beam_inference.volumes.fetch import fetch_file
-from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+
+@contextmanager
+def fetch_package(path: str, folds: Folds | None) -> Iterator[Package]:
+    """Open a package, which is fetched first if it is not on this machine.
+
+    Args:
+        path: a folder or zip file, a path or URL.
+        folds: those that are to be used; None for those that the package's own tool takes.
+
+    Raises:
+        ModelContractError: it cannot be fetched, or is no package.
+    """
+    network = Network(path=path, folds=None if folds is None else list(folds))
+    local = local_model(network, storage_of_environment(LOCAL)).path
+    with open_package(local_path(local) or Path(local), folds) as package:
+        yield package
 
 
 def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = None) -> Network:

@@ -113,8 +113,8 @@ def _is_own_kind(model: Network) -> bool:
 def _files(model: Network) -> list[Path]:
     package = package_path(model)
     if package is not None:
-        with open_package(package) as opened:
-            return opened.list_files(model.folds)
+        with open_package(package, model.folds) as opened:
+            return opened.list_files()
     files = [_model_file(model)]
     if model.weights is not None:
         files.append(existing_file(model.weights, "model.weights"))

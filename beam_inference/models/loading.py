@@ -128,8 +128,8 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
         return _from_factory(model, allow_pickle)
     package = package_path(model)
     if package is not None:
-        with open_package(package) as opened:
-            return LoadedNetwork(opened.load(model.folds), "module")
+        with open_package(package, model.folds) as opened:
+            return LoadedNetwork(opened.network.load(), "module")
     if model.folds is not None:
         raise ModelContractError(
             f"model.folds is for packages of networks, such as nnU-Net's; model.path {model.path} "

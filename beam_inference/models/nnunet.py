@@ -7,6 +7,7 @@ What nnU-Net 2.8.1 does was read in its code: ``inference/predict_from_raw_data.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,18 @@ from beam_inference.foreign_text import shorten_text
 from beam_inference.models.nnunet_plans import (
     CHECKPOINT,
     Intensities,
-    find_folders,
+    is_results_folder,
     list_checkpoints,
     stored_order,
 )
-from beam_inference.models.packages import Folds, PackageKind, Recipe, Setting
+from beam_inference.models.packages import (
+    Folds,
+    NotCompared,
+    PackagedNetwork,
+    PackageKind,
+    Recipe,
+    Setting,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,16 +51,39 @@ def _list_files(root: Traversable, folds: Folds | None) -> list[str]:
     return ["plans.json", "dataset.json", *list_checkpoints(root, folds)]
 
 
-def _load(root: Traversable, folds: Folds | None) -> torch.nn.Module:
-    from beam_inference.models.nnunet_network import load_nnunet
+@dataclass(frozen=True, slots=True)
+class _ResultsFolder:
+    """A results folder that was read: a :class:`beam_inference.models.packages.PackagedNetwork`."""
 
-    return load_nnunet(root, folds)
+    model: TrainedModel
+    folds: Folds | None
+
+    def load(self) -> torch.nn.Module:
+        from beam_inference.models.nnunet_network import make_network
+
+        return make_network(self.model)
+
+    def describe(self) -> Recipe:
+        return _describe(self.model)
+
+    def predict_by_tool(self, image: NDArray[np.float32]) -> NDArray[np.float32]:
+        if not isinstance(self.model.root, Path):
+            raise NotCompared(
+                "its own tool reads folders alone: unpack the zip file to compare with it"
+            )
+        try:
+            return _predict_by_nnunet(self.model.root, self.folds, image)
+        except ModuleNotFoundError as error:
+            raise NotCompared(f"its own tool is not installed here ({error})") from None
 
 
-def _describe(root: Traversable, folds: Folds | None) -> Recipe:
+def _read(root: Traversable, folds: Folds | None) -> PackagedNetwork:
     from beam_inference.models.nnunet_network import read_model
 
-    model = read_model(root, folds)
+    return _ResultsFolder(read_model(root, folds), folds)
+
+
+def _describe(model: TrainedModel) -> Recipe:
     _check_known(model)
     normalize, reason = _normalization(model)
     return Recipe(
@@ -285,9 +316,7 @@ def _cautions(model: TrainedModel) -> list[str]:
 KIND = PackageKind(
     title="an nnU-Net results folder",
     contents=f"plans.json, dataset.json, fold_N/{CHECKPOINT}",
-    find=find_folders,
+    is_root=is_results_folder,
     list_files=_list_files,
-    load=_load,
-    describe=_describe,
-    own_prediction=_predict_by_nnunet,
+    read=_read,
 )

@@ -5,6 +5,7 @@ The classes are those of the package ``dynamic_network_architectures``, on which
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class Checkpoint:
 
     Attributes:
         file: where it lies.
-        weights: state dict of the network.
+        weights: state dict of the network, whose tensors may still lie in the file.
         trainer: name of the class that trained it.
         configuration: name of the configuration, such as ``3d_fullres``.
         mirror_axes: axes of the network over whose flips its answers are averaged.
@@ -166,14 +167,13 @@ def read_model(root: Traversable, folds: Folds | None) -> TrainedModel:
     return TrainedModel(root, plans, dataset, configuration, checkpoints)
 
 
-def load_nnunet(root: Traversable, folds: Folds | None) -> torch.nn.Module:
+def make_network(model: TrainedModel) -> torch.nn.Module:
     """The network of a results folder: of several folds, the mean of their answers.
 
     Raises:
-        ModelContractError: as :func:`read_model` says, or plans and weights contradict each other.
+        ModelContractError: plans and weights contradict each other.
     """
-    model = read_model(root, folds)
-    members = [_make_network(model, checkpoint) for checkpoint in model.checkpoints]
+    members = [_make_member(model, checkpoint) for checkpoint in model.checkpoints]
     network = members[0] if len(members) == 1 else FoldMean(members)
     order = model.plans.transpose_forward
     is_volume = len(model.configuration.patch_size) == 3
@@ -182,7 +182,7 @@ def load_nnunet(root: Traversable, folds: Folds | None) -> torch.nn.Module:
 
 def _read_checkpoint(file: Traversable) -> Checkpoint:
     with local_file(file) as path:
-        content = load_checkpoint(path, allow_pickle=False)
+        content = load_checkpoint(path, allow_pickle=False, in_place=True)
     if not isinstance(content, Mapping):
         raise ModelContractError(f"{file} is no checkpoint of nnU-Net: it holds no keys")
     arguments = content.get("init_args")
@@ -212,7 +212,7 @@ def _read_checkpoint(file: Traversable) -> Checkpoint:
     return Checkpoint(file, weights, trainer, configuration, sorted(set(axes)))
 
 
-def _make_network(model: TrainedModel, checkpoint: Checkpoint) -> torch.nn.Module:
+def _make_member(model: TrainedModel, checkpoint: Checkpoint) -> torch.nn.Module:
     plans_file = model.root / "plans.json"
     architecture = model.configuration.architecture
     network_class = _network_class(architecture, plans_file)
@@ -231,7 +231,9 @@ def _make_network(model: TrainedModel, checkpoint: Checkpoint) -> torch.nn.Modul
             f"{plans_file}: {architecture.network_class_name} cannot be made of its arguments: "
             f"{describe_error(error)}"
         ) from None
-    fit_weights(network, dict(checkpoint.weights), str(checkpoint.file), replace=True)
+    # copies, for the file may change while the network is used; what is stored once stays so
+    weights = copy.deepcopy(dict(checkpoint.weights))
+    fit_weights(network, weights, str(checkpoint.file), replace=True)
     rest = [name for name, tensor in network.named_buffers() if tensor.is_meta]
     if rest:
         raise ModelContractError(f"{checkpoint.file} has no values for {', '.join(rest)}")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, V
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_value
-from beam_inference.models.packages import Folds, read_json
+from beam_inference.models.packages import Folds, list_folders, read_json
 
 CHECKPOINT = "checkpoint_final.pth"
 """The file in each fold's folder that nnU-Net takes unless it is told otherwise."""
@@ -135,24 +135,10 @@ class Dataset(_Foreign):
 ForeignFile = TypeVar("ForeignFile", bound=_Foreign)
 
 
-def find_folders(top: Traversable) -> list[Traversable]:
-    """The folders of trained models in a folder: itself, or those one or two levels down."""
-    level: list[Traversable] = [top]
-    for _ in range(3):
-        models = [folder for folder in level if _is_model(folder)]
-        if models:
-            return models
-        level = [inner for folder in level for inner in _subfolders(folder)]
-    return []
-
-
-def _is_model(folder: Traversable) -> bool:
+def is_results_folder(folder: Traversable) -> bool:
+    """Whether a folder is one of a trained network, by the names of what lies in it."""
     has_files = all((folder / name).is_file() for name in ("plans.json", "dataset.json"))
-    return has_files and any(inner.name.startswith("fold_") for inner in _subfolders(folder))
-
-
-def _subfolders(folder: Traversable) -> list[Traversable]:
-    return sorted((inner for inner in folder.iterdir() if inner.is_dir()), key=lambda f: f.name)
+    return has_files and any(inner.name.startswith("fold_") for inner in list_folders(folder))
 
 
 def list_checkpoints(root: Traversable, folds: Folds | None) -> list[str]:
@@ -168,7 +154,7 @@ def list_checkpoints(root: Traversable, folds: Folds | None) -> list[str]:
     """
     present = {
         inner.name.removeprefix("fold_"): f"{inner.name}/{CHECKPOINT}"
-        for inner in _subfolders(root)
+        for inner in list_folders(root)
         if inner.name.startswith("fold_") and (inner / CHECKPOINT).is_file()
     }
     numbers = sorted((name for name in present if name.isdecimal()), key=int)

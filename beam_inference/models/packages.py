@@ -11,19 +11,19 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from beam_inference.config.fields import Json
 from beam_inference.config.json_text import parse_json
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
+from beam_inference.models.archive import ZIP_ERRORS, open_packed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Folds = Sequence[int | Literal["all"]]
 """Numbers of the folds that a network was trained on; "all" is one that was trained on all data."""
+
+_MOST_FOLDERS = 256
+"""Folders on one level that are looked into for a network."""
 
 _LARGEST_TEXT = 1 << 24
 """Bytes of a package's largest JSON file. nnU-Net's plans have some ten thousand."""
@@ -79,6 +82,46 @@ class Recipe:
     needs_levels: bool = False
     cautions: Sequence[str] = ()
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings' values by their keys."""
+        return {setting.key: setting.value for setting in self.settings}
+
+
+class NotCompared(Exception):
+    """A package's own tool cannot be asked here; the message says why."""
+
+
+class PackagedNetwork(Protocol):
+    """What was read of a package. Weights may still lie in its files until they are loaded."""
+
+    def load(self) -> torch.nn.Module:
+        """The network, in PyTorch, on the CPU. No code in the package is run.
+
+        Raises:
+            ModelContractError: the package contradicts itself, or asks for what is not known here.
+        """
+
+    def describe(self) -> Recipe:
+        """What the package says about running its network.
+
+        Raises:
+            ModelContractError: the package's own tool does what is not known here.
+        """
+
+    def predict_by_tool(self, image: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the package's own tool predicts.
+
+        Args:
+            image: normalised, float32 (C, Z, Y, X).
+
+        Returns:
+            The prediction before postprocessing, float32 (C, Z, Y, X).
+
+        Raises:
+            NotCompared: the tool cannot be asked; the message says why.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageKind:
@@ -87,67 +130,56 @@ class PackageKind:
     Attributes:
         title: what such a package is called.
         contents: the files by which it is known, for messages.
-        find: the folders inside an opened package that hold a network of this kind; usually one.
+        is_root: whether a folder is one of this kind, by the names of the files in it.
         list_files: the files, relative to such a folder, that determine the network.
-        load: the network of such a folder, in PyTorch, on the CPU. No code in the package is run.
-        describe: what such a folder says about running its network.
-        own_prediction: what the package's own tool predicts for a normalised image, float32 (C, Z,
-            Y, X), before postprocessing: float32 (C, Z, Y, X). Only called for packages that could
-            be loaded. Raises ModuleNotFoundError where the tool is not installed.
+        read: reads such a folder, once; the package is open as long as what it returns is used.
     """
 
     title: str
     contents: str
-    find: Callable[[Traversable], Sequence[Traversable]]
+    is_root: Callable[[Traversable], bool]
     list_files: Callable[[Traversable, Folds | None], Sequence[str]]
-    load: Callable[[Traversable, Folds | None], torch.nn.Module]
-    describe: Callable[[Traversable, Folds | None], Recipe]
-    own_prediction: Callable[[Path, Folds | None, NDArray[np.float32]], NDArray[np.float32]]
+    read: Callable[[Traversable, Folds | None], PackagedNetwork]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Package:
     """A package on this machine, opened.
 
     Attributes:
         path: the folder or zip file.
+        folds: those that are used; None for those that the package's own tool takes.
         plugin: the name by which its kind is installed.
         kind: what it is.
         root: the folder in it that holds the network.
     """
 
     path: Path
+    folds: Folds | None
     plugin: str
     kind: PackageKind
     root: Traversable
+
+    @cached_property
+    def network(self) -> PackagedNetwork:
+        """What the package says, and its network; read when it is first asked for.
+
+        Raises:
+            ModelContractError: the package is damaged, or asks for what is not known here.
+        """
+        return self.kind.read(self.root, self.folds)
 
     @property
     def load_object(self) -> str:
         """Where the kind is defined, as ``package.module:name``."""
         return list_plugins("packages")[self.plugin].object
 
-    def list_files(self, folds: Folds | None) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """The local files that determine the network: those of a folder, or the zip file."""
         if not self.path.is_dir():
             return [self.path]
         root = Path(str(self.root))
-        return [root / name for name in self.kind.list_files(self.root, folds)]
-
-    def load(self, folds: Folds | None) -> torch.nn.Module:
-        """The network, in PyTorch, on the CPU.
-
-        Raises:
-            ModelContractError: the package is damaged, or asks for what is not known here.
-        """
-        return self.kind.load(self.root, folds)
-
-    def describe(self, folds: Folds | None) -> Recipe:
-        """What the package says about running its network.
-
-        Raises:
-            ModelContractError: the package is damaged, or its own tool does what is not known here.
-        """
-        return self.kind.describe(self.root, folds)
+        return [root / name for name in self.kind.list_files(self.root, self.folds)]
 
 
 def may_be_package(path: Path) -> bool:
@@ -156,11 +188,12 @@ def may_be_package(path: Path) -> bool:
 
 
 @contextmanager
-def open_package(path: Path) -> Iterator[Package]:
+def open_package(path: Path, folds: Folds | None = None) -> Iterator[Package]:
     """Open a package.
 
     Args:
         path: of a folder, or of a zip file of one.
+        folds: those that are to be used; None for those that the package's own tool takes.
 
     Raises:
         ModelContractError: it is none, or holds several networks.
@@ -172,11 +205,9 @@ def open_package(path: Path) -> Iterator[Package]:
             "of networks you say so yourself: see docs/models.md"
         )
     kinds = _installed_kinds()
-    with _open_files(path) as top:
+    with nullcontext(path) if path.is_dir() else open_packed(path) as top:
         candidates = [
-            Package(path, name, kind, root)
-            for name, kind in kinds.items()
-            for root in kind.find(top)
+            Package(path, folds, name, kinds[name], root) for name, root in _find_roots(top, kinds)
         ]
         if not candidates:
             known = "; ".join(f"{kind.title} ({kind.contents})" for kind in kinds.values())
@@ -194,6 +225,42 @@ def open_package(path: Path) -> Iterator[Package]:
         yield candidates[0]
 
 
+def _find_roots(
+    top: Traversable, kinds: Mapping[str, PackageKind]
+) -> list[tuple[str, Traversable]]:
+    """The folders of networks in a folder, with their kinds: itself, or those one or two below."""
+    level: list[Traversable] = [top]
+    for _ in range(3):
+        roots = [
+            (name, folder)
+            for folder in level
+            for name, kind in kinds.items()
+            if kind.is_root(folder)
+        ]
+        if roots:
+            return roots
+        level = [inner for folder in level for inner in list_folders(folder)]
+        if len(level) > _MOST_FOLDERS:
+            raise ModelContractError(
+                f"{top} holds {len(level):,} folders, of which none is looked into: name the one "
+                "that holds the network"
+            )
+    return []
+
+
+def list_folders(folder: Traversable) -> list[Traversable]:
+    """The folders in a folder, by name.
+
+    Raises:
+        ModelContractError: it cannot be read.
+    """
+    try:
+        inner = [each for each in folder.iterdir() if each.is_dir()]
+    except OSError as error:
+        raise ModelContractError(f"cannot read the folder {folder}: {error.strerror}") from None
+    return sorted(inner, key=lambda each: each.name)
+
+
 def read_json(file: Traversable) -> Json:
     """Read a JSON file of a package.
 
@@ -203,7 +270,7 @@ def read_json(file: Traversable) -> Json:
     try:
         with file.open("rb") as stream:
             text = stream.read(_LARGEST_TEXT + 1)
-    except (OSError, *_ZIP_ERRORS) as error:
+    except (OSError, *ZIP_ERRORS) as error:
         raise ModelContractError(f"cannot read {file}: {error}") from None
     if len(text) > _LARGEST_TEXT:
         raise ModelContractError(f"{file} is larger than {_LARGEST_TEXT:,} bytes")
@@ -231,21 +298,9 @@ def local_file(file: Traversable) -> Iterator[Path]:
         try:
             with file.open("rb") as packed, copy.open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked, 1 << 20)
-        except (OSError, *_ZIP_ERRORS) as error:
+        except (OSError, *ZIP_ERRORS) as error:
             raise ModelContractError(f"cannot unpack {file}: {error}") from None
         yield copy
-
-
-_ZIP_ERRORS = (
-    zipfile.BadZipFile,
-    zlib.error,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,  # of encrypted files
-    UnicodeDecodeError,
-    EOFError,
-    ValueError,
-)
 
 
 def _installed_kinds() -> dict[str, PackageKind]:
@@ -259,21 +314,3 @@ def _installed_kinds() -> dict[str, PackageKind]:
             )
         kinds[name] = kind
     return kinds
-
-
-@contextmanager
-def _open_files(path: Path) -> Iterator[Traversable]:
-    if path.is_dir():
-        yield path
-        return
-    try:
-        archive = zipfile.ZipFile(path)
-    except (OSError, *_ZIP_ERRORS) as error:
-        raise ModelContractError(f"model.path {path} is no zip file: {error}") from None
-    with archive:
-        names = [member.filename for member in archive.infolist()]
-        if len(set(names)) < len(names):
-            raise ModelContractError(
-                f"model.path {path}: two of its files have one name. Pack it again."
-            )
-        yield zipfile.Path(archive)

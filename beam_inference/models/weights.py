@@ -162,18 +162,27 @@ def _load_safetensors(path: Path) -> Json:
         ) from None
 
 
-def load_checkpoint(path: Path, *, allow_pickle: bool) -> Any:
+def load_checkpoint(path: Path, *, allow_pickle: bool, in_place: bool = False) -> Any:
     """Load what :func:`torch.save` has written: tensors, plain numbers and text, in containers.
+
+    Args:
+        path: of the file.
+        allow_pickle: whether pickled code may run.
+        in_place: whether the tensors stay in the file, where its form allows, and are read when
+            they are used.
 
     Raises:
         ModelContractError: it is damaged, or holds more while ``allow_pickle`` is not given.
     """
-    if is_archive(path):
+    can_stay = is_archive(path)
+    if can_stay:
         with open_archive(path, "file of weights"):
             pass  # checked, before PyTorch unpacks it
     try:
         with torch.serialization.safe_globals(_SCALARS):
-            return torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(
+                path, map_location="cpu", weights_only=True, mmap=in_place and can_stay
+            )
     except pickle.UnpicklingError as error:
         if not allow_pickle:
             raise ModelContractError(

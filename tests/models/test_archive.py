@@ -1,6 +1,7 @@
 """Zip archives of networks are judged by their directory, before anything of them is unpacked."""
 
 import io
+import random
 import struct
 import zipfile
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from beam_inference.errors import ModelContractError
-from beam_inference.models.archive import open_archive
+from beam_inference.models.archive import open_archive, open_packed
 
 
 @pytest.fixture
@@ -111,3 +112,93 @@ def test_members_that_overlap_are_refused(tmp_path):
 def test_an_error_of_the_caller_is_not_taken_for_the_archive_s(archive):
     with pytest.raises(RuntimeError, match="mine"), open_archive(archive, "file"):
         raise RuntimeError("mine")
+
+
+def check_packed(path):
+    """Names of what lies on top of a zip file of any packer."""
+    with open_packed(path) as top:
+        return sorted(each.name for each in top.iterdir())
+
+
+def test_packers_may_write_what_pytorch_never_does(tmp_path):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.comment = b"a comment"
+        archive.mkdir("folder")
+        info = zipfile.ZipInfo("folder/file")
+        info.extra = struct.pack("<2HL", 0x7875, 4, 0)
+        archive.writestr(info, b"1" * 500)
+        archive.writestr("Größe.txt", b"1")
+    assert check_packed(path) == ["Größe.txt", "folder"]
+
+
+@pytest.mark.parametrize(
+    "name", ["../evil", "/evil", "a/../../evil", "a\\evil", "a\0b", "a\x1b[31mb", "a//b", "//"]
+)
+def test_packed_names_that_are_no_plain_paths_are_refused(tmp_path, name):
+    path = tmp_path / "bad.zip"
+    info = zipfile.ZipInfo("x")
+    info.filename = name
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(info, b"")
+    with pytest.raises(ModelContractError, match="not a plain path"):
+        check_packed(path)
+
+
+def test_packed_names_of_many_folders_are_refused(tmp_path):
+    """Python's library would list each of the folders above each: gigabytes of a small file."""
+    for name in ("a/" * 30_000 + "b", "a" * 2000):
+        path = write(tmp_path / "bad.zip", {name: b""})
+        with pytest.raises(ModelContractError, match="is too long or too deep"):
+            check_packed(path)
+
+
+def test_packed_members_that_unpack_into_too_much_are_refused(tmp_path):
+    bomb = write(tmp_path / "bad.zip", {"a": bytes(300 << 20)}, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(ModelContractError, match=r"unpacks into 314,572,800 bytes; at most 268,"):
+        check_packed(bomb)
+    sound = {"zeros": bytes(300 << 20), "weights": random.Random(0).randbytes(20 << 20)}
+    path = write(tmp_path / "good.zip", sound, compression=zipfile.ZIP_DEFLATED)
+    assert check_packed(path) == ["weights", "zeros"]
+
+
+def test_packed_members_that_overlap_are_refused(tmp_path):
+    path = write(tmp_path / "bad.zip", {"a": b"1" * 1000, "b": b"2" * 10})
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<L", content, directory_of(content) + 47 + 42, 0)
+    path.write_bytes(content)
+    with pytest.raises(ModelContractError, match="its members overlap"):
+        check_packed(path)
+
+
+def test_a_packed_member_that_reaches_into_the_directory_is_refused(tmp_path):
+    path = write(tmp_path / "bad.zip", {"a": b"1" * 10})
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<2L", content, directory_of(content) + 20, 40, 40)
+    path.write_bytes(content)
+    with pytest.raises(ModelContractError, match="its members overlap"):
+        check_packed(path)
+
+
+def test_encrypted_packed_members_are_refused(tmp_path):
+    path = write(tmp_path / "bad.zip", {"a": b"1"})
+    content = bytearray(path.read_bytes())
+    content[directory_of(content) + 8] |= 1
+    path.write_bytes(content)
+    with pytest.raises(ModelContractError, match="encrypted"):
+        check_packed(path)
+
+
+def test_other_ways_of_compression_are_refused(tmp_path):
+    path = write(tmp_path / "bad.zip", {"a": b"1" * 500}, compression=zipfile.ZIP_LZMA)
+    with pytest.raises(ModelContractError, match="compressed otherwise than by deflate"):
+        check_packed(path)
+
+
+def test_a_torn_zip_file_is_told(tmp_path):
+    path = write(tmp_path / "bad.zip", {"a": b"1" * 500})
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(ModelContractError, match="is no zip file"):
+        check_packed(path)
+    with pytest.raises(ModelContractError, match="is no zip file"):
+        check_packed(tmp_path / "absent.zip")

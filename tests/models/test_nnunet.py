@@ -12,7 +12,7 @@ pytest.importorskip("dynamic_network_architectures")
 def recipe(tmp_path, **keys):
     """The recipe of a folder."""
     folder, _ = made.make_folder(tmp_path / "model", **keys)
-    return KIND.describe(folder, None)
+    return KIND.read(folder, None).describe()
 
 
 def settings(recipe):
@@ -73,7 +73,7 @@ def test_channels_without_statistics_are_named(tmp_path):
 def test_values_are_counted_once(tmp_path):
     _, (network,) = made.make_folder(tmp_path / "model")
     count = sum(parameter.numel() for parameter in network.parameters())
-    assert KIND.describe(tmp_path / "model", None).facts["values of a fold"] == f"{count:,}"
+    assert KIND.read(tmp_path / "model", None).describe().facts["values of a fold"] == f"{count:,}"
 
 
 def test_without_mirroring(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from beam_inference.errors import ModelContractError
-from beam_inference.models.nnunet_network import load_nnunet, read_model
+from beam_inference.models.nnunet_network import make_network, read_model
 
 pytest.importorskip("dynamic_network_architectures")
 
@@ -24,6 +24,11 @@ def answer(network, values):
     """What a network answers, as a NumPy array."""
     with torch.no_grad():
         return network.eval()(values).numpy()
+
+
+def load_nnunet(folder, folds):
+    """The network of a results folder."""
+    return make_network(read_model(folder, folds))
 
 
 def rewrite_plans(folder, change):
@@ -41,6 +46,19 @@ def test_the_mean_of_folds(name, tmp_path):
     first, second = (answer(network, batch()) for network in networks)
     assert np.array_equal(answer(load_nnunet(folder, [0]), batch()), first)
     assert np.array_equal(answer(load_nnunet(folder, None), batch()), (first + second) / 2)
+
+
+def test_weights_stay_in_the_file_until_they_are_used(tmp_path):
+    folder, (network,) = made.make_folder(tmp_path / "model")
+    model = read_model(folder, None)
+    loaded = make_network(model)
+    expected = answer(network, batch())
+    file = folder / "fold_0" / "checkpoint_final.pth"
+    with file.open("r+b") as stream:
+        stream.write(bytes(file.stat().st_size))
+    (first, *_) = model.checkpoints[0].weights.values()
+    assert not first.any()
+    assert np.array_equal(answer(loaded, batch()), expected)
 
 
 def test_axes_in_another_order(tmp_path):

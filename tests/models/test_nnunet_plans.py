@@ -8,7 +8,7 @@ import pytest
 from beam_inference.errors import ModelContractError
 from beam_inference.models.nnunet_plans import (
     check_order,
-    find_folders,
+    is_results_folder,
     list_checkpoints,
     read_dataset,
     read_plans,
@@ -52,15 +52,13 @@ def test_folds_that_are_not_there_are_named(tmp_path):
         list_checkpoints(checkpoints(tmp_path, 0), [0, 1, 3])
 
 
-def test_folders_are_found_two_levels_down_and_no_further(tmp_path):
-    deep = tmp_path / "a" / "b" / "c"
-    deep.mkdir(parents=True)
-    for name in ("plans.json", "dataset.json"):
-        write(deep, name, {})
-    checkpoints(deep, 0)
-    assert find_folders(tmp_path) == []
-    assert find_folders(tmp_path / "a") == [deep]
-    assert find_folders(deep) == [deep]
+def test_folders_are_known_by_their_files(tmp_path):
+    checkpoints(tmp_path / "model", 0)
+    write(tmp_path / "model", "plans.json", {})
+    assert not is_results_folder(tmp_path / "model")
+    write(tmp_path / "model", "dataset.json", {})
+    assert is_results_folder(tmp_path / "model")
+    assert not is_results_folder(tmp_path)
 
 
 def test_classes_are_in_the_order_of_labels(tmp_path):

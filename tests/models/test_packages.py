@@ -57,6 +57,34 @@ def test_the_folder_above_will_do(tmp_path, batch):
     )
 
 
+def test_folders_are_looked_into_two_levels_down_and_no_further(tmp_path):
+    deep, _ = made.make_folder(tmp_path / "a" / "b" / "c")
+    with open_package(tmp_path / "a") as package:
+        assert package.root == deep
+    with pytest.raises(ModelContractError, match="holds none of the packages"):
+        load_network(Network(path=str(tmp_path)), allow_pickle=False)
+
+
+def test_a_folder_of_many_folders_is_not_searched(tmp_path):
+    for number in range(300):
+        (tmp_path / str(number)).mkdir()
+    with pytest.raises(ModelContractError, match="holds 300 folders, of which none is looked into"):
+        load_network(Network(path=str(tmp_path)), allow_pickle=False)
+
+
+def test_packers_may_compress_and_write_entries_for_folders(tmp_path, batch):
+    folder, (network,) = made.make_folder(tmp_path / "model")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.comment = b"packed by hand"
+        for path in sorted([folder, *folder.rglob("*")]):
+            info = zipfile.ZipInfo.from_file(path, path.relative_to(tmp_path))
+            info.extra = b"UT\x05\x00\x01\x00\x00\x00\x00"  # of Unix packers: times
+            info.compress_type = zipfile.ZIP_DEFLATED
+            packed.writestr(info, b"" if path.is_dir() else path.read_bytes())
+    with torch.no_grad():
+        assert np.array_equal(answer(tmp_path / "a.zip", batch), network(batch).numpy())
+
+
 def test_several_networks_are_refused(tmp_path):
     made.make_folder(tmp_path / "a")
     made.make_folder(tmp_path / "b")
@@ -98,7 +126,7 @@ def test_two_members_of_one_name_are_refused(tmp_path):
         packed.writestr("plans.json", "{}")
         with pytest.warns(UserWarning, match="Duplicate name"):
             packed.writestr("plans.json", "{}")
-    with pytest.raises(ModelContractError, match="two of its files have one name"):
+    with pytest.raises(ModelContractError, match="two of its members have one name"):
         load_network(Network(path=str(tmp_path / "a.zip")), allow_pickle=False)
 
 
@@ -111,7 +139,8 @@ def test_a_name_that_leads_elsewhere_writes_nothing_there(tmp_path):
         packed.write(checkpoint, "fold_0/../../../escaped/checkpoint_final.pth")
         packed.write(checkpoint, "fold_0/checkpoint_final.pth")
     before = set(tmp_path.rglob("*"))
-    load_network(Network(path=str(tmp_path / "a.zip")), allow_pickle=False)
+    with pytest.raises(ModelContractError, match="is not a plain path"):
+        load_network(Network(path=str(tmp_path / "a.zip")), allow_pickle=False)
     assert set(tmp_path.rglob("*")) == before
 
 
