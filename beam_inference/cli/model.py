@@ -7,13 +7,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from shlex import quote
-from typing import Literal
+from shlex import join
+from typing import TYPE_CHECKING, Literal
 
 from beam_inference.cli.command import Options, Subparsers, add_command, add_debug, set_action
 from beam_inference.cli.terminal import table_console
 from beam_inference.errors import COMPLETE, FAILED, ConfigError
 from beam_inference.foreign_text import clean_text
+
+if TYPE_CHECKING:
+    from beam_inference.launch.new_job import NewJob
+    from beam_inference.models.packages import Recipe
 
 
 def add(subparsers: Subparsers) -> None:
@@ -103,12 +107,34 @@ def init(options: InitOptions) -> int:
     for caution in new.cautions:
         print(f"- {caution}")
     print("next:")
-    if package.recipe.needs_levels:
-        scale = f" --scale {new.scale}" if new.scale else ""
-        levels = file.parent / "levels.json"
-        print(f"  beam-inference levels {quote(options.input)} --to {quote(str(levels))}{scale}")
-    print(f"  beam-inference plan {quote(str(file))}")
+    for command in _next_commands(options, file, package.recipe, new):
+        print(f"  beam-inference {join(command)}")
     return COMPLETE
+
+
+def _next_commands(
+    options: InitOptions, file: Path, recipe: Recipe, new: NewJob
+) -> list[list[str]]:
+    """What is to be done with a new job file, as words of commands."""
+    commands = [["plan", str(file)], ["run", str(file)]]
+    if recipe.needs_levels:
+        scale = ["--scale", str(new.scale)] if new.scale else []
+        levels = str(file.parent / "levels.json")
+        commands.insert(0, ["levels", options.input, "--to", levels, *scale])
+    if new.way_back is not None:
+        scale = ["--like_scale", str(new.scale)] if new.scale else []
+        commands.append(
+            [
+                "resample",
+                options.output,
+                f"{options.output}_at_input",
+                *["--like", options.input, *scale],
+                *["--order", str(new.way_back.order)],
+                *["--separate_z", str(new.way_back.separate_z).lower()],
+                *["--postprocess", json.dumps(recipe.values["postprocess"])],
+            ]
+        )
+    return commands
 
 
 @dataclass(frozen=True)

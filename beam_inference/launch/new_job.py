@@ -13,19 +13,17 @@ import yaml
 
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.job_file import parse_job_text
-from beam_inference.config.volumes import VolumeSource
-from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.foreign_text import clean_text
-from beam_inference.geometry.zyx import VoxelSizeNm, is_same_size
+from beam_inference.launch.job_grid import (
+    InputScales,
+    JobGrid,
+    WayBack,
+    choose_grid,
+    open_input,
+)
 from beam_inference.models.fetch import fetch_package
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.packages import Folds, Recipe, Setting
-from beam_inference.volumes.detection import StoredVolume, volume_at
-from beam_inference.volumes.kvstores import LOCAL, storage_of_environment, url_of
-from beam_inference.volumes.opening import open_source
-from beam_inference.volumes.volume import Volume
-
-_NM_PER_MM = 1e6
 
 _SECTIONS = ("input", "output", "model", "inference", "postprocess")
 """Keys at the top of a job file, in the order in which they are written."""
@@ -60,12 +58,14 @@ class NewJob:
         config: what it says.
         cautions: what the package's own tool does otherwise; sentences.
         scale: index of the input's scale.
+        way_back: to the voxels of that scale; None where the job keeps them.
     """
 
     text: str
     config: JobConfig
     cautions: Sequence[str]
     scale: int
+    way_back: WayBack | None
 
 
 def describe_package(path: str, folds: Folds | None) -> Package:
@@ -94,158 +94,50 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
         folder: where the job file will lie: paths in it are relative to this folder.
 
     Raises:
-        ConfigError: the two do not go together.
+        ConfigError: the two do not go together; see :func:`choose_grid`.
         VolumeError: the volume cannot be read.
     """
-    source = _open_input(input_path)
-    place = _place_settings(package.recipe, source)
+    source = open_input(input_path)
+    grid = choose_grid(package.recipe, source)
     settings = [
         Setting("input.path", _path_from(folder, input_path), "the volume"),
-        *_padding_settings(package.recipe, source.scales[place.scale]),
         Setting("output.path", _path_from(folder, output_path), "the result, made at launch"),
-        _format_setting(source),
+        _format_setting(source, grid),
         Setting("model.path", _path_from(folder, package.path), package.recipe.title),
         Setting("model.sha256", package.sha256, "of these files; others are refused"),
         *_fold_settings(package.folds),
-        *place.settings,
-        *package.recipe.settings,
+        *grid.settings,
+        *(setting for setting in package.recipe.settings if not _is_of_result(setting)),
+        *_result_settings(package.recipe, grid),
         Setting("inference.chunk_shape", "auto", "found at the first launch, from the memory"),
     ]
-    cautions = [*package.recipe.cautions, *place.cautions]
+    cautions = [*package.recipe.cautions, *grid.cautions]
     text = _write_text(package, settings, cautions)
-    return NewJob(text, parse_job_text(text, folder, "the job file"), cautions, place.scale)
+    config = parse_job_text(text, folder, "the job file")
+    return NewJob(text, config, cautions, grid.scale, grid.way_back)
 
 
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """A volume that is to be read.
-
-    Attributes:
-        path: as the user wrote it.
-        stored: what lies there.
-        scales: its scales, open.
-    """
-
-    path: str
-    stored: StoredVolume
-    scales: Sequence[Volume]
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Which scale of the input is read, and at which voxel size.
-
-    Attributes:
-        scale: index of the scale.
-        settings: keys that say so.
-        cautions: what could not be found out; sentences.
-    """
-
-    scale: int
-    settings: Sequence[Setting]
-    cautions: Sequence[str]
-
-
-def _open_input(path: str) -> _Input:
-    storage = storage_of_environment(LOCAL)
-    url = url_of(path)
-    stored = volume_at(url, storage)
-    if stored is None:
-        raise VolumeError(
-            f"no volume lies at {path}: expected a precomputed, zarr or n5 volume. Files such as "
-            "NIfTI or TIFF become one with beam-inference convert"
-        )
-    scales = [
-        open_source(VolumeSource(url, scale=index, storage=storage))
-        for index in range(len(stored.scales))
-    ]
-    return _Input(path, stored, scales)
-
-
-def _place_settings(recipe: Recipe, source: _Input) -> _Place:
-    """Choose the scale whose voxel size is that of the training data."""
-    trained = ", ".join("any" if size is None else f"{size:g}" for size in recipe.voxel_size)
-    own = source.scales[0].voxel_size_nm
-    if not recipe.has_unit:
-        return _Place(
-            0,
-            [],
-            [
-                f"The network was trained at a voxel size of [{trained}] (z, y, x) in a unit that "
-                "the package does not say. Compare that with the volume's"
-                f"{'' if own is None else f', {_sizes_text(own)} nm'}; where it differs, choose "
-                "another input.scale."
-            ],
-        )
-    if own is None:
-        return _Place(
-            0,
-            [_voxel_size_setting(recipe, (1.0, 1.0, 1.0))],
-            [
-                "The volume does not say its voxel size: it is taken for that of the training "
-                f"data, [{trained}] mm (z, y, x)."
-            ],
-        )
-    for index, volume in enumerate(source.scales):
-        size = volume.voxel_size_nm or own
-        wanted = _wanted_nm(recipe, size)
-        if is_same_size(wanted, size):
-            settings = [_voxel_size_setting(recipe, size)]
-            if index:
-                reason = f"the scale whose voxels are those of the training data, [{trained}] mm"
-                settings.insert(0, Setting("input.scale", index, reason))
-            return _Place(index, settings, [])
-    sizes = "; ".join(_sizes_text(each.voxel_size_nm or own) for each in source.scales)
-    raise ConfigError(
-        f"the network was trained at a voxel size of {_sizes_text(_wanted_nm(recipe, own))} nm (z, "
-        f"y, x), and {source.path} has {sizes}: it would see objects of another size, and give "
-        "another result than its own tool. Make a scale that fits, with beam-inference resample or "
-        "the tool that made the volume"
-    )
-
-
-def _wanted_nm(recipe: Recipe, own: VoxelSizeNm) -> VoxelSizeNm:
-    """The voxel size of the training data, ZYX, nanometres; a volume's own where any will do."""
-    z, y, x = (
-        default if size is None else size * _NM_PER_MM
-        for size, default in zip(recipe.voxel_size, own, strict=True)
-    )
-    return (z, y, x)
-
-
-def _voxel_size_setting(recipe: Recipe, own: VoxelSizeNm) -> Setting:
-    return Setting(
-        "model.voxel_size_nm",
-        [_plain_number(size) for size in _wanted_nm(recipe, own)],
-        "of the training data; an input of another voxel size is refused",
-    )
-
-
-def _plain_number(value: float) -> float:
-    """A number that is written without a fraction if it has none."""
-    rounded = round(value, 3)
-    return int(rounded) if rounded == int(rounded) else rounded
-
-
-def _sizes_text(sizes: VoxelSizeNm) -> str:
-    return f"[{', '.join(f'{size:.9g}' for size in sizes)}]"
-
-
-def _padding_settings(recipe: Recipe, volume: Volume) -> list[Setting]:
-    """What lies outside a volume that is smaller than a patch; none reaches beyond a larger one."""
-    shape = recipe.values["inference.patch_shape"]
-    is_smaller = any(n < p for n, p in zip(volume.bounds.shape, shape, strict=True))
-    if not is_smaller or recipe.padding is None:
-        return []
-    padding = round(recipe.padding) if volume.dtype.kind in "iu" else recipe.padding
+def _result_settings(recipe: Recipe, grid: JobGrid) -> list[Setting]:
+    """What is done with the network's answers, in this job."""
+    if grid.way_back is None:
+        return [setting for setting in recipe.settings if _is_of_result(setting)]
     return [
-        Setting("input.fill", "constant", "the volume is smaller than a patch"),
-        Setting("input.fill_value", padding, "what its own tool pads with, in stored units"),
+        Setting(
+            "output.dtype",
+            "float32",
+            "the network's answers, which come back to the input's voxels before they are finished",
+        )
     ]
 
 
-def _format_setting(source: _Input) -> Setting:
-    if source.stored.driver == "neuroglancer_precomputed":
+def _is_of_result(setting: Setting) -> bool:
+    return setting.key in ("postprocess", "output.dtype")
+
+
+def _format_setting(source: InputScales, grid: JobGrid) -> Setting:
+    if grid.way_back is not None:
+        return Setting("output.format", "ome_zarr", "keeps a place between voxels")
+    if source.driver == "neuroglancer_precomputed":
         return Setting("output.format", "precomputed", "as the input")
     return Setting("output.format", "ome_zarr", "says its voxel size, and has room for a pyramid")
 
@@ -278,7 +170,8 @@ def _write_text(package: Package, settings: Sequence[Setting], cautions: Sequenc
         for caution in cautions:
             lines += _comment(clean_text(caution), first="- ", rest="  ")
     for section in _SECTIONS:
-        lines += ["", *_section(section, settings)]
+        if any(setting.key.partition(".")[0] == section for setting in settings):
+            lines += ["", *_section(section, settings)]
     return "\n".join(lines) + "\n"
 
 

@@ -6,17 +6,19 @@ What nnU-Net 2.8.1 does was read in its code: ``inference/predict_from_raw_data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text
 from beam_inference.models.nnunet_plans import (
     CHECKPOINT,
     Intensities,
+    ResamplingArguments,
     is_results_folder,
     list_checkpoints,
     stored_order,
@@ -24,6 +26,7 @@ from beam_inference.models.nnunet_plans import (
 from beam_inference.models.packages import (
     Folds,
     NotCompared,
+    OwnResampling,
     PackagedNetwork,
     PackageKind,
     Recipe,
@@ -38,13 +41,17 @@ if TYPE_CHECKING:
     from beam_inference.models.nnunet_network import TrainedModel
 
 LEVELS = "levels.json"
-"""Name of the file of levels in a normalisation that needs one."""
+"""Name of the file of levels, beside the job file."""
 
 _LEAST_STD = 1e-8
 """What nnU-Net divides by at least."""
 
 _IN_MILLIMETRES = ("SimpleITKIO", "SimpleITKIOWithReorient", "NibabelIO", "NibabelIOWithReorient")
 """Readers of nnU-Net whose voxel sizes are in millimetres; others have that of the user."""
+
+_RESAMPLED = "resample_data_or_seg_to_shape"
+_NOT_RESAMPLED = "no_resampling_data_or_seg_to_shape"
+_ORDERS: dict[int, Literal[0, 1, 3]] = {0: 0, 1: 1, 3: 3}
 
 
 def _list_files(root: Traversable, folds: Folds | None) -> list[str]:
@@ -90,6 +97,7 @@ def _describe(model: TrainedModel) -> Recipe:
         title=f"nnU-Net, {model.checkpoints[0].configuration}",
         facts=_facts(model),
         settings=[
+            *_input_settings(),
             Setting("model.input_channels", len(model.dataset.channels), "dataset.json"),
             Setting("model.output_channels", len(model.dataset.classes), "dataset.json, labels"),
             *_plane_settings(model),
@@ -97,10 +105,10 @@ def _describe(model: TrainedModel) -> Recipe:
             *_loop_settings(model),
             *_result_settings(model),
         ],
-        voxel_size=stored_order(model.configuration.spacing, model.plans, None),
+        voxel_size=_voxel_size(model),
         has_unit=model.plans.image_reader_writer in _IN_MILLIMETRES,
-        padding=_padding(model),
-        needs_levels=isinstance(normalize, dict) and "levels" in normalize,
+        resampling=_resampling(model),
+        needs_levels=True,
         cautions=_cautions(model),
     )
 
@@ -229,55 +237,49 @@ def _result_settings(model: TrainedModel) -> list[Setting]:
 
 
 def _normalization(model: TrainedModel) -> tuple[Any, str]:
-    """``model.normalize`` for a network of one channel, and the reason."""
+    """``model.normalize``, and the reason."""
     schemes = model.configuration.normalization_schemes
-    if len(schemes) != len(model.dataset.channels) or len(set(schemes)) > 1:
+    channels = len(model.dataset.channels)
+    if len(schemes) != channels:
         raise ModelContractError(
-            f"{model.root / 'plans.json'}: its channels are normalised by {', '.join(schemes)}, "
-            "each in its own way, which a job file cannot say yet. Write it by hand, with an input "
-            "that is normalised before."
+            f"{model.root / 'plans.json'}: normalization_schemes has {len(schemes)} entries, and "
+            f"dataset.json {channels} channels: expected one for each"
         )
-    scheme = schemes[0]
-    make = _NORMALIZATIONS.get(scheme)
-    if make is None:
+    unknown = [name for name in schemes if name not in _STEPS]
+    if unknown:
         raise ModelContractError(
-            f"{model.root / 'plans.json'}: {shorten_text(scheme)} is none of the normalisations "
-            f"that are known here: {', '.join(_NORMALIZATIONS)}"
+            f"{model.root / 'plans.json'}: {shorten_text(unknown[0])} is none of the "
+            f"normalisations that are known here: {', '.join(_STEPS)}"
         )
-    if len(schemes) > 1 and scheme in ("ZScoreNormalization", "RescaleTo01Normalization"):
-        raise ModelContractError(
-            f"{model.root / 'plans.json'}: {len(schemes)} channels are normalised by statistics "
-            "of their own, which a job file cannot say yet. Write it by hand, with an input that "
-            "is normalised before."
-        )
-    if scheme == "ZScoreNormalization" and any(model.configuration.use_mask_for_norm):
+    _check_masks(model)
+    steps: list[Json] = []
+    for name in dict.fromkeys(schemes):
+        chosen = [channel for channel in range(channels) if schemes[channel] == name]
+        which = {} if len(chosen) == channels else {"channels": chosen}
+        steps += [step | which for step in _STEPS[name](model, chosen)]
+    return steps or "none", f"plans.json: {', '.join(schemes)}"
+
+
+def _check_masks(model: TrainedModel) -> None:
+    """Refuse what is normalised inside an object alone; only the z-score looks at that."""
+    configuration = model.configuration
+    pairs = zip(configuration.normalization_schemes, configuration.use_mask_for_norm, strict=False)
+    if any(name == "ZScoreNormalization" and is_masked for name, is_masked in pairs):
         raise ModelContractError(
             f"{model.root / 'plans.json'}: use_mask_for_norm: only voxels inside the object are "
             "normalised, which a job file cannot say yet. Write it by hand, with an input that is "
             "normalised before."
         )
-    return make(model), f"plans.json: {scheme}"
 
 
-def _ct(model: TrainedModel) -> Any:
-    channels = [_intensities(model, channel) for channel in range(len(model.dataset.channels))]
-    limits = [[values.percentile_00_5, values.percentile_99_5] for values in channels]
-    means = [values.mean for values in channels]
-    deviations = [max(values.std, _LEAST_STD) for values in channels]
+def _ct_steps(model: TrainedModel, channels: Sequence[int]) -> list[Json]:
+    values = [_intensities(model, channel) for channel in channels]
+    limits = [[each.percentile_00_5, each.percentile_99_5] for each in values]
+    means = [each.mean for each in values]
+    deviations = [max(each.std, _LEAST_STD) for each in values]
     if len(channels) == 1:
         return [{"clip": limits[0]}, {"standard": {"mean": means[0], "std": deviations[0]}}]
     return [{"clip": limits}, {"standard": {"mean": means, "std": deviations}}]
-
-
-def _padding(model: TrainedModel) -> float | None:
-    """The stored value that becomes 0, with which nnU-Net pads what is normalised already."""
-    scheme = model.configuration.normalization_schemes[0]
-    if scheme in ("NoNormalization", "RGBTo01Normalization"):
-        return 0.0
-    if scheme != "CTNormalization":
-        return None
-    means = {_intensities(model, n).mean for n in range(len(model.dataset.channels))}
-    return means.pop() if len(means) == 1 else None
 
 
 def _intensities(model: TrainedModel, channel: int) -> Intensities:
@@ -290,20 +292,73 @@ def _intensities(model: TrainedModel, channel: int) -> Intensities:
     return intensities
 
 
-_NORMALIZATIONS: dict[str, Callable[[TrainedModel], Any]] = {
-    "CTNormalization": _ct,
-    "ZScoreNormalization": lambda _: {"levels": LEVELS, "to": "standard"},
-    "NoNormalization": lambda _: "none",
-    "RescaleTo01Normalization": lambda _: {"levels": LEVELS, "low": 0.0, "high": 1.0},
-    "RGBTo01Normalization": lambda _: {"scale": 1 / 255},
+_OF_BOX = {"levels": LEVELS, "of": "nonzero_box"}
+
+_STEPS: dict[str, Callable[[TrainedModel, Sequence[int]], list[Json]]] = {
+    "CTNormalization": _ct_steps,
+    "ZScoreNormalization": lambda *_: [{"standard": _OF_BOX}],
+    "NoNormalization": lambda *_: [],
+    "RescaleTo01Normalization": lambda *_: [{"rescale": _OF_BOX}],
+    "RGBTo01Normalization": lambda *_: [{"scale": 1 / 255}],
 }
+"""Steps of ``model.normalize`` for some channels, by nnU-Net's name for what it does."""
+
+
+def _input_settings() -> list[Setting]:
+    return [
+        Setting(
+            "input.box",
+            {"levels": LEVELS},
+            "nnU-Net crops to the box of non-zero voxels, and lays its patches out in there; needs "
+            "one pass over the volume",
+        ),
+        Setting("input.fill", "constant", "around a box that is smaller than a patch"),
+        Setting("input.fill_value", 0, "what nnU-Net pads with"),
+        Setting("input.fill_units", "network", "nnU-Net pads what is normalised already"),
+    ]
+
+
+def _voxel_size(model: TrainedModel) -> tuple[float | None, float | None, float | None]:
+    """The voxel size of the training data, ZYX; None where images keep their own."""
+    if model.configuration.resampling_fn_data == _NOT_RESAMPLED:
+        return (None, None, None)
+    return stored_order(model.configuration.spacing, model.plans, None)
+
+
+def _resampling(model: TrainedModel) -> OwnResampling | None:
+    configuration = model.configuration
+    names = (configuration.resampling_fn_data, configuration.resampling_fn_probabilities)
+    there = configuration.resampling_fn_data_kwargs
+    back = configuration.resampling_fn_probabilities_kwargs
+    if names != (_RESAMPLED, _RESAMPLED) or there.order_z != 0 or back.order_z != 0:
+        return None
+    order = _ORDERS.get(there.order)
+    order_back = _ORDERS.get(back.order)
+    if order is None or order_back is None:
+        return None
+    return OwnResampling(
+        order=order,
+        separate_z=_separation(there),
+        clip=_limits(model),
+        order_back=order_back,
+        separate_z_back=_separation(back),
+    )
+
+
+def _separation(arguments: ResamplingArguments) -> bool | Literal["auto"]:
+    return "auto" if arguments.force_separate_z is None else arguments.force_separate_z
+
+
+def _limits(model: TrainedModel) -> tuple[float, float] | None:
+    """Values that the normalisation clips to, before nnU-Net resamples; None for none."""
+    if model.configuration.normalization_schemes != ["CTNormalization"]:
+        return None
+    values = _intensities(model, 0)
+    return (values.percentile_00_5, values.percentile_99_5)
 
 
 def _cautions(model: TrainedModel) -> list[str]:
-    cautions = [
-        "nnU-Net crops an image to the box of its non-zero voxels before it lays out patches; this "
-        "job does not, so results differ where an image has a border of zeros. Name the box as roi."
-    ]
+    cautions = []
     odd = [n for n in model.configuration.patch_size if n % 2 and n > 1]
     if odd:
         cautions.append(

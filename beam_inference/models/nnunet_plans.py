@@ -56,6 +56,20 @@ class Intensities(_Foreign):
     percentile_99_5: FiniteFloat
 
 
+class ResamplingArguments(_Foreign):
+    """Arguments of the function that resamples.
+
+    Attributes:
+        order: of the spline.
+        order_z: of the spline along the axis of thick sections, where that is separate.
+        force_separate_z: whether it is; None if that depends on the voxel sizes.
+    """
+
+    order: int = 3
+    order_z: int = 0
+    force_separate_z: bool | None = None
+
+
 class Configuration(_Foreign):
     """One configuration of plans, such as ``3d_fullres``, with what it inherits.
 
@@ -65,6 +79,10 @@ class Configuration(_Foreign):
         normalization_schemes: one for each channel.
         use_mask_for_norm: whether only voxels of the object are normalised, for each channel.
         preprocessor_name: the class that prepares images.
+        resampling_fn_data: name of the function that resamples images.
+        resampling_fn_data_kwargs: its arguments.
+        resampling_fn_probabilities: name of the function that resamples what the network gives.
+        resampling_fn_probabilities_kwargs: its arguments.
         architecture: how the network is made.
         previous_stage: the configuration whose result is an input of this one, in a cascade.
     """
@@ -74,6 +92,10 @@ class Configuration(_Foreign):
     normalization_schemes: list[str]
     use_mask_for_norm: list[bool]
     preprocessor_name: str = "DefaultPreprocessor"
+    resampling_fn_data: str = "not named"
+    resampling_fn_data_kwargs: ResamplingArguments = ResamplingArguments()
+    resampling_fn_probabilities: str = "not named"
+    resampling_fn_probabilities_kwargs: ResamplingArguments = ResamplingArguments()
     architecture: Architecture
     previous_stage: str | None = None
 

@@ -56,6 +56,26 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnResampling:
+    """How a package's own tool brings an image to the voxel size of the training data, and back.
+
+    Attributes:
+        order: of the spline for the image.
+        separate_z: whether the axis of the longest voxels takes the nearest ones; "auto" if that
+            depends on the voxel sizes.
+        clip: lowest and highest stored value, before and after; None for none.
+        order_back: of the spline for what the network gives.
+        separate_z_back: as ``separate_z``, on the way back.
+    """
+
+    order: Literal[0, 1, 3]
+    separate_z: bool | Literal["auto"]
+    clip: tuple[float, float] | None
+    order_back: Literal[0, 1, 3]
+    separate_z_back: bool | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """What a package says about its network, and how its own tool runs it.
 
@@ -67,9 +87,9 @@ class Recipe:
             for a network of planes.
         has_unit: whether that is in millimetres, rather than in whatever unit the training data
             had.
-        padding: the stored value that its own tool puts around an image that is smaller than a
-            patch; None if that depends on the image.
-        needs_levels: whether the normalisation needs levels of the input volume.
+        resampling: how its own tool brings images to that voxel size; None if it does not, or in a
+            way that is not known here.
+        needs_levels: whether the settings name levels of the input volume.
         cautions: what its own tool does that these settings do not; sentences.
     """
 
@@ -78,7 +98,7 @@ class Recipe:
     settings: Sequence[Setting]
     voxel_size: tuple[float | None, float | None, float | None]
     has_unit: bool
-    padding: float | None
+    resampling: OwnResampling | None = None
     needs_levels: bool = False
     cautions: Sequence[str] = ()
 

@@ -1,6 +1,7 @@
 """Job files that init writes: complete, explained, and planned as they are."""
 
 import json
+import shlex
 
 import nnunet_folders as made
 import numpy as np
@@ -8,10 +9,12 @@ import pytest
 from helpers import write_volume
 
 from beam_inference.cli.main import main
+from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.new_job import describe_package, make_job
 from beam_inference.launch.planned_job import plan_job
+from beam_inference.volumes.opening import open_source
 
 pytest.importorskip("dynamic_network_architectures")
 
@@ -41,6 +44,14 @@ def remake(folder, **keys):
     return str(folder / "other" / "model")
 
 
+def follow(printed):
+    """Run what init says is next; the names of the commands."""
+    commands = [shlex.split(line)[1:] for line in printed.partition("next:\n")[2].splitlines()]
+    for words in commands:
+        assert main(words) == 0, words
+    return [words[0] for words in commands]
+
+
 def comment_before(text, key):
     """The last line before a key."""
     lines = text.splitlines()
@@ -53,9 +64,7 @@ def comment_before(text, key):
 
 def test_the_job_is_complete_explained_and_can_be_planned(folder, capsys):
     assert main(["init", "--model", "model", "--input", "em", "--to", "job.yaml"]) == 0
-    printed = capsys.readouterr().out
-    assert "beam-inference plan job.yaml" in printed
-    assert "levels" not in printed
+    assert follow(capsys.readouterr().out) == ["levels", "plan", "run"]
     text = (folder / "job.yaml").read_text()
     for key in ("path", "sha256", "voxel_size_nm", "normalize", "lattice", "blend", "augment"):
         assert comment_before(text, key).startswith("# "), key
@@ -64,11 +73,13 @@ def test_the_job_is_complete_explained_and_can_be_planned(folder, capsys):
     assert job.model.voxel_size_nm == FITTING
     assert job.output.format == "precomputed"
     assert plan_job(job).plan.chunks.count >= 1
+    assert main(["verify", "job.yaml", "--deep"]) == 0
 
 
 def test_it_is_what_the_job_then_computes(folder):
     assert main(["init", "--model", "model", "--input", "em", "--folds", "1"]) == 0
     assert load_job("job.yaml").model.folds == [1]
+    assert main(["levels", "em", "--to", "levels.json"]) == 0
     assert main(["run", "job.yaml"]) == 0
     assert main(["verify", "job.yaml", "--deep", "--recompute", "0.01"]) == 0
     (folder / "model" / "fold_0" / "checkpoint_final.pth").write_bytes(b"not used")
@@ -99,14 +110,77 @@ def test_the_scale_that_fits_is_chosen(folder):
     assert new.scale == 1
     assert new.config.input.scale == 1
     assert new.config.model.voxel_size_nm == (2e6, 2e6, 2e6)
+    assert main(["levels", "em", "--to", "levels.json", "--scale", "1"]) == 0
     assert plan_job(new.config).input.bounds.shape == (20, 30, 25)
 
 
-def test_no_scale_that_fits_is_told(folder):
+def test_another_voxel_size_is_resampled_and_back(folder, capsys):
+    write_image(folder / "fine", (1e6, 1e6, 1e6), (40, 60, 50))
+    assert main(["init", "--model", "model", "--input", "fine", "--to", "job.yaml"]) == 0
+    assert follow(capsys.readouterr().out) == ["levels", "plan", "run", "resample"]
+    config = load_job("job.yaml")
+    assert config.input.resample.order == 3
+    assert config.input.resample.clip == (10.0, 220.0)
+    network_voxels = open_source(VolumeSource((folder / "prediction").as_uri()))
+    assert network_voxels.bounds.shape == (20, 60, 50)
+    assert network_voxels.channels == len(made.LABELS)
+    labels = open_source(VolumeSource((folder / "prediction_at_input").as_uri()))
+    assert labels.bounds.shape == (40, 60, 50)
+    assert labels.dtype == np.uint8
+
+
+def test_the_coarsest_scale_that_is_fine_enough_is_resampled(folder):
+    write_image(folder / "fine", (5e5, 5e5, 5e5), (80, 60, 50))
+    assert main(["pyramid", "fine", "--factor=2x1x1", "--levels=1"]) == 0
+    new = make_job(describe_package("model", None), "fine", "out", folder)
+    assert new.scale == new.config.input.scale == 1
+    assert new.way_back is not None
+    assert new.way_back.order == 1
+    assert not new.way_back.separate_z
+
+
+def test_thick_sections_come_back_as_they_went(folder):
+    write_image(folder / "thick", (5e6, 1e6, 1e6))
+    new = make_job(describe_package("model", None), "thick", "out", folder)
+    assert new.config.input.resample.separate_z == "auto"
+    assert new.way_back.separate_z
+
+
+def test_a_way_to_resample_that_is_not_known_is_told(folder):
     write_image(folder / "fine", (5e5, 5e5, 5e5))
-    package = describe_package("model", None)
+    other = made.configuration(resampling_fn_data="resample_torch_fornnunet")
+    model = remake(folder, made=made.plans(configurations={"3d_fullres": other}))
     with pytest.raises(ConfigError, match=r"trained at .* \[2000000, 1000000, 1000000\] nm .*"):
-        make_job(package, "fine", "out", folder)
+        make_job(describe_package(model, None), "fine", "out", folder)
+
+
+def test_a_network_that_keeps_the_voxels_of_its_images_takes_any(folder):
+    write_image(folder / "fine", (5e5, 5e5, 5e5))
+    own = made.configuration(resampling_fn_data="no_resampling_data_or_seg_to_shape")
+    model = remake(folder, made=made.plans(configurations={"3d_fullres": own}))
+    new = make_job(describe_package(model, None), "fine", "out", folder)
+    assert new.config.model.voxel_size_nm is None
+    assert new.config.input.resample is None
+
+
+def test_each_channel_has_its_own_normalisation(folder):
+    array = np.random.default_rng(0).integers(0, 256, (3, 20, 60, 50), dtype=np.uint8)
+    write_volume(folder / "channels", array, voxel_size_nm=FITTING)
+    schemes = ["ZScoreNormalization", "CTNormalization", "ZScoreNormalization"]
+    config = made.configuration(normalization_schemes=schemes, use_mask_for_norm=[False] * 3)
+    plans = made.plans(
+        configurations={"3d_fullres": config},
+        foreground_intensity_properties_per_channel={"1": made.CT_PROPERTIES},
+    )
+    names = {"channel_names": {"0": "T1", "1": "CT", "2": "T2"}}
+    model = remake(folder, made=plans, described=made.dataset(**names))
+    new = make_job(describe_package(model, None), "channels", "out", folder)
+    kinds = [(type(step).__name__, step.channels) for step in new.config.model.normalize]
+    assert kinds == [
+        ("LevelsStandardStep", [0, 2]),
+        ("ClipStep", [1]),
+        ("StandardStep", [1]),
+    ]
 
 
 def test_a_unit_that_is_not_said_is_told(folder):
@@ -121,22 +195,8 @@ def test_a_unit_that_is_not_said_is_told(folder):
 def test_a_volume_smaller_than_a_patch_is_padded_as_by_nnunet(folder):
     write_image(folder / "small", FITTING, (10, 60, 50))
     new = make_job(describe_package("model", None), "small", "out", folder)
-    assert new.config.input.fill == "constant"
-    assert new.config.input.fill_value == 100.0
-
-
-def test_levels_are_asked_for_first(folder, capsys):
-    plans = made.plans(
-        configurations={
-            "3d_fullres": made.configuration(normalization_schemes=["ZScoreNormalization"])
-        }
-    )
-    model = remake(folder, made=plans)
-    assert main(["init", "--model", model, "--input", "em"]) == 0
-    commands = capsys.readouterr().out.partition("next:\n")[2].splitlines()
-    assert [line.split()[1] for line in commands] == ["levels", "plan"]
-    for line in commands:
-        assert main(line.split()[1:]) == 0
+    assert (new.config.input.fill, new.config.input.fill_value) == ("constant", 0)
+    assert new.config.input.fill_units == "network"
 
 
 def test_planes(folder):
@@ -149,6 +209,7 @@ def test_planes(folder):
     assert new.config.model.dims == 2
     assert new.config.inference.patch_shape == (1, 24, 24)
     assert new.config.model.voxel_size_nm == FITTING
+    assert main(["levels", "em", "--to", "levels.json"]) == 0
     assert plan_job(new.config).plan.lattice.patch_shape == (1, 24, 24)
 
 

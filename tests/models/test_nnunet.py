@@ -5,19 +5,17 @@ import pytest
 
 from beam_inference.errors import ModelContractError
 from beam_inference.models.nnunet import KIND
+from beam_inference.models.packages import OwnResampling
 
 pytest.importorskip("dynamic_network_architectures")
+
+OF_BOX = {"levels": "levels.json", "of": "nonzero_box"}
 
 
 def recipe(tmp_path, **keys):
     """The recipe of a folder."""
     folder, _ = made.make_folder(tmp_path / "model", **keys)
     return KIND.read(folder, None).describe()
-
-
-def settings(recipe):
-    """Values of a recipe by their keys."""
-    return {setting.key: setting.value for setting in recipe.settings}
 
 
 def plans_with(**changes):
@@ -27,7 +25,11 @@ def plans_with(**changes):
 
 def test_the_settings_of_a_ct_network(tmp_path):
     described = recipe(tmp_path, folds=(0, 1), mirror_axes=(0, 2))
-    assert settings(described) == {
+    assert described.values == {
+        "input.box": {"levels": "levels.json"},
+        "input.fill": "constant",
+        "input.fill_value": 0,
+        "input.fill_units": "network",
         "model.input_channels": 1,
         "model.output_channels": 3,
         "model.normalize": [{"clip": [10.0, 220.0]}, {"standard": {"mean": 100.0, "std": 40.0}}],
@@ -42,12 +44,14 @@ def test_the_settings_of_a_ct_network(tmp_path):
     }
     assert all(setting.reason for setting in described.settings)
     assert described.voxel_size == (2.0, 1.0, 1.0)
-    assert described.padding == 100.0
     assert described.has_unit
-    assert not described.needs_levels
+    assert described.needs_levels
+    assert described.resampling == OwnResampling(
+        order=3, separate_z="auto", clip=(10.0, 220.0), order_back=1, separate_z_back="auto"
+    )
     assert described.facts["folds"] == "0, 1"
     assert described.facts["licence"] == "CC BY 4.0"
-    assert any("non-zero voxels" in caution for caution in described.cautions)
+    assert described.cautions == []
 
 
 def test_two_channels_of_ct(tmp_path):
@@ -59,7 +63,7 @@ def test_two_channels_of_ct(tmp_path):
         foreground_intensity_properties_per_channel={"0": made.CT_PROPERTIES, "1": other},
     )
     described = made.dataset(channel_names={"0": "CT", "1": "CT, later"})
-    assert settings(recipe(tmp_path, made=plans, described=described))["model.normalize"] == [
+    assert recipe(tmp_path, made=plans, described=described).values["model.normalize"] == [
         {"clip": [[10.0, 220.0], [10.0, 220.0]]},
         {"standard": {"mean": [100.0, 50.0], "std": [40.0, 1e-8]}},
     ]
@@ -77,7 +81,7 @@ def test_values_are_counted_once(tmp_path):
 
 
 def test_without_mirroring(tmp_path):
-    described = settings(recipe(tmp_path, mirror_axes=None))
+    described = recipe(tmp_path, mirror_axes=None).values
     assert "inference.augment" not in described
     assert "model.channels" not in described
 
@@ -88,15 +92,15 @@ def test_axes_in_another_order(tmp_path):
         configurations={"3d_fullres": made.configuration(spacing=[3.0, 2.0, 1.0])},
     )
     described = recipe(tmp_path, made=plans, mirror_axes=(0,))
-    assert settings(described)["inference.patch_shape"] == [24, 24, 16]
-    assert settings(described)["inference.augment"] == {"mirror": ["x"]}
+    assert described.values["inference.patch_shape"] == [24, 24, 16]
+    assert described.values["inference.augment"] == {"mirror": ["x"]}
     assert described.voxel_size == (2.0, 1.0, 3.0)
 
 
 def test_regions(tmp_path):
     labels = {"background": 0, "whole": [1, 2], "core": [2]}
     described = made.dataset(labels=labels, regions_class_order=[1, 2])
-    found = settings(recipe(tmp_path, described=described))
+    found = recipe(tmp_path, described=described).values
     assert found["model.output_channels"] == 2
     assert found["postprocess"] == [
         {"operator": "sigmoid"},
@@ -107,23 +111,53 @@ def test_regions(tmp_path):
 def test_large_labels_of_regions(tmp_path):
     labels = {"background": 0, "whole": [1, 300], "core": 300}
     described = made.dataset(labels=labels, regions_class_order=[1, 300])
-    assert settings(recipe(tmp_path, described=described))["output.dtype"] == "uint16"
+    assert recipe(tmp_path, described=described).values["output.dtype"] == "uint16"
 
 
 @pytest.mark.parametrize(
-    ("scheme", "normalize", "padding"),
+    ("scheme", "normalize"),
     [
-        ("ZScoreNormalization", {"levels": "levels.json", "to": "standard"}, None),
-        ("RescaleTo01Normalization", {"levels": "levels.json", "low": 0.0, "high": 1.0}, None),
-        ("NoNormalization", "none", 0.0),
-        ("RGBTo01Normalization", {"scale": 1 / 255}, 0.0),
+        ("ZScoreNormalization", [{"standard": OF_BOX}]),
+        ("RescaleTo01Normalization", [{"rescale": OF_BOX}]),
+        ("NoNormalization", "none"),
+        ("RGBTo01Normalization", [{"scale": 1 / 255}]),
     ],
 )
-def test_normalisations(scheme, normalize, padding, tmp_path):
+def test_normalisations(scheme, normalize, tmp_path):
     described = recipe(tmp_path, made=plans_with(normalization_schemes=[scheme]))
-    assert settings(described)["model.normalize"] == normalize
-    assert described.padding == padding
-    assert described.needs_levels == (padding is None)
+    assert described.values["model.normalize"] == normalize
+    assert described.resampling.clip is None
+
+
+def test_a_scheme_is_missing(tmp_path):
+    described = made.dataset(channel_names={"0": "T1", "1": "T2"})
+    with pytest.raises(ModelContractError, match=r"1 entries, and dataset\.json 2 channels"):
+        recipe(tmp_path, described=described)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"resampling_fn_data": "resample_torch_fornnunet"},
+        made.resampling("data", order=2),
+        made.resampling("probabilities", order=1) | {"resampling_fn_probabilities": "own"},
+        {"resampling_fn_data_kwargs": {"order": 3, "order_z": 1}},
+    ],
+)
+def test_ways_to_resample_that_are_not_known(changes, tmp_path):
+    assert recipe(tmp_path, made=plans_with(**changes)).resampling is None
+
+
+def test_thick_sections_may_be_resampled_in_one_way(tmp_path):
+    kwargs = {"order": 1, "order_z": 0, "force_separate_z": True}
+    described = recipe(tmp_path, made=plans_with(resampling_fn_data_kwargs=kwargs))
+    assert (described.resampling.order, described.resampling.separate_z) == (1, True)
+    assert described.resampling.separate_z_back == "auto"
+
+
+def test_images_that_are_not_resampled_have_any_voxel_size(tmp_path):
+    own = plans_with(resampling_fn_data="no_resampling_data_or_seg_to_shape")
+    assert recipe(tmp_path, made=own).voxel_size == (None, None, None)
 
 
 @pytest.mark.parametrize(
