@@ -21,6 +21,8 @@ needs_tools = [
 def results_of(script, folder):
     """The folder in which a script has written what a tool gives."""
     command = [PYTHON, "-W", "ignore", str(SCRIPTS / script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Threads of PyTorch wait for each other busily: beside other work, two take far more time.
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import get_args
 
+import nnunet_folders
 import numpy as np
 import pytest
 import safetensors.torch
@@ -54,6 +55,23 @@ def workplace(tmp_path, monkeypatch):
     (tmp_path / "templates").symlink_to(ROOT / "templates")
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def add_nnunet_files(folder):
+    """The results folder of docs/nnunet.md, a finer volume, and one of a petavoxel."""
+    pytest.importorskip("dynamic_network_architectures")
+    spacing = [4e-5, 8e-6, 8e-6]
+    plans = nnunet_folders.plans(
+        configurations={"3d_fullres": nnunet_folders.configuration(spacing=spacing)}
+    )
+    name = "nnUNetTrainer__nnUNetPlans__3d_fullres"
+    nnunet_folders.make_folder(folder / name, made=plans, folds=(0, 1))
+    array = np.random.default_rng(0).integers(0, 256, (40, 80, 60), dtype=np.uint8)
+    write_volume(folder / "em_finer", array, voxel_size_nm=(20.0, 4.0, 4.0))
+    info = json.loads((folder / "em" / "info").read_text())
+    info["scales"][0]["size"] = [100_000] * 3
+    (folder / "big" / info["scales"][0]["key"]).mkdir(parents=True)
+    (folder / "big" / "info").write_text(json.dumps(info))
 
 
 def run_line(line):
@@ -99,6 +117,8 @@ SLOW = (pytest.mark.slow, pytest.mark.timeout(600))
 )
 def test_the_pages_commands_and_examples_work(page, workplace):
     names = {}
+    if page.name == "nnunet.md":
+        add_nnunet_files(workplace)
     for language, text in blocks(page):
         name = FILE_NAME.match(text)
         if name:
@@ -118,8 +138,11 @@ def test_links_lead_somewhere():
             assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-def test_tests_that_the_guarantees_name_exist():
-    for path in re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / "guarantees.md").read_text()):
+@pytest.mark.parametrize("page", ["guarantees.md", "nnunet.md"])
+def test_tests_that_a_page_names_exist(page):
+    paths = re.findall(r"`(tests/[\w/]+\.py)`", (ROOT / "docs" / page).read_text())
+    assert paths
+    for path in paths:
         assert (ROOT / path).is_file(), path
 
 

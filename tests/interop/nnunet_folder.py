@@ -1,8 +1,8 @@
 """What nnU-Net's own predictor makes of results folders: ``python nnunet_folder.py FOLDER``.
 
-FOLDER has one folder for each case: ``model``, the results folder, and ``image.npz`` with the image
-(C, Z, Y, X) and its voxel size, ZYX, in millimetres. Writes to each the labels and logits, as the
-tool gives them and with its arrays in half precision made float32.
+FOLDER has ``model``, the results folder, and ``image.npz`` with the image (C, Z, Y, X) and its
+voxel size, ZYX, in millimetres. Writes ``result.npz`` with the labels and logits, as the tool gives
+them and with its arrays in half precision made float32.
 """
 
 import os
@@ -26,7 +26,10 @@ from nnunetv2.preprocessing.preprocessors.default_preprocessor import (  # noqa:
 
 
 def predict(folder):
-    """Labels (Z, Y, X) and logits (classes, Z, Y, X) of an image."""
+    """Labels (Z, Y, X) of an image, its logits, and the logits at its own voxels.
+
+    Logits are (classes, Z, Y, X), of the box to which nnU-Net crops.
+    """
     predictor = predict_from_raw_data.nnUNetPredictor(
         perform_everything_on_device=False, device=torch.device("cpu"), allow_tqdm=False
     )
@@ -44,27 +47,32 @@ def predict(folder):
     )
     with torch.inference_mode():
         logits = predictor.predict_logits_from_preprocessed_data(torch.from_numpy(data)).float()
-    labels = predictor.predict_single_npy_array(image, {"spacing": spacing.tolist()})
-    return labels, logits.numpy()
-
-
-def main(top):
-    """Predict each case."""
-    gaussian = predict_from_raw_data.compute_gaussian
-    for folder in sorted(path.parent for path in top.glob("*/image.npz")):
-        labels, logits = predict(folder)
-        predict_from_raw_data.torch = FloatTorch()
-        predict_from_raw_data.compute_gaussian = partial(gaussian, dtype=torch.float32)
-        float_labels, float_logits = predict(folder)
-        predict_from_raw_data.torch = torch
-        predict_from_raw_data.compute_gaussian = gaussian
-        np.savez(
-            folder / "result.npz",
-            labels=labels,
-            logits=logits,
-            float_labels=float_labels,
-            float_logits=float_logits,
+        answers = predictor.configuration_manager.resampling_fn_probabilities(
+            logits,
+            properties["shape_after_cropping_and_before_resampling"],
+            predictor.configuration_manager.spacing,
+            properties["spacing"],
         )
+    labels = predictor.predict_single_npy_array(image, {"spacing": spacing.tolist()})
+    return labels, logits.numpy(), np.asarray(answers)
+
+
+def main(folder):
+    """Predict the image twice."""
+    labels, logits, _ = predict(folder)
+    predict_from_raw_data.torch = FloatTorch()
+    predict_from_raw_data.compute_gaussian = partial(
+        predict_from_raw_data.compute_gaussian, dtype=torch.float32
+    )
+    float_labels, float_logits, float_answers = predict(folder)
+    np.savez(
+        folder / "result.npz",
+        labels=labels,
+        logits=logits,
+        float_labels=float_labels,
+        float_logits=float_logits,
+        float_answers=float_answers,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Jobs that init writes for results folders, against nnU-Net's own predictor on these folders."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -18,26 +19,35 @@ pytestmark = needs_tools
 pytest.importorskip("dynamic_network_architectures")
 
 SPACING = (2.0, 1.0, 1.0)
+ENGINE = ["--set=inference.engine=torch", "--set=inference.device=cpu"]
 REGIONS = {"background": 0, "whole": [1, 2], "core": 2}
 
 
-def plans(name="PlainConvUNet", scheme="CTNormalization", spacing=SPACING, **properties):
+def plans(name="PlainConvUNet", schemes=("CTNormalization",), spacing=SPACING, **properties):
     """Plans with another network, normalisation or voxel size."""
     return made.plans(
         configurations={
             "3d_fullres": made.configuration(
                 architecture=made.architecture(name),
-                normalization_schemes=[scheme],
+                normalization_schemes=list(schemes),
+                use_mask_for_norm=[False] * len(schemes),
                 spacing=list(spacing),
             )
         },
-        foreground_intensity_properties_per_channel={"0": made.CT_PROPERTIES | properties},
+        foreground_intensity_properties_per_channel={
+            str(channel): made.CT_PROPERTIES | properties for channel in range(len(schemes))
+        },
     )
 
 
 def noise(shape=(40, 60, 50)):
     """An image without zeros, so that nnU-Net crops nothing."""
     return np.random.default_rng(0).integers(1, 256, shape, dtype=np.uint8)
+
+
+def with_border(image):
+    """An image with zeros around it, more of them on some sides."""
+    return np.pad(image, [(3, 2), (0, 9), (6, 5)])
 
 
 def fib25():
@@ -80,7 +90,40 @@ def cases():
         "fib25, z-score",
         fib25(),
         (1.0, 1.0, 1.0),
-        {"made": plans(scheme="ZScoreNormalization", spacing=(1, 1, 1)), "mirror_axes": None},
+        {"made": plans(schemes=["ZScoreNormalization"], spacing=(1, 1, 1)), "mirror_axes": None},
+    )
+    yield "border of zeros", with_border(noise()), SPACING, {"made": plans(), "mirror_axes": (1,)}
+    schemes = ["ZScoreNormalization", "CTNormalization", "RescaleTo01Normalization"]
+    yield (
+        "three channels",
+        np.stack([with_border(noise()), with_border(noise())[::-1], with_border(noise()) // 2]),
+        SPACING,
+        {
+            "made": plans(schemes=schemes),
+            "described": made.dataset(channel_names={"0": "T1", "1": "CT", "2": "T2"}),
+            "mirror_axes": None,
+        },
+    )
+    yield (
+        "finer voxels",
+        with_border(noise()),
+        (1.0, 0.8, 0.7),
+        {"made": plans(), "mirror_axes": None},
+    )
+    yield (
+        "thick sections",
+        with_border(noise((16, 60, 50))),
+        (5.0, 0.8, 0.8),
+        {"made": plans(), "mirror_axes": None},
+    )
+    yield (
+        "fib25 of finer voxels, z-score",
+        with_border(fib25()),
+        (1.0, 1.0, 1.0),
+        {
+            "made": plans(schemes=["ZScoreNormalization"], spacing=(1.3, 1, 1.2)),
+            "mirror_axes": None,
+        },
     )
     yield (
         "example ct",
@@ -105,46 +148,83 @@ NAMES = [
     "regions",
     "smaller than a patch",
     "fib25, z-score",
+    "border of zeros",
+    "three channels",
+    "finer voxels",
+    "thick sections",
+    "fib25 of finer voxels, z-score",
     "example ct",
 ]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """A folder for each case, with what nnU-Net gives."""
+def make_case(folder, wanted):
+    """A results folder, an image, and what nnU-Net gives."""
     if not SHARED_DATA.is_dir():
         pytest.skip(f"real test data are not there: {SHARED_DATA}")
-    top = tmp_path_factory.mktemp("folders")
     for name, image, spacing, keys in cases():
-        folder = top / name
+        if name != wanted:
+            continue
         made.make_folder(folder / "model", **keys)
-        np.savez(
-            folder / "image.npz", image=image[None].astype(np.float32), spacing=np.array(spacing)
-        )
+        channels = image if image.ndim == 4 else image[None]
+        np.savez(folder / "image.npz", image=channels.astype(np.float32), spacing=np.array(spacing))
         write_volume(folder / "image", image, voxel_size_nm=tuple(1e6 * size for size in spacing))
-    return results_of("nnunet_folder.py", top)
+    return results_of("nnunet_folder.py", folder)
 
 
 def read(path):
-    """The whole of a volume."""
+    """The whole of a volume, and where it starts."""
     volume = open_source(VolumeSource(path.as_uri()))
-    return volume.read(volume.bounds)
+    return volume.read(volume.bounds), volume.bounds.start
+
+
+def cut(array, box):
+    """What of an array (C, Z, Y, X) lies in a box, and the array without it."""
+    rest = array.copy()
+    rest[:, *box] = 0
+    return array[:, *box], rest
+
+
+def follow(printed):
+    """Run what init says is next, on the CPU, by PyTorch."""
+    for line in printed.partition("next:\n")[2].splitlines():
+        _, command, *words = shlex.split(line)
+        options = ENGINE if command == "run" else []
+        assert main([command, *words, *options]) == 0, line
+
+
+def nonzero_box(image):
+    """The smallest box, as slices, that holds all that is not zero in any channel."""
+    places = np.argwhere(image.any(axis=0))
+    return tuple(
+        slice(low, high + 1) for low, high in zip(places.min(0), places.max(0), strict=True)
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_job_gives_what_nnunet_gives(results, name, monkeypatch):
-    folder = results / name
+def test_a_job_gives_what_nnunet_gives(name, tmp_path, monkeypatch, capsys):
+    folder = make_case(tmp_path, name)
     monkeypatch.chdir(folder)
     assert main(["init", "--model", "model", "--input", "image", "--output", "labels"]) == 0
-    if "levels.json" in (folder / "job.yaml").read_text():
-        assert main(["levels", "image", "--to", "levels.json"]) == 0
-    torch = ["--set=inference.engine=torch", "--set=inference.device=cpu"]
-    assert main(["run", "job.yaml", *torch]) == 0
-    logits_too = ["--set=postprocess=[]", "--set=output.dtype=float32", "--output=logits"]
-    assert main(["run", "job.yaml", *torch, *logits_too]) == 0
-    labels, logits = read(folder / "labels")[0], read(folder / "logits")
+    follow(capsys.readouterr().out)
     with np.load(folder / "result.npz") as file:
         own = dict(file)
+    with np.load(folder / "image.npz") as file:
+        box = nonzero_box(file["image"])
+    if (folder / "labels_at_input").exists():
+        labels, start = read(folder / "labels_at_input")
+        logits, _ = read(folder / "labels")
+        assert start == tuple(each.start for each in box)
+    else:
+        logits_too = ["--set=postprocess=[]", "--set=output.dtype=float32", "--output=logits"]
+        assert main(["run", "job.yaml", *ENGINE, *logits_too]) == 0
+        labels, _ = cut(read(folder / "labels")[0], box)
+        logits, background = cut(read(folder / "logits")[0], box)
+        assert not background.any()
+    labels = labels[0]
+    for key in ("labels", "float_labels"):
+        (own[key],), background = cut(own[key][None], box)
+        assert not background.any()
+    assert labels.shape == own["labels"].shape
     extent = np.ptp(own["float_logits"])
     error = np.abs(logits - own["float_logits"]).max() / extent
     of_half = np.abs(logits - own["logits"]).mean() / extent
@@ -163,9 +243,9 @@ def test_a_job_gives_what_nnunet_gives(results, name, monkeypatch):
     assert differ_half.mean() <= 1e-3
     assert (differ_half <= (own_half | differ)).all()
     if "regions" in name:
-        undecided = np.abs(own["float_logits"]).min(axis=0)
+        undecided = np.abs(own["float_answers"]).min(axis=0)
     else:
-        first, second = np.sort(own["float_logits"], axis=0)[-2:][::-1]
+        first, second = np.sort(own["float_answers"], axis=0)[-2:][::-1]
         undecided = first - second
     assert undecided[differ].max(initial=0) <= 2e-5 * extent, "labels differ at ties alone"
 
@@ -191,8 +271,11 @@ def model_test(folder, *words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_model_test_compares_with_nnunet_itself(results):
-    done = model_test(results / NAMES[1] / "model", "--json")
+def test_model_test_compares_with_nnunet_itself(tmp_path):
+    made.make_folder(
+        tmp_path / "model", made=plans("ResidualEncoderUNet"), mirror_axes=(0, 1, 2), folds=(0, 1)
+    )
+    done = model_test(tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     values = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert values["mean_difference"] <= 2e-3

@@ -1,12 +1,9 @@
 """Compare with other tools themselves, in an environment of theirs (requirements.txt)."""
 
-import os
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
 from helpers import job_values, read_volume, write_levels, write_volume
+from interop_tools import needs_tools, results_of
 
 from beam_inference import predict, prepare
 from beam_inference.config.job_file import parse_job
@@ -18,25 +15,9 @@ from beam_inference.geometry.resampling import Resampling
 from beam_inference.job.parts import open_input
 from beam_inference.worker.worker import Worker
 
-PYTHON = os.environ.get("INTEROP_PYTHON")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        PYTHON is None, reason="INTEROP_PYTHON names no Python with nnU-Net: make interop-test"
-    ),
-]
-HERE = Path(__file__).parent
+pytestmark = needs_tools
 NNUNET = {"lattice": "spread", "blend": {"gaussian": 0.125, "floor": "nnunet"}}
 AXES = "zyx"
-
-
-def results_of(script, folder):
-    """The folder in which a script has written what a tool gives."""
-    command = [PYTHON, "-W", "ignore", str(HERE / script), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return folder
 
 
 @pytest.fixture(scope="module")
