@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 
 import grpc
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineResult
 
 from beam_inference.beam.flags import has_no_workers
-from beam_inference.beam.flink_cluster import FlinkCluster, FlinkError
-from beam_inference.beam.portable_engines import flink_url, is_portable
+from beam_inference.beam.flink_cluster import FlinkError, OwnJob, own_job
+from beam_inference.beam.portable_engines import is_portable
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,7 @@ class Cancellation:
         self, options: PipelineOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        url = flink_url(options)
-        self._cluster = None if url is None else FlinkCluster(url)
-        self._name = str(options.view_as(GoogleCloudOptions).job_name)
+        self._job = own_job(options)
         self._is_portable = is_portable(options)
         self._since: float | None = None
         self._next_look = 0.0
@@ -85,9 +83,9 @@ class Cancellation:
             return "no worker is left: the job is cancelled"
         if not self._is_portable:
             return None
-        if self._cluster is not None:
+        if self._job is not None:
             try:
-                is_cancelled = _cancel_if_idle(self._cluster, self._name)
+                is_cancelled = _cancel_if_idle(self._job)
             except FlinkError as error:
                 logger.debug("cannot ask the cluster: %s", error)
             else:
@@ -113,14 +111,14 @@ class Cancellation:
         return result is None and now > self._since + _LAST_CHUNKS_SECONDS
 
 
-def _cancel_if_idle(cluster: FlinkCluster, name: str) -> bool:
+def _cancel_if_idle(own: OwnJob) -> bool:
     """Cancel a job on a Flink cluster, if none of its tasks runs; whether that was done.
 
     Raises:
         FlinkError: the cluster does not answer.
     """
-    job = cluster.find_job(name)
+    job = own.find()
     if job is None or job.is_over or job.running_tasks:
         return False
-    cluster.cancel(job)
+    own.cluster.cancel(job)
     return True

@@ -146,7 +146,7 @@ def _flags_of_beam(flags: Sequence[str]) -> Sequence[str]:
 
 
 def _flags_unknown_to_engine(flags: Sequence[str], unknown: Sequence[str]) -> list[str]:
-    """Those of some flags that the job service of a portable runner does not take either."""
+    """Keep the flags that the job service of a portable runner does not take either."""
     options = PipelineOptions(list(flags))
     if not is_portable(options):
         return list(unknown)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ssl
+from dataclasses import dataclass
 from http.client import HTTPException
 from typing import TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
 from pydantic import AliasPath, BaseModel, Field, RootModel, ValidationError
 
+from beam_inference.beam.portable_engines import flink_url
 from beam_inference.errors import BeamInferenceError
 
 _ANSWER_SECONDS = 5.0
@@ -100,6 +103,36 @@ class _Settings(RootModel[list[_Setting]]):
 _Answer = TypeVar("_Answer", bound=BaseModel)
 
 
+@dataclass(frozen=True)
+class OwnJob:
+    """Where the job of a pipeline will be.
+
+    Attributes:
+        cluster: the Flink cluster.
+        name: the job's name.
+    """
+
+    cluster: FlinkCluster
+    name: str
+
+    def find(self) -> FlinkJob | None:
+        """The job, if it has arrived; the last one of several. Raises FlinkError."""
+        named = [job for job in self.cluster.jobs() if job.name == self.name]
+        return max(named, key=lambda job: job.begun_ms, default=None)
+
+
+def own_job(options: PipelineOptions) -> OwnJob | None:
+    """Where the job of a pipeline will be, if that is a Flink cluster that can be asked.
+
+    Args:
+        options: of Beam, before the pipeline was built, with the job's name.
+    """
+    url = flink_url(options)
+    if url is None:
+        return None
+    return OwnJob(FlinkCluster(url), str(options.view_as(GoogleCloudOptions).job_name))
+
+
 class FlinkCluster:
     """The cluster whose JobManager has its REST interface at a URL.
 
@@ -128,11 +161,6 @@ class FlinkCluster:
     def jobs(self) -> list[FlinkJob]:
         """All jobs that the cluster remembers."""
         return self._ask("/jobs/overview", _Jobs).jobs
-
-    def find_job(self, name: str) -> FlinkJob | None:
-        """The job of a name, if it has arrived; the last one of several."""
-        named = [job for job in self.jobs() if job.name == name]
-        return max(named, key=lambda job: job.begun_ms, default=None)
 
     def page_of(self, job: FlinkJob) -> str:
         """Address of a job's page, for people."""

@@ -6,10 +6,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from apache_beam.options.pipeline_options import GoogleCloudOptions, PipelineOptions
+from apache_beam.options.pipeline_options import PipelineOptions
 
-from beam_inference.beam.flink_cluster import FlinkCluster, FlinkError
-from beam_inference.beam.portable_engines import flink_url
+from beam_inference.beam.flink_cluster import FlinkError, own_job
 
 logger = logging.getLogger(__name__)
 
@@ -29,24 +28,22 @@ class JobPage:
         self, options: PipelineOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._clock = clock
-        url = flink_url(options)
-        self._cluster = None if url is None else FlinkCluster(url)
-        self._name = str(options.view_as(GoogleCloudOptions).job_name)
+        self._job = own_job(options)
         self._next_look = self._clock() + _LOOK_SECONDS
         self._last_look = self._clock() + _PATIENCE_SECONDS
 
     def look(self) -> str | None:
         """A line with the job's page and its id, once, as soon as the cluster has the job."""
         now = self._clock()
-        if self._cluster is None or now < self._next_look:
+        if self._job is None or now < self._next_look:
             return None
         self._next_look = now + _LOOK_SECONDS
         try:
-            job = self._cluster.find_job(self._name)
+            job = self._job.find()
         except FlinkError as error:
             logger.debug("cannot ask the cluster: %s", error)
             job = None
-        line = None if job is None else f"Flink job {job.id}: {self._cluster.page_of(job)}"
+        line = None if job is None else f"Flink job {job.id}: {self._job.cluster.page_of(job)}"
         if line is not None or now > self._last_look:
-            self._cluster = None
+            self._job = None
         return line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from beam_inference.cli.argument_types import natural, offset, positive, shape, voxel_size
@@ -150,28 +150,14 @@ def _add_convert(subparsers: Subparsers) -> None:
 
 def convert(options: ConvertOptions) -> int:
     """Convert a volume from one format into another."""
-    from beam_inference.conversion.options import ConversionOptions
-    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
-
-    return _run_conversion(
-        options,
-        ConversionOptions(
-            format=options.format,
-            dataset=options.dataset,
-            scale=options.scale,
-            block_shape=options.block_shape,
-            shard_shape=options.shard_shape,
-            encoding=options.encoding,
-            labels=options.labels,
-            voxel_size_nm=options.voxel_size,
-            offset=options.offset,
-            drop=tuple(word for word in options.drop.split(",") if word),
-            pad=options.pad,
-            overwrite=options.overwrite,
-            storage=storage_of_environment(LOCAL),
-            flags=tuple(options.beam_flags),
-        ),
+    conversion = replace(
+        _shared_options(options),
+        dataset=options.dataset,
+        labels=options.labels,
+        voxel_size_nm=options.voxel_size,
+        offset=options.offset,
     )
+    return _run_conversion(options, conversion)
 
 
 @dataclass(frozen=True)
@@ -256,34 +242,38 @@ def _add_resample(subparsers: Subparsers) -> None:
 def resample(options: ResampleOptions) -> int:
     """Make a volume of another voxel size."""
     from beam_inference.config.volumes import Resample
-    from beam_inference.conversion.options import ConversionOptions, ResamplingOptions
-    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+    from beam_inference.conversion.options import ResamplingOptions
 
     how = Resample(
         voxel_size_nm=options.voxel_size,
         order=options.order,
         separate_z="auto" if options.separate_z == "auto" else options.separate_z == "true",
     )
-    return _run_conversion(
-        options,
-        ConversionOptions(
-            format=options.format,
-            scale=options.scale,
-            block_shape=options.block_shape,
-            shard_shape=options.shard_shape,
-            encoding=options.encoding,
-            drop=tuple(word for word in options.drop.split(",") if word),
-            pad=options.pad,
-            overwrite=options.overwrite,
-            storage=storage_of_environment(LOCAL),
-            flags=tuple(options.beam_flags),
-            resampling=ResamplingOptions(
-                how=how,
-                like=options.like,
-                like_scale=options.like_scale,
-                postprocess=options.postprocess,
-            ),
-        ),
+    resampling = ResamplingOptions(
+        how=how,
+        like=options.like,
+        like_scale=options.like_scale,
+        postprocess=options.postprocess,
+    )
+    return _run_conversion(options, replace(_shared_options(options), resampling=resampling))
+
+
+def _shared_options(options: ConvertOptions | ResampleOptions) -> ConversionOptions:
+    """What both commands say about the volume that is read and the one that is made."""
+    from beam_inference.conversion.options import ConversionOptions
+    from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
+
+    return ConversionOptions(
+        format=options.format,
+        scale=options.scale,
+        block_shape=options.block_shape,
+        shard_shape=options.shard_shape,
+        encoding=options.encoding,
+        drop=tuple(word for word in options.drop.split(",") if word),
+        pad=options.pad,
+        overwrite=options.overwrite,
+        storage=storage_of_environment(LOCAL),
+        flags=tuple(options.beam_flags),
     )
 
 

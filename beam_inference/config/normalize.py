@@ -156,7 +156,7 @@ class Quantiles(Statistics):
 
 
 class _Division(Model):
-    """By what is divided."""
+    """What a step divides by: a number of the volume, kept away from zero."""
 
     eps: NonNegativeFloat = Field(0.0, description="is added to what is divided by")
     floor: NonNegativeFloat = Field(
@@ -164,7 +164,7 @@ class _Division(Model):
     )
 
     def divisor(self, number: float) -> float:
-        """Return what is divided by, instead of a number."""
+        """The number that a step divides by, where the volume has another one."""
         return max(number, self.floor) + self.eps
 
 
