@@ -307,7 +307,6 @@ def test_a_job_in_a_bucket_is_linked_to(job, tmp_path, monkeypatch, capsys):
     }
 
 
-@pytest.mark.slow
 def test_a_volume_in_a_store_like_s3_is_read_from_where_that_is(volume_in, monkeypatch, capsys):
     from fakes.s3 import KEYS, S3StandIn
 
