@@ -15,7 +15,18 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from beam_inference.cli import cache, jobs, labels, look, model, other, plan, run, volumes
+from beam_inference.cli import (
+    cache,
+    jobs,
+    labels,
+    look,
+    model,
+    other,
+    plan,
+    provenance,
+    run,
+    volumes,
+)
 from beam_inference.cli.command import EXIT_CODES, CommandParser
 from beam_inference.cli.logs import configure
 from beam_inference.cli.terminal import escape_output
@@ -25,7 +36,7 @@ from beam_inference.foreign_text import clean_text, describe_error
 
 logger = logging.getLogger(__name__)
 
-COMMAND_MODULES = (model, plan, run, jobs, look, volumes, labels, cache, other)
+COMMAND_MODULES = (model, plan, run, jobs, provenance, look, volumes, labels, cache, other)
 """Modules that declare commands by a function ``add(subparsers)``, in the order of the help."""
 
 

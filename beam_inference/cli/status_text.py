@@ -204,7 +204,7 @@ def _command_for_the_rest(command_line: Sequence[str], config: JobConfig) -> lis
 def print_verification(report: VerifyReport, *, deep: bool) -> None:
     """Print the result of a verification."""
     print(f"{report.receipts} of {report.chunks} chunks have a receipt")
-    _print_some("wrong", report.wrong)
+    print_some("wrong", report.wrong)
     if report.recomputation is not None:
         _print_recomputation(report.recomputation)
     _print_beyond_bound(report.patches_beyond_bound)
@@ -227,11 +227,12 @@ def _print_recomputation(recomputation: Recomputation) -> None:
         f"--seed {recomputation.seed}), {len(recomputation.different)} of them with other bits "
         "than the output"
     )
-    _print_some("different", recomputation.different)
-    _print_some("undecided, as it was made with smaller batches", recomputation.undecided)
+    print_some("different", recomputation.different)
+    print_some("undecided, as it was made with smaller batches", recomputation.undecided)
 
 
-def _print_some(word: str, lines: Sequence[str]) -> None:
+def print_some(word: str, lines: Sequence[str]) -> None:
+    """Print the first of some lines, each with a word before it."""
     for line in lines[:_LISTED_CHUNKS]:
         print(f"{word}: {line}")
     if len(lines) > _LISTED_CHUNKS:

@@ -69,6 +69,22 @@ def _no_files(_: OutputSpec) -> dict[str, Json]:
     return {}
 
 
+@dataclass(frozen=True, slots=True)
+class ProvenancePlace:
+    """Where the metadata of a volume tell how it was made: a list in one JSON file.
+
+    Attributes:
+        file: path of that file, relative to the volume.
+        entries: the list in the file's object, which is ``{}`` where the file is absent. Raises
+            ValueError where something else stands in its place.
+        with_entries: the object with another list, and all else as it was.
+    """
+
+    file: str
+    entries: Callable[[Json], list[Json]]
+    with_entries: Callable[[Json, list[Json]], Json]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """A format of volumes that TensorStore reads and writes.
@@ -93,6 +109,8 @@ class Format:
         encodings: beside "raw", how blocks may be encoded, and the dtypes that each takes.
         unread_dtypes: dtypes that it could hold, but readers do not understand.
         viewer: Neuroglancer's name of the format of its arrays; None where it has none.
+        provenance: where its metadata tell how a volume was made; None where they have no place
+            for that.
     """
 
     name: str
@@ -111,6 +129,7 @@ class Format:
     encodings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     unread_dtypes: tuple[str, ...] = ()
     viewer: str | None = None
+    provenance: ProvenancePlace | None = None
 
     @property
     def kind(self) -> str:

@@ -7,9 +7,9 @@ folder.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeAlias, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -17,6 +17,7 @@ from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
 from beam_inference.config.job import JobConfig
 from beam_inference.config.normalize import rename_levels
+from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Bounds, LevelsBox, Mask
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
@@ -151,7 +152,12 @@ def _explain(error: Any) -> str:
     return f"{name}: {message[0].lower()}{message[1:]}; found {value_text}"
 
 
-def _absolute_path(path: str, folder: str | Path) -> str:
+def absolute_path(path: str, folder: str | Path) -> str:
+    """A path, relative to a folder or bucket, as an absolute one; a URL as it is.
+
+    Raises:
+        ConfigError: it leads out of the bucket.
+    """
     if "://" in path:
         return path
     if isinstance(folder, str) and not path.startswith(("/", "~")):
@@ -167,50 +173,82 @@ def _absolute_path(path: str, folder: str | Path) -> str:
 
 
 def _with_absolute_paths(job: JobConfig, folder: str | Path) -> JobConfig:
-    def absolute(path: str) -> str:
-        return _absolute_path(path, folder)
+    def absolute(path: str, _key: str) -> str:
+        return absolute_path(path, folder)
 
-    def file_url(path: str) -> str:
-        path = absolute(path)
+    def file_url(path: str, _key: str) -> str:
+        path = absolute_path(path, folder)
         return path if "://" in path else Path(path).as_uri()  # % # ? are quoted
 
-    def url(path: str | None) -> str | None:
-        return None if path is None else file_url(path)
+    return rename_paths(job, file=absolute, volume=file_url)
+
+
+AnyJob = TypeVar("AnyJob", bound=JobConfig)
+
+
+Rename: TypeAlias = Callable[[str, str], str]
+"""Gives another path for a path and the key of the job file under which it stands."""
+
+
+def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
+    """A job with other paths, which are not validated again.
+
+    Args:
+        job: the job.
+        file: for files of the network and of operators, whose key is ``postprocess.NUMBER``.
+        volume: for volumes, the state folder and levels files.
+    """
 
     def model(path: str) -> str:
         factory = factory_parts(path)
         if path == "identity" or (factory and not factory[0].endswith(".py")):
             return path
-        return f"{absolute(factory[0])}:{factory[1]}" if factory else absolute(path)
+        key = "model.path"
+        return f"{file(factory[0], key)}:{factory[1]}" if factory else file(path, key)
 
-    def mask(section: Mask | None) -> Mask | None:
-        return section and section.model_copy(update={"path": url(section.path)})
+    def mask(section: Mask | None, key: str) -> Mask | None:
+        return section and section.model_copy(update={"path": volume(section.path, key)})
 
     def box(section: Bounds | LevelsBox | None) -> Bounds | LevelsBox | None:
         if not isinstance(section, LevelsBox):
             return section
-        return section.model_copy(update={"levels": file_url(section.levels)})
+        return section.model_copy(update={"levels": volume(section.levels, "input.box.levels")})
 
+    def operator(section: Operator, key: str) -> Operator:
+        return section.with_absolute_paths(lambda path: file(path, key))
+
+    def levels(path: str) -> str:
+        return volume(path, "model.normalize")
+
+    state = job.job.state_path
     network = job.model.model_copy(
         update={
             "path": model(job.model.path),
-            "weights": job.model.weights and absolute(job.model.weights),
-            "normalize": rename_levels(job.model.normalize, file_url),
+            "weights": job.model.weights and file(job.model.weights, "model.weights"),
+            "normalize": rename_levels(job.model.normalize, levels),
         }
     )
+    path = job.input.path
     return job.model_copy(
         update={
             "input": job.input.model_copy(
                 update={
-                    "path": url(job.input.path),
-                    "mask": mask(job.input.mask),
+                    "path": None if path is None else volume(path, "input.path"),
+                    "mask": mask(job.input.mask, "input.mask.path"),
                     "box": box(job.input.box),
                 }
             ),
-            "output": job.output.model_copy(update={"path": url(job.output.path)}),
+            "output": job.output.model_copy(
+                update={"path": volume(job.output.path, "output.path")}
+            ),
             "model": network,
-            "postprocess": [each.with_absolute_paths(absolute) for each in job.postprocess],
-            "mask": mask(job.mask),
-            "job": job.job.model_copy(update={"state_path": url(job.job.state_path)}),
+            "postprocess": [
+                operator(each, f"postprocess.{number}")
+                for number, each in enumerate(job.postprocess)
+            ],
+            "mask": mask(job.mask, "mask.path"),
+            "job": job.job.model_copy(
+                update={"state_path": None if state is None else volume(state, "job.state_path")}
+            ),
         }
     )

@@ -29,10 +29,12 @@ from beam_inference.conversion.options import (
     ConversionResult,
 )
 from beam_inference.conversion.protocol import Source
+from beam_inference.conversion.resampled import ResampledSource
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import NO_REST, pad_to_zero
+from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
 from beam_inference.pyramid.pyramid import begun_folders
@@ -44,21 +46,28 @@ from beam_inference.volumes.outputs import (
     open_output,
 )
 
+_OF_RESAMPLING = ("grids", "orders", "postprocess")
+"""Members of the identity of a resampled source that say how it is resampled."""
+
 
 @dataclass(frozen=True)
 class BlockConversion:
     """A conversion into a volume of blocks, checked and ready to run.
 
     Attributes:
+        source_path: path or URL of the source as the user gave it.
         target: path or URL of the target as the user gave it.
         task: the stage that copies chunks.
         replacement: what is removed at the target first; None to go on with what is there.
+        scale: number of the source's scale.
         flags: Beam's flags.
     """
 
+    source_path: str
     target: str
     task: CopyBlocks
     replacement: Replacement | None
+    scale: int
     flags: tuple[str, ...]
 
     @property
@@ -85,6 +94,14 @@ class BlockConversion:
             "chunk": self.task.shapes.chunk,
         }
 
+    @property
+    def how(self) -> Json:
+        """What the target's metadata tell of the conversion, without the source's place."""
+        identity = self.source.identity
+        resampled = {key: identity[key] for key in _OF_RESAMPLING if key in identity}
+        scale = {"scale": self.scale} if self.scale else {}
+        return {"start": list(self.task.box.start), **scale, **resampled}
+
     def run(self) -> ConversionResult:
         """Copy the chunks that are missing.
 
@@ -105,6 +122,8 @@ class BlockConversion:
         records.begin()
         if not exists:
             create_output(spec)
+        command = "resample" if isinstance(self.source, ResampledSource) else "convert"
+        record_command(command, job, spec, self.source_path, self.how)
         outcome = run_stages(job, self.flags, self.task.box.size / self.task.count)
         return ConversionResult(self.target, spec.format, self.task.box, outcome)
 
@@ -165,7 +184,14 @@ def plan_block_conversion(
         begun = stage_job("convert", {}, url, options.storage, [])
         further = [*begun_names(begun, spec), *begun_folders(url, options.storage)]
         replacement = plan_replacement(url, options.storage, further)
-    return BlockConversion(target, task, replacement, options.flags)
+    return BlockConversion(
+        source_path=source_path,
+        target=target,
+        task=task,
+        replacement=replacement,
+        scale=options.scale,
+        flags=options.flags,
+    )
 
 
 def _check_apart(source: Source, source_path: str, target: str, options: ConversionOptions) -> None:

@@ -162,7 +162,7 @@ class State:
 
     def write_network(self, content: bytes) -> None:
         """Keep a network that the launch has made, under its hash."""
-        key = _network_key(hashlib.sha256(content).hexdigest())
+        key = network_key(hashlib.sha256(content).hexdigest())
         self._request(
             "write",
             key,
@@ -175,7 +175,7 @@ class State:
         Raises:
             WorkerFault: it is gone, or damaged.
         """
-        key = _network_key(sha256)
+        key = network_key(sha256)
         result = self._request(
             "read", key, lambda: self._store.read(key).result(timeout=TRANSFER_SECONDS)
         )
@@ -413,7 +413,8 @@ class State:
                 )
 
 
-def _network_key(sha256: str) -> str:
+def network_key(sha256: str) -> str:
+    """Key of a network of integers in the state folder, by its hash."""
     return f"quantized/{sha256}"
 
 

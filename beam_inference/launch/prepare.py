@@ -20,12 +20,13 @@ from beam_inference.config.plugins import list_versions
 from beam_inference.engines import identity
 from beam_inference.engines.choice import describe_engine, engine_description
 from beam_inference.environment import available_memory
-from beam_inference.errors import ConfigError, StateError, WorkerFault
+from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFault
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
 from beam_inference.job.ownership import check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
+from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
 from beam_inference.job.state import State, default_state_url
@@ -55,6 +56,7 @@ from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.provenance import read_provenance
 
 logger = logging.getLogger(__name__)
 
@@ -106,9 +108,9 @@ def prepare(
     )
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
-    if chunks_file is not None:
-        chunks_file = url_of(chunks_file)
-        chunks_of_file(chunks_file, job.fingerprint, job.plan.chunks.count, config.storage)
+    if planned.output_exists:
+        read_provenance(config.output.path, config.storage)  # what cannot be read is told now
+    chunks_file = _check_chunks_file(chunks_file, job)
     launch_id = uuid.uuid4().hex[:12]
     chunks = None if sample is None else _sample(job, *sample)
     inference = job.config.inference
@@ -140,10 +142,22 @@ def prepare(
         if not planned.output_exists:
             create_output(planned.output)
         # Another first launch may have come before this one.
-        check_same(state.create_job(job), job, state.url)
+        recorded = state.create_job(job)
+        check_same(recorded, job, state.url)
         for chunk in damaged:
             state.of(job).forget_chunk(chunk)
+    _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _record_provenance(earlier: ResolvedJob, job: ResolvedJob, *, overwrite: bool) -> None:
+    """Tell in the output how it is made: by the job of its first launch, with the paths of now."""
+    try:
+        record_job(earlier.model_copy(update={"config": job.config}), replace=overwrite)
+    except WorkerFault as error:
+        raise VolumeError(
+            f"the output's metadata cannot tell how it is made: {error}. Check output.path."
+        ) from None
 
 
 def _check_earlier_launches(planned: PlannedJob, job: ResolvedJob, state: State) -> list[int]:
@@ -421,6 +435,15 @@ def _check_choice_of_chunks(
         )
     if chunks_file is not None and sample is not None:
         raise ConfigError("--chunks and --sample both say which chunks to do: give one of them")
+
+
+def _check_chunks_file(path: str | None, job: ResolvedJob) -> str | None:
+    """Refuse a file with chunks of another job. Returns its URL."""
+    if path is None:
+        return None
+    url = url_of(path)
+    chunks_of_file(url, job.fingerprint, job.plan.chunks.count, job.config.storage)
+    return url
 
 
 def _sample(job: ResolvedJob, share: float, seed: int) -> list[int]:

@@ -8,10 +8,10 @@ and the output's encoding follow. So the bits are those of either strategy. Noth
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from beam_inference.job.parts import output_spec
 from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
-from beam_inference.job.state import State
+from beam_inference.job.state import State, default_state_url
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import LOSSY, create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
@@ -82,40 +82,76 @@ def recompute_chunks(
             job, or are absent.
     """
     seed = secrets.randbits(_SEED_BITS) if seed is None else seed
-    receipts = _draw(job, state.of(job), share, seed)
-    different = list[str]()
-    undecided = list[str]()
+
+    def done_among(drawn: Iterable[int]) -> dict[int, Receipt]:
+        # those that cannot be understood are told of by the comparison of receipts
+        return {
+            receipt.chunk: receipt
+            for some in in_runs(drawn, CHUNKS_PER_FOLDER)
+            for receipt in state.of(job).read_receipts(some)
+        }
+
+    receipts = _draw(job, share, seed, done_among)
+    compared = _Comparison([], [])
     if receipts:
         with _refusing_faults():
-            recomputer = _Recomputer(_open(job, state, allow_pickle=allow_pickle))
-            for number, receipt in enumerate(receipts, 1):
-                fault = recomputer.fault_of(receipt.chunk)
-                if fault is not None:
-                    box = job.plan.chunks.core_box(receipt.chunk)
-                    is_explained = fault.is_rounding and not recomputer.has_full_batches(receipt)
-                    lines = undecided if is_explained else different
-                    lines.append(f"chunk {receipt.chunk} {box}: {fault.text}")
-                if progress:
-                    progress(number)
-    chunks = [receipt.chunk for receipt in receipts]
-    return Recomputation(share, seed, chunks, different, undecided)
+            recomputer = _Recomputer(_open(job, state.url, allow_pickle=allow_pickle))
+
+            def is_explained(chunk: int) -> bool:
+                return not recomputer.has_full_batches(receipts[chunk])
+
+            compared = recomputer.compare(receipts, is_explained, progress)
+    return Recomputation(share, seed, list(receipts), compared.different, compared.undecided)
 
 
-def _draw(job: ResolvedJob, state: State, share: float, seed: int) -> list[Receipt]:
-    """Receipts of a random share of the chunks that are done; of one at least, if any is."""
+def recompute_output(
+    job: ResolvedJob,
+    share: float,
+    *,
+    seed: int | None = None,
+    allow_pickle: bool = False,
+    is_other_engine: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Recomputation:
+    """Compute a random share of a job's chunks again, without its state, and compare the bits.
+
+    Args:
+        job: the job, with its output where it is now.
+        share: share of the chunks, above 0 and at most 1; at least one chunk is drawn.
+        seed: seed of the draw; None for a new one.
+        allow_pickle: load models that can execute code.
+        is_other_engine: whether the output was computed by another version of the engine, so that
+            differences as small as rounding decide nothing.
+        progress: is called with the number of chunks computed so far.
+
+    Raises:
+        UserError: the chunks cannot be computed here.
+    """
+    seed = secrets.randbits(_SEED_BITS) if seed is None else seed
+    chunks = _draw(job, share, seed, list)
+    with _refusing_faults():
+        recomputer = _Recomputer(
+            _open(job, default_state_url(job.config), allow_pickle=allow_pickle)
+        )
+        compared = recomputer.compare(chunks, lambda _: is_other_engine, progress)
+    return Recomputation(share, seed, chunks, compared.different, compared.undecided)
+
+
+Drawn = TypeVar("Drawn", bound=Collection[int])
+
+
+def _draw(
+    job: ResolvedJob, share: float, seed: int, choose: Callable[[Iterable[int]], Drawn]
+) -> Drawn:
+    """What is chosen of a random share of the chunks; of a larger one, if nothing is."""
     while True:
-        # those that cannot be understood are told of by the comparison of receipts
-        receipts = [
-            receipt
-            for some in in_runs(sample_chunks(job.plan.chunks, share, seed), CHUNKS_PER_FOLDER)
-            for receipt in state.read_receipts(some)
-        ]
-        if receipts or share >= 1:
-            return receipts
+        chosen = choose(sample_chunks(job.plan.chunks, share, seed))
+        if chosen or share >= 1:
+            return chosen
         share = min(1.0, 2 * share)
 
 
-def _open(job: ResolvedJob, state: State, *, allow_pickle: bool) -> OpenJob:
+def _open(job: ResolvedJob, state_url: str, *, allow_pickle: bool) -> OpenJob:
     """Open the job as a worker does.
 
     Raises:
@@ -129,7 +165,7 @@ def _open(job: ResolvedJob, state: State, *, allow_pickle: bool) -> OpenJob:
         )
     launch = Launch(
         job=job.model_dump_json(),
-        state_url=state.url,
+        state_url=state_url,
         id=_LAUNCH,
         honour_receipts=False,
         allow_pickle=allow_pickle,
@@ -160,6 +196,14 @@ def _refusing_faults() -> Iterator[None]:
         raise StateError(f"nothing can be recomputed here: {fault}") from fault
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """What was found of some chunks; see :class:`Recomputation`."""
+
+    different: list[str]
+    undecided: list[str]
+
+
 class _Recomputer:
     """Computes chunks of an opened job, and compares them with its output."""
 
@@ -168,6 +212,30 @@ class _Recomputer:
         self._plan = opened.job.plan
         self._inference = make_chunk_inference(opened)
         self._steps = ChunkSteps(opened, self._inference)
+
+    def compare(
+        self,
+        chunks: Iterable[int],
+        is_explained: Callable[[int], bool],
+        progress: Callable[[int], None] | None,
+    ) -> _Comparison:
+        """Compute chunks again, one after the other.
+
+        Args:
+            chunks: their numbers.
+            is_explained: whether something known can make a chunk differ by as little as rounding.
+            progress: is called with the number of chunks computed so far.
+        """
+        found = _Comparison([], [])
+        for number, chunk in enumerate(chunks, 1):
+            fault = self.fault_of(chunk)
+            if fault is not None:
+                is_undecided = fault.is_rounding and is_explained(chunk)
+                lines = found.undecided if is_undecided else found.different
+                lines.append(f"chunk {chunk} {self._plan.chunks.core_box(chunk)}: {fault.text}")
+            if progress:
+                progress(number)
+        return found
 
     def has_full_batches(self, receipt: Receipt) -> bool:
         """Whether a chunk was computed, then and now, with the job's patches per call."""
@@ -191,6 +259,9 @@ class _Recomputer:
         except BeamInferenceError as error:
             return Fault(str(error))
         difference = find_difference(expected, found, box)
+        if difference is not None and not found.any():
+            text = f"{difference.text}; the output is zero throughout, as where nothing is written"
+            difference = replace(difference, text=text)
         if difference is not None and self._opened.job.config.gives_labels:
             return replace(difference, is_rounding=False)
         return difference

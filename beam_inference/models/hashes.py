@@ -55,6 +55,44 @@ def model_sha256(model: Network) -> str:
     return "+".join(digests)
 
 
+@dataclass(frozen=True, slots=True)
+class HashedFile:
+    """A file that determines a network.
+
+    Attributes:
+        key: the key of the job file that names it, or the package that it lies in.
+        name: its name; inside a package, its path there.
+        sha256: its hash.
+    """
+
+    key: str
+    name: str
+    sha256: str
+
+
+def hash_files(model: Network) -> list[HashedFile]:
+    """The files of a network, each with its hash: those of which :func:`model_sha256` is made.
+
+    Args:
+        model: the job's section, its files local.
+
+    Raises:
+        ModelContractError: a file is absent.
+    """
+    if model.path == "identity":
+        return []
+    package = package_path(model)
+    root = None if package is None or not package.is_dir() else package
+    return [
+        HashedFile(
+            key="model.weights" if number and package is None else "model.path",
+            name=file.name if root is None else file.relative_to(root).as_posix(),
+            sha256=file_sha256(file),
+        )
+        for number, file in enumerate(_files(model))
+    ]
+
+
 @dataclass(frozen=True)
 class NetworkFiles:
     """The files that a network is loaded of, as they were when this was made.

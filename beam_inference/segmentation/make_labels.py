@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from beam_inference.beam.stage_runner import StageOutcome, run_stages
+from beam_inference.config.fields import Json
 from beam_inference.config.formats import get_format, multiscale_formats
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.provenance import record_command
 from beam_inference.job.replacement import Replacement, plan_replacement
 from beam_inference.job.stage_job import StageJob
 from beam_inference.job.stage_records import StageRecords, begun_names, stage_job
@@ -248,11 +250,20 @@ def make_labels(plan: LabelPlan, flags: Sequence[str], *, overwrite: bool = Fals
         _check_no_other_labels(job, plan)
     StageRecords(job).begin()
     create_output(plan.output)
+    record_command(job.kind, job, plan.output, plan.source, _how(plan))
     tasks = sum(stage.count for stage in job.stages)
     outcome = run_stages(job, flags, plan.grid.roi.size / tasks)
     objects = count_of(plan) if outcome.is_complete else None
     warning = None if objects is None else degenerate_warning(plan, objects)
     return LabelResult(plan.output.url, plan.table_url, objects, outcome, warning)
+
+
+def _how(plan: LabelPlan) -> Json:
+    """What the volume's metadata tell of the way that it is made, without its source's place."""
+    description = plan.description
+    source = {key: value for key, value in description["input"].items() if key != "path"}
+    parts = {key: value for key, value in description.items() if key not in ("input", "output")}
+    return {"input": source, **parts}
 
 
 def _stages(plan: LabelPlan) -> tuple[Stage, ...]:

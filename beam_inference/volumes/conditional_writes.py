@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from beam_inference.config.fields import Json
+from beam_inference.config.json_text import parse_json
 from beam_inference.errors import VolumeError, WorkerFault
 from beam_inference.volumes.kvstores import PATIENCE_SECONDS, KvStore, local_folder, retry_request
 
@@ -163,7 +164,13 @@ _CHANGES = 100
 """How often a change that others were faster than is tried again."""
 
 
-def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Json]) -> None:
+def change_json(
+    store: KvStore,
+    key: str,
+    url: str,
+    change: Callable[[Json], Json],
+    otherwise: Json | None = None,
+) -> None:
     """Change the JSON object in a key, such that what others write meanwhile is not lost.
 
     Args:
@@ -171,30 +178,32 @@ def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Jso
         key: the object's key.
         url: for messages.
         change: returns the changed object; it may be called several times.
+        otherwise: what is changed, and written, where the key is absent; None if it must be there.
 
     Raises:
         WorkerFault: it cannot be done, or others write to it all the time.
-        VolumeError: the key is absent or holds no JSON object.
+        VolumeError: the key is absent and must be there, or holds no JSON object.
     """
     for _ in range(_CHANGES):
         result = retry_request(
             "read", f"{url}/{key}", lambda: store.read(key).result(timeout=PATIENCE_SECONDS)
         )
-        try:
-            before = json.loads(result.value) if result.state == "value" else None
-        except ValueError:
-            before = None
-        if not isinstance(before, dict):
+        is_there = result.state == "value"
+        before = _object_in(result.value) if is_there else None
+        if before is None and (is_there or otherwise is None):
             raise VolumeError(
                 f"{url}/{key} is gone, or holds no JSON object: the volume's metadata are damaged"
             )
-        after = change(json.loads(result.value))  # a copy: it may be changed in place
+        # a copy: it may be changed in place
+        after = change(dict(otherwise or {}) if before is None else parse_json(result.value))
         if after == before:
             return
         text = json.dumps(after)
-        generation = result.stamp.generation
+        generation = result.stamp.generation if is_there else None
 
-        def write(text: str = text, generation: bytes = generation) -> bool:
+        def write(text: str = text, generation: bytes | None = generation) -> bool:
+            if generation is None:
+                return create_key(store, key, url, text)
             return replace_value(store, key, url, text, generation)
 
         if retry_request("write", f"{url}/{key}", write):
@@ -204,3 +213,12 @@ def change_json(store: KvStore, key: str, url: str, change: Callable[[Json], Jso
         f"cannot change {url}/{key}: others have changed it {_CHANGES} times meanwhile. Try again "
         "later."
     )
+
+
+def _object_in(text: bytes) -> Json | None:
+    """The JSON object that a text holds; None if it holds none."""
+    try:
+        value = parse_json(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -23,7 +23,7 @@ AGE_SECONDS = 3600.0
 """Age from which a draft is taken for left behind: nobody takes as long to write one."""
 
 _DRAFT = re.compile(r"(.+)(_[0-9a-f]{16}\.__lock|\.[0-9a-f]{32}\.draft)")
-_GUARD = re.compile(r"(.+\.json|info|\.z[a-z]+)\.guard")
+_GUARD = re.compile(r"(.+\.json|info|provenance|\.z[a-z]+)\.guard")
 
 
 _LOCK = re.compile(r"(.+)\.__lock")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import tensorstore as ts
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import OutputSpec, get_format, offset_formats
-from beam_inference.errors import ConfigError, VolumeError
+from beam_inference.errors import ConfigError, VolumeError, WorkerFault
 from beam_inference.geometry import zyx
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.origin import AT_ZERO, Origin, pad_to_zero
+from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.detection import StoredVolume, volume_at
 from beam_inference.volumes.kvstores import kvstore_spec, one_line, open_kvstore, open_with
 from beam_inference.volumes.opening import as_volume
@@ -164,10 +164,18 @@ def check_output(spec: OutputSpec) -> None:
 
 
 def _write_json(spec: OutputSpec, key: str, value: Json) -> None:
+    """Write metadata beside attributes of others, which stay."""
+
+    def change(before: Json) -> Json:
+        attributes = before.get("attributes")
+        if isinstance(attributes, dict) and "attributes" in value:
+            return {**before, **value, "attributes": {**attributes, **value["attributes"]}}
+        return {**before, **value}
+
     try:
-        open_kvstore(spec.url, spec.storage).write(key, json.dumps(value)).result()
-    except (ValueError, OSError) as error:
-        raise VolumeError(f"cannot create the output {spec.url}: {one_line(error)}") from None
+        change_json(open_kvstore(spec.url, spec.storage), key, spec.url, change, otherwise={})
+    except WorkerFault as error:
+        raise VolumeError(f"cannot create the output {spec.url}: {error}") from None
 
 
 def _open(spec: OutputSpec, *, create: bool, keep_blank: bool = True) -> Volume:

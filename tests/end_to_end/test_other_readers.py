@@ -62,7 +62,7 @@ def test_cloud_volume_reads_shards(done, tmp_path):
     np.testing.assert_array_equal(np.asarray(volume[:]).T, written)
     of_zeros = (16 // 16) * (32 // 16) * len(range(0, 70, 16))
     assert (
-        len(files(tmp_path / "out", "info"))
+        len(files(tmp_path / "out", "info", "provenance"))
         == planned_blocks(tmp_path) - of_zeros
         == 3 * 4 * 5 - of_zeros
     )
@@ -114,12 +114,12 @@ def test_what_receipts_say_of_a_lossy_output_is_what_reads_back(volume_in, tmp_p
         # decoders may round differently
         assert np.abs(np.asarray(volume[:]).T.astype(int) - written).max() <= 1
     else:
-        with PIL.open(next(iter(files(tmp_path / "out", "info")))) as image:
+        with PIL.open(next(iter(files(tmp_path / "out", "info", "provenance")))) as image:
             assert (image.format, image.mode) == ("PNG", "L")
-    block = next(path for path in files(tmp_path / "out", "info"))
+    block = next(path for path in files(tmp_path / "out", "info", "provenance"))
     other = next(
         path
-        for path in files(tmp_path / "out", "info")
+        for path in files(tmp_path / "out", "info", "provenance")
         if path.stat().st_size != block.stat().st_size
     )
     other.write_bytes(block.read_bytes())

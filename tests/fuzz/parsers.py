@@ -337,6 +337,32 @@ def _owners() -> list[bytes]:
     return [json.dumps({"owners": [owner]}).encode()]
 
 
+def _provenance() -> list[bytes]:
+    from beam_inference.config.job_file import parse_job
+    from beam_inference.launch.prepare import prepare
+
+    with tempfile.TemporaryDirectory() as name:
+        write_volume(Path(name) / "in", ARRAY)
+        prepare(parse_job(job_values("in", "out"), Path(name)))
+        return [(Path(name) / "out" / "provenance").read_bytes()]
+
+
+def _parse_provenance(content: bytes, folder: Path) -> object:
+    from beam_inference.cli.provenance import ShowOptions, show
+    from beam_inference.launch.reproduction import Consent, find_jobs
+    from beam_inference.volumes.kvstores import LOCAL
+
+    for name, sound in _files("precomputed").items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(sound)
+    (folder / "provenance").write_bytes(content)
+    show(ShowOptions(str(folder), json=False))
+    jobs = find_jobs(f"file://{folder}", {}, LOCAL)
+    for job in jobs:
+        job.check_consent(Consent())
+    return [job.job.fingerprint for job in jobs]
+
+
 def _parse_resolved_job(content: bytes, folder: Path) -> object:
     from beam_inference.job.state import State
 
@@ -728,6 +754,12 @@ PARSERS: Sequence[Parser] = (
     _entry("sums", lambda state: list(state.scan_sums([0])), _receipts),
     _entry("quarantine", lambda state: list(state.scan_quarantine([0])), _quarantine_records),
     Parser("owners.json", _owners, _parse_owners),
+    Parser(
+        "provenance",
+        _provenance,
+        _parse_provenance,
+        (b'"processing"', b'"beam_inference"', b'"own"', b"../", b"\\u2026/", b"file.py:name"),
+    ),
     Parser("job.json", lambda: [resolved().model_dump_json().encode()], _parse_resolved_job),
     Parser(
         "launches",

@@ -75,6 +75,7 @@ def test_other_bounds_and_scales(source, tmp_path):
     assert len(info["scales"]) == 1
     assert {path.name for path in (tmp_path / "v").iterdir()} == {
         "info",
+        "provenance",
         "8_8_8",
         "_beam_inference",
     }

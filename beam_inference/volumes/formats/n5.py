@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import Format, OutputSpec
+from beam_inference.volumes.provenance import in_attributes
 
 
 def _metadata(spec: OutputSpec) -> Json:
@@ -21,4 +22,11 @@ def _metadata(spec: OutputSpec) -> Json:
     }
 
 
-N5 = Format(name="n5", driver="n5", metadata=_metadata, markers=("attributes.json",), viewer="n5")
+N5 = Format(
+    name="n5",
+    driver="n5",
+    metadata=_metadata,
+    markers=("attributes.json",),
+    viewer="n5",
+    provenance=in_attributes("attributes.json"),
+)

@@ -9,6 +9,7 @@ from beam_inference.config.fields import Json
 from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.volumes import ome_zarr
 from beam_inference.volumes.formats.zarr import zarr2_attributes, zarr2_metadata, zarr3_metadata
+from beam_inference.volumes.provenance import in_attributes
 
 _FINEST = "0"
 """Path of the finest array in a group."""
@@ -42,6 +43,7 @@ OME_ZARR = Format(
     has_offset=True,
     has_shards=True,
     viewer="zarr3",
+    provenance=in_attributes("zarr.json", "attributes"),
 )
 
 OME_ZARR_0_4 = Format(
@@ -56,4 +58,5 @@ OME_ZARR_0_4 = Format(
     is_multiscale=True,
     has_offset=True,
     viewer="zarr2",
+    provenance=in_attributes(".zattrs"),
 )

@@ -5,12 +5,17 @@ Specification: "Neuroglancer Precomputed volume format".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from beam_inference.config.fields import LABEL_DTYPES, Json
-from beam_inference.config.formats import Format, OutputSpec
+from beam_inference.config.formats import Format, OutputSpec, ProvenancePlace
+from beam_inference.volumes.provenance import KEY, list_of_objects
 from beam_inference.volumes.sharding import precomputed_sharding
 
 _JPEG_QUALITY = 95
 _LABEL_BLOCK = (8, 8, 8)
+_BY = "beam-inference"
+"""Who made a step of processing; others write an address of mail there."""
 
 
 def _metadata(spec: OutputSpec) -> Json:
@@ -49,6 +54,46 @@ def _scale(spec: OutputSpec) -> Json:
     return scale
 
 
+def _entries(content: Json) -> list[Json]:
+    """Our entries in a file ``provenance``, each in the method of a step of processing."""
+    methods = [step.get("method") for step in _steps(content)]
+    return [
+        entry
+        for method in methods
+        if isinstance(method, dict)
+        for entry in list_of_objects([method[KEY]] if KEY in method else [], KEY)
+    ]
+
+
+def _with_entries(content: Json, entries: list[Json]) -> Json:
+    """The file with other entries of ours, in the form that cloud-volume reads."""
+    others = [step for step in _steps(content) if not _entries({"processing": [step]})]
+    ours = [{"method": {"task": each.get("made_by"), KEY: each}, "by": _BY} for each in entries]
+    sources = content.get("sources") or []
+    if isinstance(sources, list):
+        before = _sources(_entries(content))
+        kept = [each for each in sources if each not in before]
+        sources = [*kept, *(each for each in _sources(entries) if each not in kept)]
+    return {
+        "description": "",
+        "owners": [],
+        **content,
+        "sources": sources,
+        "processing": [*others, *ours],
+    }
+
+
+def _sources(entries: Sequence[Json]) -> list[str]:
+    """The volumes that entries say theirs was made of, each once."""
+    listed = [each.get("sources") for each in entries]
+    sources = [source for each in listed if isinstance(each, list) for source in each]
+    return list(dict.fromkeys(each for each in sources if isinstance(each, str)))
+
+
+def _steps(content: Json) -> list[Json]:
+    return list_of_objects(content.get("processing") or [], "processing")
+
+
 PRECOMPUTED = Format(
     name="precomputed",
     driver="neuroglancer_precomputed",
@@ -65,4 +110,5 @@ PRECOMPUTED = Format(
     },
     unread_dtypes=("int8", "int16"),
     viewer="precomputed",
+    provenance=ProvenancePlace("provenance", _entries, _with_entries),
 )

@@ -7,6 +7,7 @@ import numpy as np
 from beam_inference.config.fields import Json
 from beam_inference.config.formats import Format, OutputSpec
 from beam_inference.geometry.zyx import VoxelSizeNm
+from beam_inference.volumes.provenance import in_attributes
 
 _ZSTD: Json = {"name": "zstd", "configuration": {"level": 1}}
 
@@ -67,6 +68,7 @@ ZARR2 = Format(
     markers=(".zarray",),
     array_files=lambda spec: {".zattrs": zarr2_attributes(spec)},
     viewer="zarr2",
+    provenance=in_attributes(".zattrs"),
 )
 
 ZARR3 = Format(
@@ -77,4 +79,5 @@ ZARR3 = Format(
     suffixes=(".zarr",),
     has_shards=True,
     viewer="zarr3",
+    provenance=in_attributes("zarr.json", "attributes"),
 )

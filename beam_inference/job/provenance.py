@@ -1,0 +1,226 @@
+"""The record of how a volume was made, which its own metadata hold.
+
+It is written before the first chunk, and a later launch leaves it as it is: whatever determines the
+bits is in the fingerprint, and a launch that would change that is refused. Several jobs that fill
+parts of one volume have a record each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import PurePosixPath
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from pydantic import TypeAdapter, ValidationError
+
+from beam_inference.config.fields import Frozen, Json
+from beam_inference.config.formats import OutputSpec
+from beam_inference.config.job_file import rename_paths
+from beam_inference.config.normalize import rename_levels
+from beam_inference.config.storage import Storage
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.recorded_paths import RecordedPaths
+from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.stage_job import StageJob
+from beam_inference.job.state import network_key
+from beam_inference.models.fetch import local_model
+from beam_inference.models.hashes import hash_files
+from beam_inference.volumes.provenance import change_provenance, read_provenance
+
+RUN = "beam-inference run"
+"""What made the volumes of jobs; other commands are named in the same way."""
+
+_BOX: TypeAdapter[BoundingBox] = TypeAdapter(BoundingBox)
+
+_NOT_OF_OUTPUT: dict[str, Any] = {"config": {"job", "storage"}, "patch_seconds": True}
+"""Parts of a resolved job that tell of its launch, and not of its output."""
+
+
+class NeededFile(Frozen):
+    """A volume or file that a job has read.
+
+    Attributes:
+        key: the key of the job file that names it.
+        name: its name, without its folders; inside a package, its path there.
+        sha256: its hash; None of volumes.
+    """
+
+    key: str
+    name: str
+    sha256: str | None = None
+
+
+class ProvenanceRecord(Frozen):
+    """How a volume, or a box of it, was made.
+
+    Attributes:
+        record: version of the form of such records.
+        made_by: the command.
+        version: version of beam-inference.
+        date: when it was begun, UTC.
+        fingerprint: hash of all that determines the voxels.
+        box: the voxels.
+        sources: the volumes that it was made of, as :class:`RecordedPaths` puts them.
+        needs: of jobs, what they have read.
+        job: of jobs, the resolved job, its paths as :class:`RecordedPaths` puts them.
+        how: of other commands, what they were asked for.
+    """
+
+    record: Literal[1] = 1
+    made_by: str
+    version: str
+    date: str
+    fingerprint: str
+    box: BoundingBox
+    sources: list[str]
+    needs: tuple[NeededFile, ...] = ()
+    job: Json | None = None
+    how: Json | None = None
+
+
+def record_job(job: ResolvedJob, *, replace: bool = False) -> None:
+    """Tell in a job's output how it is made, unless it is told there.
+
+    Args:
+        job: the job, as its first launch resolved it.
+        replace: whether it makes again what was made there before, so that what is told of that is
+            removed.
+
+    Raises:
+        UserError: the output's metadata cannot be understood, or a file of the network is gone.
+        WorkerFault: they cannot be written.
+    """
+    url = job.config.output.path
+    storage = job.config.storage
+    entries = read_provenance(url, storage)
+    if replace or not _tells_of(entries, job.fingerprint):
+        _add(_job_record(job), url, storage, replace=replace)
+
+
+def record_command(command: str, job: StageJob, output: OutputSpec, source: str, how: Json) -> None:
+    """Tell in the volume that a command makes how it does so, unless it is told there.
+
+    Args:
+        command: its name, such as "convert".
+        job: what the command does.
+        output: the volume, which is there.
+        source: path or URL of what it is made of.
+        how: what the user asked for.
+
+    Raises:
+        VolumeError: the volume's metadata cannot be understood.
+        WorkerFault: they cannot be written.
+    """
+    record = ProvenanceRecord(
+        made_by=f"beam-inference {command}",
+        version=version("beam-inference"),
+        date=_now(),
+        fingerprint=job.fingerprint,
+        box=output.bounds,
+        sources=[RecordedPaths(output.url).record_volume(source)],
+        how=how,
+    )
+    _add(record, output.url, output.storage, replace=False)
+
+
+def no_record(url: str) -> str:
+    """A message on a volume whose metadata do not tell how it was made."""
+    return (
+        f"the metadata of {url} do not tell how it was made: it is not of beam-inference, or of a "
+        "version before there were such records. Giving the job's run command again adds one, also "
+        "when nothing is left to do."
+    )
+
+
+def _add(record: ProvenanceRecord, url: str, storage: Storage, *, replace: bool) -> None:
+    values = record.model_dump(mode="json")
+    entry = {key: value for key, value in values.items() if value is not None}
+
+    def add(entries: list[Json]) -> list[Json]:
+        kept = [each for each in entries if not (replace and _is_replaced(each, record.box))]
+        return kept if _tells_of(kept, record.fingerprint) else [*kept, entry]
+
+    change_provenance(url, storage, add)
+
+
+def _tells_of(entries: Sequence[Json], fingerprint: str) -> bool:
+    return any(entry.get("fingerprint") == fingerprint for entry in entries)
+
+
+def _is_replaced(entry: Json, box: BoundingBox) -> bool:
+    """Whether what an entry tells of is made again with a box.
+
+    Jobs fill boxes that are apart, or are replaced whole; other commands make whole volumes.
+    """
+    try:
+        told = _BOX.validate_python(entry.get("box"))
+    except (ValidationError, ValueError):
+        return False
+    return box.intersection(told).size > 0 if "job" in entry else box.contains(told)
+
+
+def _job_record(job: ResolvedJob) -> ProvenanceRecord:
+    config = job.config
+    paths = RecordedPaths(config.output.path)
+    renamed = rename_paths(
+        config,
+        file=lambda path, _key: paths.record_file(path),
+        volume=lambda path, _key: paths.record_volume(path),
+    )
+    spec = config.input.spec
+    if spec is not None:
+        changed = renamed.input.model_copy(update={"spec": paths.record_spec(spec)})
+        renamed = renamed.model_copy(update={"input": changed})
+    request = job.requested_normalize
+    recorded = job.model_copy(
+        update={
+            "config": renamed.model_copy(
+                update={"output": renamed.output.model_copy(update={"path": "."})}
+            ),
+            "requested_normalize": request and rename_levels(request, paths.record_volume),
+        }
+    )
+    return ProvenanceRecord(
+        made_by=RUN,
+        version=version("beam-inference"),
+        date=_now(),
+        fingerprint=job.fingerprint,
+        box=job.plan.chunks.roi,
+        sources=[] if renamed.input.path is None else [renamed.input.path],
+        needs=tuple(_needed_files(job)),
+        job=recorded.model_dump(mode="json", exclude=_NOT_OF_OUTPUT),
+    )
+
+
+def _needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
+    config = job.config
+    volumes = {
+        "input.path": config.input.path,
+        "input.mask.path": None if config.input.mask is None else config.input.mask.path,
+        "mask.path": None if config.mask is None else config.mask.path,
+    }
+    for key, path in volumes.items():
+        if path is not None:
+            yield NeededFile(key=key, name=_name(path))
+    for file in hash_files(local_model(config.model, config.storage, job.model_sha256)):
+        yield NeededFile(key=file.key, name=file.name, sha256=file.sha256)
+    if job.quantized_sha256 is not None:
+        name = network_key(job.quantized_sha256)
+        yield NeededFile(key="inference.precision", name=name, sha256=job.quantized_sha256)
+    for number, operator in enumerate(config.postprocess):
+        key = f"postprocess.{number}"
+        hashes: Sequence[str | None] = job.operator_sha256.get(key, "").split("+")
+        for path, sha256 in zip(operator.needed_files, hashes, strict=False):
+            yield NeededFile(key=key, name=_name(path), sha256=sha256 or None)
+
+
+def _name(path: str) -> str:
+    name = PurePosixPath(path.partition("|")[0]).name
+    return unquote(name) if "://" in path else name
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

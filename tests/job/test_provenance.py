@@ -1,0 +1,252 @@
+"""What an output's metadata tell of the job or command that made it."""
+
+import getpass
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import POSITION, TOYS, job_values, write_job, write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.config.job_file import parse_job
+from beam_inference.errors import StateError
+from beam_inference.job.provenance import record_job
+from beam_inference.launch.prepare import prepare
+from beam_inference.models.local_files import file_sha256
+from beam_inference.volumes.conditional_writes import change_json
+from beam_inference.volumes.kvstores import LOCAL, open_kvstore
+from beam_inference.volumes.provenance import change_provenance, read_provenance
+
+FORMATS = ("precomputed", "zarr2", "zarr3", "n5", "ome_zarr", "ome_zarr_0.4")
+OPERATORS = """
+def halved(values):
+    return values / 2
+"""
+
+
+@pytest.fixture
+def volume_at_zero(tmp_path):
+    """A volume that begins at 0, as those of every format may."""
+    write_volume(tmp_path / "in", np.ones((16, 32, 32), np.uint8))
+    return tmp_path / "in"
+
+
+def launch(tmp_path, volume_in, *, overwrite=False, postprocess=(), **sections):
+    values = job_values(volume_in, tmp_path / "out", **sections)
+    values["postprocess"] = list(postprocess)
+    return prepare(parse_job(values, tmp_path), overwrite=overwrite)
+
+
+def entries(tmp_path, name="out"):
+    return read_provenance(f"file://{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_output_tells_of_its_job_before_the_first_chunk(format, volume_at_zero, tmp_path):
+    job = launch(tmp_path, volume_at_zero, output={"format": format}).read_job()
+    (entry,) = entries(tmp_path)
+    assert entry["made_by"] == "beam-inference run"
+    assert entry["fingerprint"] == job.fingerprint
+    assert entry["job"]["versions"] == job.versions
+    assert entry["job"]["config"]["inference"]["blend"] == "bump"
+    assert entry["job"]["config"]["inference"]["augment"] == "none"
+    assert entry["job"]["config"]["output"]["path"] == "."
+
+
+def test_it_tells_of_every_file_with_its_hash(volume_in, tmp_path):
+    write_volume(tmp_path / "mask", np.ones((40, 70, 50), np.uint8))
+    (tmp_path / "own.py").write_text(OPERATORS)
+    launch(
+        tmp_path,
+        volume_in,
+        model=POSITION,
+        mask={"path": "mask"},
+        input={"path": str(volume_in), "mask": {"path": "mask"}},
+        postprocess=[
+            {"operator": "smooth", "sigma": [0.5, 1, 1]},
+            {"operator": "own", "function": "own.py:halved", "output_channels": 2},
+        ],
+    )
+    (entry,) = entries(tmp_path)
+    needs = {needed["key"]: (needed["name"], needed["sha256"]) for needed in entry["needs"]}
+    source = Path(str(volume_in).removeprefix("file://"))
+    assert needs == {
+        "input.path": (source.name, None),
+        "input.mask.path": ("mask", None),
+        "mask.path": ("mask", None),
+        "model.path": (TOYS.name, file_sha256(TOYS)),
+        "postprocess.1": ("own.py", file_sha256(tmp_path / "own.py")),
+    }
+    config = entry["job"]["config"]
+    assert config["mask"]["path"] == "../mask"
+    assert config["postprocess"][1]["function"] == "../own.py:halved"
+    assert entry["sources"] == [config["input"]["path"]]
+
+
+def test_it_names_neither_people_nor_credentials_nor_folders_above(volume_in, tmp_path):
+    home = tmp_path / "home" / "alice"
+    write_volume(home / "em", np.zeros((40, 70, 50), np.uint8))
+    values = job_values(
+        home / "em",
+        tmp_path / "out",
+        job={"state_path": str(tmp_path / "home/bob/state")},
+        storage={
+            "s3": {"profile": "carol", "credentials": "profile", "endpoint": "http://dave:1"},
+            "gcs": {"user_project": "erin"},
+        },
+    )
+    prepare(parse_job(values, tmp_path))
+    text = (tmp_path / "out/provenance").read_text()
+    for word in ("alice", "bob", "carol", "dave", "erin", str(tmp_path), str(tmp_path.name)):
+        assert word not in text
+    assert not re.search(rf"\b{re.escape(getpass.getuser())}\b", text)
+    (entry,) = entries(tmp_path)
+    assert entry["job"]["config"]["input"]["path"] == "…/em"
+
+
+def test_levels_are_told_as_values_and_their_file_relatively(volume_in, tmp_path):
+    from helpers import write_levels
+
+    write_levels(str(volume_in), tmp_path)
+    normalize = {"levels": "levels.json", "low": 0.1, "high": 0.9}
+    launch(tmp_path, volume_in, model={"normalize": normalize})
+    (entry,) = entries(tmp_path)
+    assert entry["job"]["requested_normalize"]["levels"] == "../levels.json"
+    assert entry["job"]["config"]["model"]["normalize"]["scale"] > 0
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_later_launch_leaves_it_as_it_is(format, volume_at_zero, tmp_path):
+    launch(tmp_path, volume_at_zero, output={"format": format})
+    before = entries(tmp_path)
+    inference = {"strategy": "exchange"}
+    launch(tmp_path, volume_at_zero, output={"format": format}, inference=inference)
+    assert entries(tmp_path) == before
+
+
+def test_an_output_without_a_record_gets_that_of_its_first_launch(volume_in, tmp_path):
+    first = launch(tmp_path, volume_in).read_job()
+    (tmp_path / "out/provenance").unlink()
+    path = tmp_path / "out/_beam_inference"
+    launch(tmp_path, volume_in)
+    (entry,) = entries(tmp_path)
+    assert entry["fingerprint"] == first.fingerprint
+    assert (path / "job.json").exists()
+
+
+def test_versions_are_those_of_the_first_launch(volume_in, tmp_path):
+    job = launch(tmp_path, volume_in).read_job()
+    (tmp_path / "out/provenance").unlink()
+    old = {**job.versions, "numpy": "1.0"}
+    record_job(job.model_copy(update={"versions": old}))
+    launch(tmp_path, volume_in)
+    assert entries(tmp_path)[0]["job"]["versions"]["numpy"] == "1.0"
+
+
+def test_overwriting_tells_of_the_new_job_alone(volume_in, tmp_path):
+    launch(tmp_path, volume_in)
+    first = entries(tmp_path)
+    job = launch(tmp_path, volume_in, inference={"blend": "constant"}, overwrite=True).read_job()
+    assert [entry["fingerprint"] for entry in entries(tmp_path)] == [job.fingerprint]
+    assert first[0]["fingerprint"] != job.fingerprint
+    launch(tmp_path, volume_in, inference={"blend": "constant"}, overwrite=True)
+    assert len(entries(tmp_path)) == 1
+
+
+def test_jobs_that_share_an_output_have_a_record_each(tmp_path):
+    write_volume(tmp_path / "in", np.zeros((32, 64, 64), np.uint8))
+    bounds = {"start": [0, 0, 0], "stop": [32, 64, 64]}
+    boxes = [{"start": [z, 0, 0], "stop": [z + 16, 64, 64]} for z in (0, 16)]
+    for number, roi in enumerate(boxes):
+        launch(
+            tmp_path,
+            tmp_path / "in",
+            roi=roi,
+            output={"bounds": bounds},
+            job={"state_path": str(tmp_path / f"state{number}")},
+        )
+    assert [entry["box"] for entry in entries(tmp_path)] == boxes
+    launch(
+        tmp_path,
+        tmp_path / "in",
+        overwrite=True,
+        roi=boxes[1],
+        output={"bounds": bounds},
+        inference={"blend": "constant"},
+        job={"state_path": str(tmp_path / "state1")},
+    )
+    told = entries(tmp_path)
+    assert [entry["box"] for entry in told] == boxes
+    assert [entry["job"]["config"]["inference"]["blend"] for entry in told] == ["bump", "constant"]
+
+
+def test_what_was_there_before_the_job_stays(volume_at_zero, tmp_path):
+    job = launch(tmp_path, volume_at_zero, output={"format": "zarr3"}).read_job()
+    url = job.config.output.path
+    made = {"made_by": "beam-inference convert", "fingerprint": "f", "sources": []}
+    part = {**made, "box": {"start": [0, 0, 0], "stop": [1000, 1000, 1000]}}
+
+    def change(content):
+        attributes = {**content["attributes"], "other": 1, "beam_inference": [part]}
+        return {**content, "attributes": attributes}
+
+    change_json(open_kvstore(url), "zarr.json", url, change)
+    launch(tmp_path, volume_at_zero, output={"format": "zarr3"}, overwrite=True)
+    assert [entry["made_by"] for entry in entries(tmp_path)] == [
+        "beam-inference convert",
+        "beam-inference run",
+    ]
+    assert json.loads((tmp_path / "out/zarr.json").read_text())["attributes"]["other"] == 1
+
+
+def test_damaged_metadata_are_told_before_anything_is_written(volume_in, tmp_path, capsys):
+    launch(tmp_path, volume_in)
+    (tmp_path / "out/provenance").write_text('{"processing": 7}')
+    job = write_job(tmp_path / "job.yaml", job_values(volume_in, tmp_path / "out"))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["run", str(job)]) == 2
+    assert "provenance cannot be understood: its processing is no list" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_commands_on_volumes_tell_what_made_theirs(format, tmp_path, capsys):
+    write_volume(tmp_path / "in", np.ones((8, 16, 16), np.uint8))
+    source = str(tmp_path / "in")
+    words = ["--format", format]
+    commands = {
+        "convert": [source, f"{tmp_path}/convert", *words],
+        "resample": [source, f"{tmp_path}/resample", "--voxel_size", "20,20,20", *words],
+        "components": [source, f"{tmp_path}/components", "--threshold", "1", *words],
+    }
+    for command, arguments in commands.items():
+        assert main([command, *arguments]) == 0
+        assert main([command, *arguments]) == 0  # goes on, and adds nothing
+        (entry,) = entries(tmp_path, command)
+        assert entry["made_by"] == f"beam-inference {command}"
+        assert entry["sources"] == ["../in"]
+        assert str(tmp_path) not in json.dumps(entry)
+        capsys.readouterr()
+        assert main(["show", f"{tmp_path}/{command}"]) == 0
+        assert f"beam-inference {command} " in capsys.readouterr().out
+    assert entries(tmp_path, "resample")[0]["how"]["orders"] == [1, 1, 1]
+    assert entries(tmp_path, "components")[0]["how"]["threshold"] == 1
+
+
+def test_a_pyramid_leaves_its_volumes_record(tmp_path):
+    for format in ("precomputed", "ome_zarr", "ome_zarr_0.4"):
+        url = write_volume(tmp_path / format, np.ones((16, 32, 32), np.uint8), format=format)
+        change_provenance(url, LOCAL, lambda _: [{"fingerprint": "f"}])
+        before = entries(tmp_path, format)
+        assert main(["pyramid", str(tmp_path / format), "--levels", "1"]) == 0
+        assert entries(tmp_path, format) == before != []
+
+
+def test_a_conflict_tells_nothing(volume_in, tmp_path):
+    launch(tmp_path, volume_in)
+    before = entries(tmp_path)
+    with pytest.raises(StateError):
+        launch(tmp_path, volume_in, inference={"blend": "constant"})
+    assert entries(tmp_path) == before
