@@ -95,6 +95,7 @@ setup(
             "ts=beam_inference.models.torchscript:LOADER",
         ],
         "beam_inference.packages": [
+            "bioimageio=beam_inference.models.bioimageio:KIND",
             "nnunet=beam_inference.models.nnunet:KIND",
         ],
         "beam_inference.formats": [

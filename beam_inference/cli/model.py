@@ -144,6 +144,7 @@ class ModelOptions(Options):
     what: str
     path: str
     folds: Sequence[int | Literal["all"]] | None
+    trust_model: bool
     json: bool
 
 
@@ -155,14 +156,18 @@ def _add_model(subparsers: Subparsers) -> None:
         "show nnUNetTrainer__nnUNetPlans__3d_fullres",
         "test nnUNetTrainer__nnUNetPlans__3d_fullres --folds 0",
         description=(
-            "Show what a packaged network is, and how a job would run it; or test it: predict an "
-            "image of random numbers, and compare with the package's own tool, if it is installed. "
-            "No code in the package is run."
+            "Show what a packaged network is, and how a job would run it; or test it: predict the "
+            "package's own example, or else an image of random numbers, compared with the "
+            "package's own tool, if it is installed. No code in the package is run, unless "
+            "--trust_model says so."
         ),
     )
     parser.add_argument("what", choices=("show", "test"), help="what to do")
     parser.add_argument("path", metavar="PATH", help="a folder or zip file, or a zip file's URL")
     _add_folds(parser)
+    parser.add_argument(
+        "--trust_model", action="store_true", help="let test run code that the package carries"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_debug(parser)
     set_action(parser, ModelOptions, model)
@@ -187,7 +192,8 @@ def _show(options: ModelOptions) -> int:
     print(recipe.title)
     unit = "mm" if recipe.has_unit else "in a unit that it does not say"
     sizes = ", ".join("any" if size is None else f"{size:g}" for size in recipe.voxel_size)
-    facts = {**recipe.facts, "voxel size": f"[{sizes}] (z, y, x), {unit}", "sha256": package.sha256}
+    size = f"[{sizes}] (z, y, x), {unit}" if any(recipe.voxel_size) else "not stated"
+    facts = {**recipe.facts, "voxel size": size, "sha256": package.sha256}
     console = table_console(100)
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -204,25 +210,21 @@ def _show(options: ModelOptions) -> int:
     console.print(keys)
     for caution in recipe.cautions:
         print(f"- {caution}")
+    if recipe.obstacle is not None:
+        print(f"A job cannot run it: {recipe.obstacle}.")
     return COMPLETE
 
 
 def _test(options: ModelOptions) -> int:
-    from beam_inference.launch.package_trial import MOST_DIFFERENCE, try_package
+    from beam_inference.launch.package_trial import try_package
 
-    result = try_package(options.path, options.folds)
+    result = try_package(options.path, options.folds, is_trusted=options.trust_model)
     if options.json:
         print(json.dumps({**asdict(result), "passed": result.is_passed}, indent=2))
         return COMPLETE if result.is_passed else FAILED
     print(
-        f"{result.title}: predicted an image of random numbers {list(result.image_shape)}; values "
-        f"from {result.lowest:.4g} to {result.highest:.4g}"
+        f"{result.title}: predicted {result.image} {list(result.image_shape)}; values from "
+        f"{result.lowest:.4g} to {result.highest:.4g}"
     )
-    if result.mean_difference is None:
-        print(f"not compared: {result.absence}")
-        return COMPLETE
-    print(
-        f"mean difference from its own tool: {result.mean_difference:.1e} of the range; at most "
-        f"{MOST_DIFFERENCE:g} is allowed"
-    )
+    print(result.comparison)
     return COMPLETE if result.is_passed else FAILED

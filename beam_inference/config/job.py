@@ -70,7 +70,7 @@ class Network(Model):
     path: Url = Field(
         description=(
             "identity, a TorchScript file (.pt, .ts), a torch.export file (.pt2), an ONNX file "
-            "(.onnx), an OpenVINO file (.xml), a results folder of nnU-Net or a zip file of one, "
+            "(.onnx), an OpenVINO file (.xml), a package (a folder or a zip file of one), "
             "package.module:factory or file.py:factory"
         )
     )

@@ -13,6 +13,7 @@ import yaml
 
 from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.job_file import parse_job_text
+from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import clean_text
 from beam_inference.launch.job_grid import (
     InputScales,
@@ -41,12 +42,14 @@ class Package:
         folds: those that the user chose.
         sha256: hash of the files that determine the network.
         recipe: how the network is run.
+        network_path: what a job names as its network; None if that is packed.
     """
 
     path: str
     folds: Folds | None
     sha256: str
     recipe: Recipe
+    network_path: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +83,14 @@ def describe_package(path: str, folds: Folds | None) -> Package:
     """
     with fetch_package(path, folds) as package:
         recipe = package.network.describe()
-        network = Network(path=str(package.path), folds=None if folds is None else list(folds))
-        return Package(path, folds, model_sha256(network), recipe)
+        file = recipe.network_file
+        local = package.path if file is None else package.root / file
+        if not isinstance(local, Path):
+            local = package.path
+        network = Network(path=str(local), folds=None if folds is None else list(folds))
+        named = path if file is None else str(local)
+        is_packed = file is not None and local == package.path
+        return Package(path, folds, model_sha256(network), recipe, None if is_packed else named)
 
 
 def make_job(package: Package, input_path: str, output_path: str, folder: Path) -> NewJob:
@@ -97,13 +106,20 @@ def make_job(package: Package, input_path: str, output_path: str, folder: Path) 
         ConfigError: the two do not go together; see :func:`choose_grid`.
         VolumeError: the volume cannot be read.
     """
+    if package.recipe.obstacle is not None:
+        raise ConfigError(f"{package.path}: a job cannot run it: {package.recipe.obstacle}")
+    if package.network_path is None:
+        raise ConfigError(
+            f"{package.path}: a job names its file {package.recipe.network_file}, which is packed: "
+            "unpack the zip file, and name the folder"
+        )
     source = open_input(input_path)
     grid = choose_grid(package.recipe, source)
     settings = [
         Setting("input.path", _path_from(folder, input_path), "the volume"),
         Setting("output.path", _path_from(folder, output_path), "the result, made at launch"),
         _format_setting(source, grid),
-        Setting("model.path", _path_from(folder, package.path), package.recipe.title),
+        Setting("model.path", _path_from(folder, package.network_path), package.recipe.title),
         Setting("model.sha256", package.sha256, "of these files; others are refused"),
         *_fold_settings(package.folds),
         *grid.settings,

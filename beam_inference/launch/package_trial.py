@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
+from beam_inference.arrays import AnyArray
+from beam_inference.config.job import Inference, Network
+from beam_inference.config.normalize import Normalize, Sections
+from beam_inference.config.operators import InstalledOperator, Operator
+from beam_inference.engines.choice import engines_to_try
+from beam_inference.engines.loading import load_predictor
+from beam_inference.engines.predictor import Predictor
+from beam_inference.environment import usable_cores
 from beam_inference.errors import ModelContractError
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import fetch_package
-from beam_inference.models.packages import Folds, NotCompared, Recipe
+from beam_inference.models.hashes import model_sha256
+from beam_inference.models.loading import as_network
+from beam_inference.models.package_files import find_file, local_file
+from beam_inference.models.packages import Folds, NotCompared, Package, Recipe, Sample
+from beam_inference.operators.level_steps import normalization_of_array
+from beam_inference.operators.levels import by_section
+from beam_inference.operators.postprocess import apply_functions, build_functions
 from beam_inference.worker.predict import predict
 
 MOST_DIFFERENCE = 2e-3
@@ -27,60 +46,172 @@ class PackageTest:
 
     Attributes:
         title: what the package is.
-        image_shape: shape (C, Z, Y, X) of the image of random numbers that was predicted.
+        image: what was predicted.
+        image_shape: its shape (C, Z, Y, X).
         lowest: the lowest value of the prediction.
         highest: the highest.
-        mean_difference: mean absolute difference from the prediction of the package's own tool, as
-            a share of its range; None if there is none to compare with.
-        absence: why there is none.
+        comparison: what it was compared with, and how far off it is, in a sentence; or why it was
+            compared with nothing.
+        difference: how far off it is, in the unit of ``limit``; None if it was compared with
+            nothing.
+        limit: the largest difference that passes.
     """
 
     title: str
+    image: str
     image_shape: tuple[int, ...]
     lowest: float
     highest: float
-    mean_difference: float | None
-    absence: str
+    comparison: str
+    difference: float | None = None
+    limit: float = 0.0
 
     @property
     def is_passed(self) -> bool:
-        """Whether the prediction does not differ from that of the package's own tool."""
-        return self.mean_difference is None or self.mean_difference <= MOST_DIFFERENCE
+        """Whether the prediction is what it should be, as far as that is known."""
+        return self.difference is None or self.difference <= self.limit
 
 
-def try_package(path: str, folds: Folds | None) -> PackageTest:
-    """Predict an image of random numbers, as this package does and as the package's own tool does.
+def try_package(path: str, folds: Folds | None, *, is_trusted: bool = False) -> PackageTest:
+    """Predict the example that a package brings, or else an image of random numbers.
+
+    The example's result is in the package. The image's is compared with the prediction of the
+    package's own tool, where that is installed.
 
     Args:
         path: a folder or zip file, a path or URL.
         folds: those that are to be used; None for those that the package's own tool takes.
+        is_trusted: whether code in the package may be run.
 
     Raises:
         ModelContractError: it cannot be read, or its network cannot be run here.
     """
     with fetch_package(path, folds) as package:
-        recipe = package.network.describe()
-        image = _make_image(recipe)
-        prediction = _predict(package.network.load(), recipe, image)
-        own = None
-        absence = ""
-        try:
-            own = package.network.predict_by_tool(image)
-        except NotCompared as error:
-            absence = str(error)
-    if own is not None and own.shape != prediction.shape:
-        raise ModelContractError(
-            f"{path}: its own tool predicts an array of shape {own.shape}, expected "
-            f"{prediction.shape}: it cannot be compared"
-        )
-    return PackageTest(
+        sample = package.network.sample()
+        if sample is not None:
+            return _try_sample(package, sample, is_trusted=is_trusted)
+        return _compare_with_tool(package, is_trusted=is_trusted)
+
+
+def _compare_with_tool(package: Package, *, is_trusted: bool) -> PackageTest:
+    recipe = package.network.describe()
+    image = _make_image(recipe)
+    prediction = _predict(package.network.load(is_trusted=is_trusted), recipe, image)
+    test = partial(
+        PackageTest,
         recipe.title,
+        "an image of random numbers",
         image.shape,
         float(prediction.min()),
         float(prediction.max()),
-        None if own is None else float(np.abs(prediction - own).mean() / np.ptp(own)),
-        absence,
     )
+    try:
+        own = package.network.predict_by_tool(image)
+    except NotCompared as error:
+        return test(f"not compared: {error}")
+    if own.shape != prediction.shape:
+        raise ModelContractError(
+            f"{package.path}: its own tool predicts an array of shape {own.shape}, expected "
+            f"{prediction.shape}: it cannot be compared"
+        )
+    difference = float(np.abs(prediction - own).mean() / np.ptp(own))
+    return test(
+        f"mean difference from its own tool: {difference:.1e} of the range; at most "
+        f"{MOST_DIFFERENCE:g} is allowed",
+        difference,
+        MOST_DIFFERENCE,
+    )
+
+
+def _try_sample(package: Package, sample: Sample, *, is_trusted: bool) -> PackageTest:
+    """Predict a package's example in one call of its network."""
+    recipe = package.network.describe()
+    prediction = _predict_whole(package, recipe, sample.image, is_trusted=is_trusted)
+    expected = sample.result.astype(np.float64)
+    if expected.shape != prediction.shape:
+        raise ModelContractError(
+            f"{package.path}: the network makes an array of shape {list(prediction.shape)} of its "
+            f"example, expected {list(expected.shape)}: it is not the network of this package"
+        )
+    difference = np.abs(prediction - expected)
+    # written so that what is no number counts as different
+    is_near = difference <= sample.absolute + sample.relative * np.abs(expected)
+    share = float(1 - is_near.mean())
+    return PackageTest(
+        recipe.title,
+        "the package's own example",
+        sample.image.shape,
+        float(prediction.min()),
+        float(prediction.max()),
+        f"largest difference from the package's own result: {difference.max():.1e}; "
+        f"{share * 1e6:.0f} of a million values differ by more than {sample.absolute:g} + "
+        f"{sample.relative:g} of the value; at most {sample.mismatches * 1e6:.0f} may",
+        share,
+        sample.mismatches,
+    )
+
+
+def _predict_whole(
+    package: Package, recipe: Recipe, image: AnyArray, *, is_trusted: bool
+) -> NDArray[np.float32]:
+    """What a job makes of an image that is one patch, the halo included."""
+    image = image.astype(np.float32)
+    with _open_predictor(package, recipe, image.shape, is_trusted=is_trusted) as predictor:
+        normalize = _NORMALIZE.validate_python(recipe.values["model.normalize"])
+        definite = normalization_of_array(normalize, image)
+        if isinstance(definite, Sections):
+            batch = by_section(image, np.arange(image.shape[1]), definite)
+        else:
+            batch = make_normalization(definite, image.dtype)(image.copy()[None])[0]
+        with predictor.device.session():
+            answer = predictor.predict(predictor.device.upload(np.ascontiguousarray(batch[None])))
+            values = np.array(predictor.device.download(answer[0])())
+    operators = _OPERATORS.validate_python(recipe.values.get("postprocess", []))
+    return apply_functions(build_functions(operators), values)
+
+
+_NORMALIZE: TypeAdapter[Normalize] = TypeAdapter(Normalize)
+_OPERATORS: TypeAdapter[list[Operator]] = TypeAdapter(list[InstalledOperator])
+
+
+@contextmanager
+def _open_predictor(
+    package: Package, recipe: Recipe, shape: Sequence[int], *, is_trusted: bool
+) -> Iterator[Predictor]:
+    """The network of a package on the CPU, for one patch of a shape (C, Z, Y, X)."""
+    values = {
+        key.removeprefix("model."): recipe.values[key]
+        for key in _MODEL_KEYS
+        if key in recipe.values
+    }
+    settings = Inference.model_validate(
+        {
+            "patch_shape": list(shape[1:]),
+            "chunk_shape": list(shape[1:]),
+            "device": "cpu",
+            "threads": usable_cores(),
+        }
+    )
+    if recipe.network_file is None:
+        model = Network.model_validate({**values, "path": str(package.path)})
+        network = as_network(package.network.load(is_trusted=is_trusted))
+        engine = settings.model_copy(update={"engine": "torch"})
+        yield load_predictor(model, engine, network=network)
+        return
+    file = find_file(package.root, recipe.network_file, "weights")
+    with local_file(file) as path:
+        model = Network.model_validate({**values, "path": str(path)})
+        model_sha256(model)  # refuses one that names other files
+        (name, *_) = engines_to_try(model, settings)
+        yield load_predictor(model, settings.model_copy(update={"engine": name}))
+
+
+_MODEL_KEYS = (
+    "model.input_channels",
+    "model.output_channels",
+    "model.activation",
+    "model.dims",
+)
 
 
 def _make_image(recipe: Recipe) -> NDArray[np.float32]:

@@ -129,7 +129,7 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
     package = package_path(model)
     if package is not None:
         with open_package(package, model.folds) as opened:
-            return LoadedNetwork(opened.network.load(), "module")
+            return as_network(opened.network.load(is_trusted=allow_pickle))
     if model.folds is not None:
         raise ModelContractError(
             f"model.folds is for packages of networks, such as nnU-Net's; model.path {model.path} "
@@ -143,8 +143,8 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
         kinds = f", or a file of an installed kind ({', '.join(others)})" if others else ""
         raise ModelContractError(
             f"model.path {model.path}: expected identity, a TorchScript file (.pt, .ts), a "
-            "torch.export file (.pt2), an ONNX file (.onnx), an OpenVINO file (.xml), a results "
-            "folder of nnU-Net, or a zip file of one, package.module:factory or "
+            "torch.export file (.pt2), an ONNX file (.onnx), an OpenVINO file (.xml), a package (a "
+            "folder or a zip file), package.module:factory or "
             f"file.py:factory{kinds}"
         )
     network = loader.load(path, allow_pickle=allow_pickle)

@@ -24,12 +24,14 @@ from beam_inference.models.nnunet_plans import (
     stored_order,
 )
 from beam_inference.models.packages import (
+    LEVELS,
     Folds,
     NotCompared,
     OwnResampling,
     PackagedNetwork,
     PackageKind,
     Recipe,
+    Sample,
     Setting,
 )
 
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from beam_inference.models.nnunet_network import TrainedModel
-
-LEVELS = "levels.json"
-"""Name of the file of levels, beside the job file."""
 
 _LEAST_STD = 1e-8
 """What nnU-Net divides by at least."""
@@ -65,13 +64,16 @@ class _ResultsFolder:
     model: TrainedModel
     folds: Folds | None
 
-    def load(self) -> torch.nn.Module:
+    def load(self, *, is_trusted: bool) -> torch.nn.Module:  # noqa: ARG002
         from beam_inference.models.nnunet_network import make_network
 
         return make_network(self.model)
 
     def describe(self) -> Recipe:
         return _describe(self.model)
+
+    def sample(self) -> Sample | None:
+        return None
 
     def predict_by_tool(self, image: NDArray[np.float32]) -> NDArray[np.float32]:
         if not isinstance(self.model.root, Path):

@@ -28,7 +28,8 @@ from beam_inference.models.nnunet_plans import (
     read_plans,
     select_configuration,
 )
-from beam_inference.models.packages import Folds, local_file
+from beam_inference.models.package_files import local_file
+from beam_inference.models.packages import Folds
 from beam_inference.models.weights import check_tensors, fit_weights, load_checkpoint
 
 _NETWORKS = ("PlainConvUNet", "ResidualEncoderUNet", "ResidualUNet")

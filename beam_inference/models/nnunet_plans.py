@@ -9,14 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveFloat, ValidationError
+from pydantic import Field, FiniteFloat, PositiveFloat
 
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_value
-from beam_inference.models.packages import Folds, list_folders, read_json
+from beam_inference.models.package_files import (
+    AnyForeign,
+    ForeignModel,
+    list_folders,
+    parse_foreign,
+    read_json,
+)
+from beam_inference.models.packages import Folds
 
 CHECKPOINT = "checkpoint_final.pth"
 """The file in each fold's folder that nnU-Net takes unless it is told otherwise."""
@@ -27,13 +34,7 @@ _MOST_INHERITED = 16
 Size = Annotated[int, Field(gt=0, le=1 << 16)]
 
 
-class _Foreign(BaseModel):
-    """Keys that are used here; others are left alone, of which nnU-Net has many."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", hide_input_in_errors=True)
-
-
-class Architecture(_Foreign):
+class Architecture(ForeignModel):
     """How a network is made: the name of a class, and its arguments.
 
     Attributes:
@@ -47,7 +48,7 @@ class Architecture(_Foreign):
     needs_import: list[str] = Field(alias="_kw_requires_import")
 
 
-class Intensities(_Foreign):
+class Intensities(ForeignModel):
     """Statistics of one channel's foreground voxels over the training data."""
 
     mean: FiniteFloat
@@ -56,7 +57,7 @@ class Intensities(_Foreign):
     percentile_99_5: FiniteFloat
 
 
-class ResamplingArguments(_Foreign):
+class ResamplingArguments(ForeignModel):
     """Arguments of the function that resamples.
 
     Attributes:
@@ -70,7 +71,7 @@ class ResamplingArguments(_Foreign):
     force_separate_z: bool | None = None
 
 
-class Configuration(_Foreign):
+class Configuration(ForeignModel):
     """One configuration of plans, such as ``3d_fullres``, with what it inherits.
 
     Attributes:
@@ -100,16 +101,16 @@ class Configuration(_Foreign):
     previous_stage: str | None = None
 
 
-class Plans(_Foreign):
+class Plans(ForeignModel):
     """The file ``plans.json``."""
 
     plans_name: str = "unknown"
-    transpose_forward: Annotated[list[int], Field(min_length=3, max_length=3)] = [0, 1, 2]
+    transpose_forward: Annotated[list[int], Field(min_length=3, max_length=3)] = Field([0, 1, 2])
     image_reader_writer: str = "unknown"
     label_manager: str = "LabelManager"
     configurations: dict[str, dict[str, Any]]
-    foreground_intensity_properties_per_channel: dict[str, Intensities] = {}
-    foreground_intensity_properties_by_modality: dict[str, Intensities] = {}
+    foreground_intensity_properties_per_channel: dict[str, Intensities] = Field({})
+    foreground_intensity_properties_by_modality: dict[str, Intensities] = Field({})
 
     @property
     def intensities(self) -> Mapping[str, Intensities]:
@@ -120,13 +121,13 @@ class Plans(_Foreign):
         )
 
 
-class Dataset(_Foreign):
+class Dataset(ForeignModel):
     """The file ``dataset.json``."""
 
     labels: dict[str, int | list[int]] = Field(min_length=2)
     regions_class_order: list[int] | None = None
-    channel_names: dict[str, str] = {}
-    modality: dict[str, str] = {}
+    channel_names: dict[str, str] = Field({})
+    modality: dict[str, str] = Field({})
     name: str = ""
     licence: str = ""
     license: str = ""
@@ -152,9 +153,6 @@ class Dataset(_Foreign):
         if self.has_regions:
             return [name for name, label in names.items() if label not in (0, [0])]
         return sorted(names, key=lambda name: _one_number(names[name]))
-
-
-ForeignFile = TypeVar("ForeignFile", bound=_Foreign)
 
 
 def is_results_folder(folder: Traversable) -> bool:
@@ -257,7 +255,7 @@ def select_configuration(plans: Plans, name: str, source: Traversable) -> Config
         following = own.get("inherits_from")
     if "architecture" not in merged:
         merged["architecture"] = _former_architecture(merged, source)
-    return _validate(merged, Configuration, source)
+    return parse_foreign(merged, Configuration, source, "nnU-Net")
 
 
 _FORMER_KEYS = (
@@ -335,16 +333,5 @@ def check_order(plans: Plans, source: Traversable) -> None:
         )
 
 
-def _read(file: Traversable, model: type[ForeignFile]) -> ForeignFile:
-    return _validate(read_json(file), model, file)
-
-
-def _validate(values: Json, model: type[ForeignFile], source: Traversable) -> ForeignFile:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise ModelContractError(
-            f"{source} is not as nnU-Net writes it: {place}: {first['msg']}"
-        ) from None
+def _read(file: Traversable, model: type[AnyForeign]) -> AnyForeign:
+    return parse_foreign(read_json(file), model, file, "nnU-Net")

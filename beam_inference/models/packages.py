@@ -8,9 +8,6 @@ says about running its network becomes keys of a job file when one is written
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,11 +16,10 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from beam_inference.config.fields import Json
-from beam_inference.config.json_text import parse_json
 from beam_inference.config.plugins import list_plugins, load_plugin
 from beam_inference.errors import ConfigError, ModelContractError
-from beam_inference.models.archive import ZIP_ERRORS, open_packed
+from beam_inference.models.archive import open_packed
+from beam_inference.models.package_files import list_folders
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,11 +29,11 @@ if TYPE_CHECKING:
 Folds = Sequence[int | Literal["all"]]
 """Numbers of the folds that a network was trained on; "all" is one that was trained on all data."""
 
+LEVELS = "levels.json"
+"""Name of the file of levels in a normalisation that needs one."""
+
 _MOST_FOLDERS = 256
 """Folders on one level that are looked into for a network."""
-
-_LARGEST_TEXT = 1 << 24
-"""Bytes of a package's largest JSON file. nnU-Net's plans have some ten thousand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +87,9 @@ class Recipe:
             way that is not known here.
         needs_levels: whether the settings name levels of the input volume.
         cautions: what its own tool does that these settings do not; sentences.
+        obstacle: why a job cannot run it, in a clause; None if it can.
+        network_file: the file in the package that a job names in its place; None if a job names the
+            package.
     """
 
     title: str
@@ -101,11 +100,32 @@ class Recipe:
     resampling: OwnResampling | None = None
     needs_levels: bool = False
     cautions: Sequence[str] = ()
+    obstacle: str | None = None
+    network_file: str | None = None
 
     @property
     def values(self) -> dict[str, Any]:
         """The settings' values by their keys."""
         return {setting.key: setting.value for setting in self.settings}
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """An example of what a network makes of an image, as its package brings it.
+
+    Attributes:
+        image: stored values (C, Z, Y, X).
+        result: what a job should make of them, (C, Z, Y, X).
+        absolute: difference that is allowed anywhere.
+        relative: and this share of the result's value.
+        mismatches: share of the values that may differ by more.
+    """
+
+    image: NDArray[Any]
+    result: NDArray[Any]
+    absolute: float
+    relative: float
+    mismatches: float
 
 
 class NotCompared(Exception):
@@ -115,8 +135,11 @@ class NotCompared(Exception):
 class PackagedNetwork(Protocol):
     """What was read of a package. Weights may still lie in its files until they are loaded."""
 
-    def load(self) -> torch.nn.Module:
-        """The network, in PyTorch, on the CPU. No code in the package is run.
+    def load(self, *, is_trusted: bool) -> torch.nn.Module:
+        """The network, in PyTorch, on the CPU.
+
+        Args:
+            is_trusted: whether code in the package may be run.
 
         Raises:
             ModelContractError: the package contradicts itself, or asks for what is not known here.
@@ -127,6 +150,13 @@ class PackagedNetwork(Protocol):
 
         Raises:
             ModelContractError: the package's own tool does what is not known here.
+        """
+
+    def sample(self) -> Sample | None:
+        """An example in the package; None if there is none.
+
+        Raises:
+            ModelContractError: it is damaged.
         """
 
     def predict_by_tool(self, image: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -266,61 +296,6 @@ def _find_roots(
                 "that holds the network"
             )
     return []
-
-
-def list_folders(folder: Traversable) -> list[Traversable]:
-    """The folders in a folder, by name.
-
-    Raises:
-        ModelContractError: it cannot be read.
-    """
-    try:
-        inner = [each for each in folder.iterdir() if each.is_dir()]
-    except OSError as error:
-        raise ModelContractError(f"cannot read the folder {folder}: {error.strerror}") from None
-    return sorted(inner, key=lambda each: each.name)
-
-
-def read_json(file: Traversable) -> Json:
-    """Read a JSON file of a package.
-
-    Raises:
-        ModelContractError: it is absent, too large, or no JSON object.
-    """
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(_LARGEST_TEXT + 1)
-    except (OSError, *ZIP_ERRORS) as error:
-        raise ModelContractError(f"cannot read {file}: {error}") from None
-    if len(text) > _LARGEST_TEXT:
-        raise ModelContractError(f"{file} is larger than {_LARGEST_TEXT:,} bytes")
-    try:
-        values = parse_json(text)
-    except ValueError as error:
-        raise ModelContractError(f"{file} is no JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ModelContractError(f"{file}: expected a JSON object, found {json.dumps(values)[:60]}")
-    return values
-
-
-@contextmanager
-def local_file(file: Traversable) -> Iterator[Path]:
-    """A file of a package as a local file, which is removed afterwards if it had to be unpacked.
-
-    Raises:
-        ModelContractError: it cannot be unpacked.
-    """
-    if isinstance(file, Path):
-        yield file
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / file.name
-        try:
-            with file.open("rb") as packed, copy.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked, 1 << 20)
-        except (OSError, *ZIP_ERRORS) as error:
-            raise ModelContractError(f"cannot unpack {file}: {error}") from None
-        yield copy
 
 
 def _installed_kinds() -> dict[str, PackageKind]:

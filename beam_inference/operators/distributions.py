@@ -12,11 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, FiniteFloat, model_validator
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen
 
 QUANTILES = (
     0.0,
     0.001,
+    0.002,
     0.005,
     0.01,
     0.02,
@@ -30,6 +32,7 @@ QUANTILES = (
     0.98,
     0.99,
     0.995,
+    0.998,
     0.999,
     1.0,
 )
@@ -106,6 +109,33 @@ class Distribution(Protocol):
 
     def upto(self, ranks: Sequence[int]) -> list[Upto]:
         """All values up to the one of each rank; 1 is the smallest."""
+
+
+class ArrayValues:
+    """The values of an array in memory, as a :class:`Distribution`."""
+
+    def __init__(self, array: AnyArray) -> None:
+        self._values = np.sort(array, axis=None)
+
+    @property
+    def number(self) -> int:
+        """How many values there are."""
+        return self._values.size
+
+    def upto(self, ranks: Sequence[int]) -> list[Upto]:
+        """All values up to the one of each rank, which ascend; 1 is the smallest."""
+        parts = []
+        count = 0
+        total = squares = Fraction(0)
+        for rank in ranks:
+            value = self._values[rank - 1]
+            end = int(np.searchsorted(self._values, value, "right"))
+            more = self._values[count:end].astype(np.float64)
+            total += Fraction(math.fsum(more.tolist()))
+            squares += Fraction(math.fsum((more * more).tolist()))
+            count = max(count, end)
+            parts.append(Upto(value.item(), count, total, squares))
+        return parts
 
 
 def ranks_of(quantiles: Sequence[float], number: int) -> list[int]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
+from beam_inference.arrays import AnyArray
 from beam_inference.config.definite import DefiniteNormalize
 from beam_inference.config.normalize import (
     LEAST_DIVISOR,
@@ -36,7 +37,12 @@ from beam_inference.config.normalize import (
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError
 from beam_inference.operators.distributions import ValueLevels
-from beam_inference.operators.levels import Levels, levels_of_volume, normalization_from_levels
+from beam_inference.operators.levels import (
+    Levels,
+    levels_of_array,
+    levels_of_volume,
+    normalization_from_levels,
+)
 from beam_inference.volumes.volume import Volume
 
 
@@ -50,10 +56,29 @@ def definite_normalization(
             only.
     """
     if isinstance(wanted, Contrast | Standard):
-        return normalization_from_levels(wanted, volume, storage)
+        levels = levels_of_volume(volume, wanted.levels, storage)
+        return normalization_from_levels(wanted, levels)
     if isinstance(wanted, tuple):
         load = cache(lambda url: _levels_of_channels(volume, url, storage))
         return definite_steps(wanted, volume.channels, load)
+    return wanted
+
+
+def normalization_of_array(wanted: Normalize, array: AnyArray) -> DefiniteNormalize:
+    """Make a normalisation of numbers, of an array's own levels where it names levels files.
+
+    Args:
+        wanted: the normalisation.
+        array: finite numbers (C, Z, Y, X).
+
+    Raises:
+        ConfigError: the array is one value only.
+    """
+    if isinstance(wanted, Contrast | Standard):
+        return normalization_from_levels(wanted, levels_of_array(array))
+    if isinstance(wanted, tuple):
+        load = cache(lambda _: levels_of_array(array))
+        return definite_steps(wanted, len(array), load)
     return wanted
 
 

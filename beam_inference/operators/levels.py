@@ -20,7 +20,12 @@ from beam_inference.config.normalize import Affine, Contrast, Sections, Standard
 from beam_inference.config.storage import Storage
 from beam_inference.errors import ConfigError, VolumeError
 from beam_inference.geometry.bounding_box import BoundingBox
-from beam_inference.operators.distributions import ValueLevels
+from beam_inference.operators.distributions import (
+    QUANTILES,
+    ArrayValues,
+    ValueLevels,
+    describe_values,
+)
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
@@ -118,16 +123,12 @@ def load_levels(url: str, storage: Storage, key: str = "model.normalize.levels")
         ) from None
 
 
-def normalization_from_levels(
-    wanted: Contrast | Standard, volume: Volume, storage: Storage
-) -> Affine | Sections:
+def normalization_from_levels(wanted: Contrast | Standard, levels: Levels) -> Affine | Sections:
     """Make a normalisation of a volume's levels.
 
     Raises:
-        ConfigError: the levels are of another volume, do not hold what is wanted for, or are one
-            value only.
+        ConfigError: the levels do not hold what is wanted, or are one value only.
     """
-    levels = levels_of_volume(volume, wanted.levels, storage)
     return _contrast(wanted, levels) if isinstance(wanted, Contrast) else _standard(wanted, levels)
 
 
@@ -150,6 +151,28 @@ def levels_of_volume(volume: Volume, url: str, storage: Storage) -> Levels:
     if levels.input not in (volume.url, ""):
         logger.warning("%s was made of %s, the input is %s", url, levels.input, volume.url)
     return levels
+
+
+def levels_of_array(array: AnyArray) -> Levels:
+    """The levels of an array in memory.
+
+    Args:
+        array: finite numbers (C, Z, Y, X).
+    """
+    sections = [np.asarray(array[:, z], np.float64) for z in range(array.shape[1])]
+    whole = describe_values(ArrayValues(array))
+    return Levels(
+        input="",
+        dtype=array.dtype.name,
+        start=0,
+        quantiles=list(QUANTILES),
+        volume=whole.values,
+        sections=None,
+        mean=whole.mean,
+        std=whole.std,
+        section_moments=[(float(each.mean()), float(each.std())) for each in sections],
+        channels=[describe_values(ArrayValues(channel)) for channel in array],
+    )
 
 
 def _contrast(wanted: Contrast, levels: Levels) -> Affine | Sections:

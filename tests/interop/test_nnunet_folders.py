@@ -278,5 +278,5 @@ def test_model_test_compares_with_nnunet_itself(tmp_path):
     done = model_test(tmp_path / "model", "--json")
     assert done.returncode == 0, done.stderr[-2000:]
     values = json.loads(done.stdout[done.stdout.index("{\n") :])
-    assert values["mean_difference"] <= 2e-3
+    assert values["difference"] <= 2e-3
     assert values["passed"]

@@ -14,7 +14,8 @@ from beam_inference.config.job import Network
 from beam_inference.errors import ModelContractError
 from beam_inference.models.hashes import NetworkFiles, model_sha256
 from beam_inference.models.loading import load_network
-from beam_inference.models.packages import local_file, open_package, read_json
+from beam_inference.models.package_files import local_file, read_json
+from beam_inference.models.packages import open_package
 
 pytest.importorskip("dynamic_network_architectures")
 

@@ -14,6 +14,7 @@ from beam_inference.config.job import Network
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError
 from beam_inference.launch.job_files import load_job
+from beam_inference.operators.distributions import QUANTILES
 from beam_inference.operators.level_steps import definite_steps
 from beam_inference.operators.levels import Levels
 from beam_inference.operators.normalize_steps import StepwiseNormalization
@@ -229,8 +230,11 @@ def test_predict_takes_steps_of_patches_but_none_of_levels(made):
         ({"number": 10**400}, "has written: "),
         ({"std": -1}, "has written: Input should be greater than or equal to 0"),
         ({"mean": float("nan")}, "has written: Input should be a finite number"),
-        ({"upto": [[1, 1e300, 1e308]] * 17, "mean": -1e308}, "holds sums that are too large"),
-        ({"values": list(range(17, 0, -1))}, "its values at quantiles do not ascend"),
+        (
+            {"upto": [[1, 1e300, 1e308]] * len(QUANTILES), "mean": -1e308},
+            "holds sums that are too large",
+        ),
+        ({"values": list(range(len(QUANTILES), 0, -1))}, "its values at quantiles do not ascend"),
     ],
     ids=str,
 )

@@ -271,9 +271,9 @@ def test_a_flat_volume_has_no_contrast_but_flat_sections_are_zero(tmp_path):
 
     def found(**form):
         values = job_values(url, "out", model={"normalize": {"levels": "levels.json", **form}})
-        return levels.normalization_from_levels(
-            parse_job(values, tmp_path).model.normalize, open_volume(url), Storage()
-        )
+        wanted = parse_job(values, tmp_path).model.normalize
+        of_volume = levels.levels_of_volume(open_volume(url), wanted.levels, Storage())
+        return levels.normalization_from_levels(wanted, of_volume)
 
     with pytest.raises(ConfigError, match="one value at both quantiles, 7"):
         found()

@@ -1,0 +1,141 @@
+"""bioimage.io packages in both formats, with a small network of random weights."""
+
+import hashlib
+import warnings
+
+import numpy as np
+import torch
+import yaml
+
+HALO = 4
+"""More than the receptive radius of the network, which is 2."""
+
+
+def make_network(dims=2, channels=1):
+    """Two convolutions."""
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d if dims == 2 else torch.nn.Conv3d
+    return torch.nn.Sequential(
+        conv(channels, 4, 3, padding=1), torch.nn.ReLU(), conv(4, 2, 3, padding=1)
+    ).eval()
+
+
+def space(dims):
+    """Names of the axes of space."""
+    return "zyx"[3 - dims :]
+
+
+def described(dims=2, preprocessing=(), postprocessing=(), channels=1, **changes):
+    """A description in format 0.5."""
+    names = [f"c{number}" for number in range(channels)]
+    sizes = {"min": 16, "step": 8}
+    return {
+        "format_version": "0.5.4",
+        "type": "model",
+        "name": "Two convolutions",
+        "license": "MIT",
+        "inputs": [
+            {
+                "id": "raw",
+                "axes": [
+                    {"type": "batch"},
+                    {"type": "channel", "channel_names": names},
+                    *({"type": "space", "id": axis, "size": sizes} for axis in space(dims)),
+                ],
+                "test_tensor": {"source": "test_input.npy"},
+                "preprocessing": list(preprocessing),
+            }
+        ],
+        "outputs": [
+            {
+                "id": "answer",
+                "axes": [
+                    {"type": "batch"},
+                    {"type": "channel", "channel_names": ["a", "b"]},
+                    *(
+                        {
+                            "type": "space",
+                            "id": axis,
+                            "halo": HALO,
+                            "size": {"tensor_id": "raw", "axis_id": axis},
+                        }
+                        for axis in space(dims)
+                    ),
+                ],
+                "test_tensor": {"source": "test_output.npy"},
+                "postprocessing": list(postprocessing),
+            }
+        ],
+        "weights": {"torchscript": {"source": "weights.pt"}},
+    } | changes
+
+
+def described_04(dims=2, preprocessing=(), postprocessing=(), **changes):
+    """A description in format 0.4."""
+    axes = f"bc{space(dims)}"
+    return {
+        "format_version": "0.4.9",
+        "type": "model",
+        "name": "Two convolutions",
+        "license": "MIT",
+        "inputs": [
+            {
+                "name": "raw",
+                "axes": axes,
+                "shape": {"min": [1, 1, *[16] * dims], "step": [0, 0, *[8] * dims]},
+                "preprocessing": list(preprocessing),
+            }
+        ],
+        "outputs": [
+            {
+                "name": "answer",
+                "axes": axes,
+                "shape": {
+                    "reference_tensor": "raw",
+                    "scale": [1.0, 0.0, *[1.0] * dims],
+                    "offset": [0.0, 1.0, *[0.0] * dims],
+                },
+                "halo": [0, 0, *[HALO] * dims],
+                "postprocessing": list(postprocessing),
+            }
+        ],
+        "test_inputs": ["test_input.npy"],
+        "test_outputs": ["test_output.npy"],
+        "weights": {"torchscript": {"source": "weights.pt"}},
+    } | changes
+
+
+def make_package(folder, content=None, *, dims=2, before=None, after=None, channels=1):
+    """Write a package, and return its folder.
+
+    Args:
+        folder: where.
+        content: the description; by default one of format 0.5.
+        dims: of the network.
+        before: what is done to the example before the network sees it.
+        after: what is done to the network's answer.
+        channels: of the input.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    network = make_network(dims, channels)
+    shape = (1, channels, *[24] * dims)
+    image = np.random.default_rng(0).integers(0, 255, shape).astype(np.float32)
+    given = image if before is None else before(image)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that TorchScript is an old form
+        answer = network(torch.from_numpy(given.astype(np.float32))).numpy()
+        torch.jit.save(torch.jit.script(network), folder / "weights.pt")
+    np.save(folder / "test_input.npy", image)
+    np.save(folder / "test_output.npy", answer if after is None else after(answer))
+    write_description(folder, content or described(dims, channels=channels))
+    return folder
+
+
+def write_description(folder, content):
+    """Write a package's description."""
+    (folder / "bioimageio.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def sha256(path):
+    """Hash of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
