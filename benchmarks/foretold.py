@@ -36,6 +36,7 @@ from beam_inference.launch.engine_trial import try_network_here
 from beam_inference.launch.planned_job import plan_job
 from beam_inference.launch.run_job import run_job
 from beam_inference.launch.simulation import Workload, simulate_many
+from beam_inference.models.trust import Trust
 from beam_inference.volumes.outputs import create_output
 from benchmarks.bench import worker_figures
 from benchmarks.latency import LATENCY_SECONDS, server
@@ -121,7 +122,7 @@ def seconds(folder: Path, repeats: int) -> Iterator[dict[str, Any]]:
                 folder,
             )
             job = plan_job(config)
-            trial = try_network_here(job, THIS_PROCESS, allow_pickle=False)
+            trial = try_network_here(job, THIS_PROCESS, trust=Trust.NOTHING)
             whole = job_totals(job, batch_size=trial.needs.batch_size)
             foretold = chunk_seconds(calibrate(job, trial), whole) * whole.chunks
             outcome = run_job(config)

@@ -131,6 +131,42 @@ def make_package(folder, content=None, *, dims=2, before=None, after=None, chann
     return folder
 
 
+SOURCE = """\
+import pathlib
+import torch
+
+pathlib.Path({planted!r}).write_text("run")
+
+
+def make(channels):
+    return torch.nn.Conv2d(channels, 2, 1)
+"""
+
+
+def make_source_package(folder, planted, **changes):
+    """Write a package whose network is made by Python source, which writes a file when it runs.
+
+    Args:
+        folder: where.
+        planted: the file.
+        changes: of what describes the architecture.
+    """
+    make_package(folder)
+    (folder / "network.py").write_text(SOURCE.format(planted=str(planted)))
+    network = torch.nn.Conv2d(1, 2, 1)
+    torch.save(network.state_dict(), folder / "state.pt")
+    image = np.load(folder / "test_input.npy")
+    with torch.no_grad():
+        np.save(folder / "test_output.npy", network(torch.from_numpy(image)).numpy())
+    architecture = {"source": "network.py", "callable": "make", "kwargs": {"channels": 1}}
+    weights = {"source": "state.pt", "architecture": architecture | changes}
+    content = described(weights={"pytorch_state_dict": weights})
+    for axis in content["inputs"][0]["axes"][2:]:
+        axis["size"] = 24
+    write_description(folder, content)
+    return folder
+
+
 def write_description(folder, content):
     """Write a package's description."""
     (folder / "bioimageio.yaml").write_text(yaml.safe_dump(content, sort_keys=False))

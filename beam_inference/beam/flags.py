@@ -59,6 +59,7 @@ _OWN_FLAGS = (
     "--chunks",
     "--overwrite",
     "--allow_pickle",
+    "--trust_model",
     "--log_format",
     "--debug",
     "--gpu",

@@ -44,6 +44,7 @@ _FIELDS = {
     "seed": _Field("Seed of the sample", "NUMBER", "^[0-9]+$"),
     "overwrite": _Field("Overwrite", "BOOLEAN"),
     "allow_pickle": _Field("Allow pickle", "BOOLEAN"),
+    "trust_model": _Field("Trust the model", "BOOLEAN"),
     "log_format": _Field("Log format", "ENUM"),
     "gpu": _Field("GPU", "ENUM"),
     "gpu_count": _Field("GPUs per worker", "NUMBER", "^[1-9][0-9]*$"),

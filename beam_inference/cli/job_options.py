@@ -10,10 +10,45 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from beam_inference.cli.command import Options, add_logging
+from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
     from beam_inference.launch.launched_job import LaunchedJob
+
+
+@dataclass(frozen=True)
+class TrustOptions(Options):
+    """Options of every command that loads a network.
+
+    Attributes:
+        allow_pickle: whether code in pickled files may run.
+        trust_model: whether all code that the network's files carry may run.
+    """
+
+    allow_pickle: bool
+    trust_model: bool
+
+    @property
+    def trust(self) -> Trust:
+        """Which code that the network's files carry may run."""
+        return Trust.of_flags(allow_pickle=self.allow_pickle, trust_model=self.trust_model)
+
+
+def add_trust(parser: argparse.ArgumentParser, rest: str = "") -> None:
+    """Add the flags that let code of a network's files run; ``rest`` ends their help."""
+    parser.add_argument(
+        "--allow_pickle",
+        "--allow-pickle",
+        action="store_true",
+        help=f"load model files that can execute code they carry{rest}",
+    )
+    parser.add_argument(
+        "--trust_model",
+        "--trust-model",
+        action="store_true",
+        help=f"the same, and run Python source in packages of networks{rest}",
+    )
 
 
 @dataclass(frozen=True)

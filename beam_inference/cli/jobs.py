@@ -9,7 +9,13 @@ from dataclasses import dataclass
 
 from beam_inference.cli.argument_types import seed, share
 from beam_inference.cli.command import Subparsers, add_command, set_action
-from beam_inference.cli.job_options import JobOptions, add_job, load_launched_job
+from beam_inference.cli.job_options import (
+    JobOptions,
+    TrustOptions,
+    add_job,
+    add_trust,
+    load_launched_job,
+)
 from beam_inference.errors import COMPLETE, FAILED, ConfigError
 
 WATCH_SECONDS = 5.0
@@ -25,13 +31,12 @@ class StatusOptions(JobOptions):
 
 
 @dataclass(frozen=True)
-class VerifyOptions(JobOptions):
+class VerifyOptions(JobOptions, TrustOptions):
     """Options of ``verify``."""
 
     deep: bool
     recompute: float | None
     seed: int | None
-    allow_pickle: bool
     json: bool
 
 
@@ -96,12 +101,7 @@ def _add_verify(subparsers: Subparsers) -> None:
         metavar="N",
         help="seed of the draw of --recompute, as printed before (default: a new one)",
     )
-    parser.add_argument(
-        "--allow_pickle",
-        "--allow-pickle",
-        action="store_true",
-        help="as for run; for --recompute only",
-    )
+    add_trust(parser, "; for --recompute only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     set_action(parser, VerifyOptions, verify)
 
@@ -166,15 +166,17 @@ def verify(options: VerifyOptions) -> int:
         verification_values,
     )
 
-    if options.recompute is None and (options.seed is not None or options.allow_pickle):
-        raise ConfigError("--seed and --allow_pickle belong to --recompute: give it a share, too")
+    if options.recompute is None and (options.seed is not None or options.trust):
+        raise ConfigError(
+            "--seed, --allow_pickle and --trust_model belong to --recompute: give it a share, too"
+        )
     launched = load_launched_job(options, "nothing to verify")
     with Console(stderr=True).status("verifying") as line:
         report = launched.verify(
             deep=options.deep,
             recompute=options.recompute,
             seed=options.seed,
-            allow_pickle=options.allow_pickle,
+            trust=options.trust,
             progress=lambda done: line.update(f"verifying: {done:,} chunks checked"),
         )
     pyramid = launched.pyramid_status()

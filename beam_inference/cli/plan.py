@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 from beam_inference.cli.argument_types import gib, positive, price
 from beam_inference.cli.command import Subparsers, add_command, set_action
-from beam_inference.cli.job_options import JobOptions, add_job
+from beam_inference.cli.job_options import JobOptions, TrustOptions, add_job, add_trust
 from beam_inference.errors import COMPLETE, ConfigError
 
 if TYPE_CHECKING:
@@ -19,14 +19,13 @@ CHUNK_TIME_VARIATION = 0.3
 
 
 @dataclass(frozen=True)
-class PlanOptions(JobOptions):
+class PlanOptions(JobOptions, TrustOptions):
     """Options of ``plan``."""
 
     suggest: bool
     calibrate: bool
     prices: str | None
     worker_price: float | None
-    allow_pickle: bool
     json: bool
     workers: int
     worker_memory: float
@@ -66,9 +65,7 @@ def add(subparsers: Subparsers) -> None:
         metavar="P",
         help="price of one hour of one worker; overrides the one in --prices",
     )
-    parser.add_argument(
-        "--allow_pickle", action="store_true", help="as for run; for --calibrate only"
-    )
+    add_trust(parser, "; for --calibrate only")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
         "--workers",
@@ -122,7 +119,7 @@ def _suggest(job: PlannedJob, options: PlanOptions) -> int:
 
     needs = job.default_needs
     if options.calibrate:
-        needs = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle).needs
+        needs = try_network_here(job, THIS_PROCESS, trust=options.trust).needs
     memory = round(options.worker_memory * 2**30)
     plans = {
         strategy: best_plan_for(job, strategy, THIS_PROCESS, memory, options.workers, needs)
@@ -155,7 +152,7 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     prices = Prices() if options.prices is None else load_prices(options.prices)
     if options.worker_price is not None:
         prices = prices.model_copy(update={"worker_hour": options.worker_price})
-    trial = try_network_here(job, THIS_PROCESS, allow_pickle=options.allow_pickle)
+    trial = try_network_here(job, THIS_PROCESS, trust=options.trust)
     pyramid = plan_output_pyramid(job)
     measured = calibrate(job, trial)
     whole = add_pyramid(job_totals(job, batch_size=trial.needs.batch_size), pyramid)

@@ -27,21 +27,20 @@ from beam_inference.cli.command import (
     add_logging,
     set_action,
 )
-from beam_inference.cli.job_options import JobOptions, add_overrides
+from beam_inference.cli.job_options import JobOptions, TrustOptions, add_overrides, add_trust
 from beam_inference.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class RunOptions(JobOptions, PipelineOptions):
+class RunOptions(JobOptions, PipelineOptions, TrustOptions):
     """Options of ``run``."""
 
     chunks: str | None
     sample: float | None
     seed: int
     overwrite: bool
-    allow_pickle: bool
     gpus: GpuOptions | None
     log_format: str
     json: bool
@@ -119,11 +118,7 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete an earlier launch's state, and do every chunk again",
     )
-    parser.add_argument(
-        "--allow_pickle",
-        action="store_true",
-        help="load model files that can execute code they carry",
-    )
+    add_trust(parser)
     add_gpu_flags(parser)
     add_logging(parser)
 
@@ -175,7 +170,7 @@ def run(options: RunOptions) -> int:
             chunks_file=options.chunks,
             sample=None if options.sample is None else (options.sample, options.seed),
             overwrite=options.overwrite,
-            allow_pickle=options.allow_pickle,
+            trust=options.trust,
         )
     # the exit code says how the job went, even if nobody reads the summary any more
     with suppress(BrokenPipeError):

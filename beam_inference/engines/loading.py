@@ -37,6 +37,7 @@ from beam_inference.geometry.bounding_box import grown_shape
 from beam_inference.models.hashes import NetworkFiles, file_states
 from beam_inference.models.loading import LoadedNetwork, load_network, suffix_of
 from beam_inference.models.local_files import existing_file
+from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,7 @@ def load_predictor(
     model: Network,
     inference: Inference,
     *,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
     network: LoadedNetwork | None = None,
     quantized: bytes | None = None,
 ) -> Predictor:
@@ -56,7 +57,7 @@ def load_predictor(
     Args:
         model: the job's section, its files local.
         inference: the job's section; device and engine must not be left to choose.
-        allow_pickle: whether files may be loaded in ways that run code which they carry.
+        trust: which code that the network's files carry may run.
         network: the network itself, which is changed; by default ``model.path`` is loaded.
         quantized: in precision int8, what :func:`quantize_network` has made of it at the job's
             first launch.
@@ -69,7 +70,7 @@ def load_predictor(
     if network is None and model.path == "identity":
         predictor = identity_predictor(model.activation)
     else:
-        predictor = _load(model, inference, allow_pickle, network, quantized)
+        predictor = _load(model, inference, trust, network, quantized)
     if model.output_scale != (1, 1, 1):
         scaled = scale_output(predictor.predict, predictor.device, model.output_scale)
         predictor = replace(predictor, predict=scaled)
@@ -91,7 +92,7 @@ def quantize_network(
     inference: Inference,
     samples: Sequence[NDArray[np.float32]],
     *,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
 ) -> bytes:
     """Make a network of integers of a job's network, for precision int8.
 
@@ -100,7 +101,7 @@ def quantize_network(
         inference: the job's section; device and engine must not be left to choose.
         samples: inputs of the network, normalised: (C, Z, Y, X), the crop margin included. What it
             computes of them decides how values become integers.
-        allow_pickle: as for :func:`load_predictor`.
+        trust: as for :func:`load_predictor`.
 
     Raises:
         UserError: as for :func:`load_predictor`.
@@ -112,8 +113,8 @@ def quantize_network(
             "precision: float32"
         )
     engine_description(model, inference)  # is it there?
-    files = None if allow_pickle else NetworkFiles.of(model)
-    source = _source(engine, model, inference, allow_pickle)
+    files = None if trust else NetworkFiles.of(model)
+    source = _source(engine, model, inference, trust)
     one_patch = inference.model_copy(update={"batch_size": 1, "precision": "float32"})
     request = _request(source, model, one_patch)
     request = replace(request, keep=_keeper(engine, request, files))
@@ -121,7 +122,7 @@ def quantize_network(
 
 
 def load_reference(
-    model: Network, inference: Inference, *, allow_pickle: bool = False
+    model: Network, inference: Inference, *, trust: Trust = Trust.NOTHING
 ) -> Predictor | None:
     """Load the same network in PyTorch, in float32, to compare another engine or precision with.
 
@@ -143,7 +144,7 @@ def load_reference(
         if inference.precision != "int8":
             return None
         plain = inference.model_copy(update={"precision": "float32"})
-    return load_predictor(model, plain, allow_pickle=allow_pickle)
+    return load_predictor(model, plain, trust=trust)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class _Source:
 def _load(
     model: Network,
     inference: Inference,
-    allow_pickle: bool,
+    trust: Trust,
     network: LoadedNetwork | None,
     quantized: bytes | None,
 ) -> Predictor:
@@ -185,8 +186,8 @@ def _load(
     if engine.arrays == "torch" or engine.networks == "torch":
         _check_torch(model)
     if network is None:
-        files = None if allow_pickle else NetworkFiles.of(model)
-        source = replace(_source(engine, model, inference, allow_pickle), files=files)
+        files = None if trust else NetworkFiles.of(model)
+        source = replace(_source(engine, model, inference, trust), files=files)
     else:
         _check_runs(engine, network, model)
         source = _prepare_source(engine, network, model, inference)
@@ -233,7 +234,7 @@ def _device(engine: Engine, inference: Inference) -> str:
     return str(torch_device(inference))
 
 
-def _source(engine: Engine, model: Network, inference: Inference, allow_pickle: bool) -> _Source:
+def _source(engine: Engine, model: Network, inference: Inference, trust: Trust) -> _Source:
     device = _device(engine, inference)
     if suffix_of(model) in engine.suffixes:
         if model.batch_norm == "batch":
@@ -242,13 +243,13 @@ def _source(engine: Engine, model: Network, inference: Inference, allow_pickle: 
                 "model.batch_norm: batch. Remove that."
             )
         return _Source(existing_file(model.path, "model.path"), "module", device)
-    loaded = load_network(model, allow_pickle=allow_pickle)
+    loaded = load_network(model, trust=trust)
     _check_runs(engine, loaded, model)
     if loaded.kind == "function":
         return _prepare_source(engine, loaded, model, inference)
     from beam_inference.engines.torch_network import parameters_hash
 
-    parameters = parameters_hash(loaded, model, allow_pickle=allow_pickle)
+    parameters = parameters_hash(loaded, model, trust=trust)
     source = _prepare_source(engine, loaded, model, inference)
     return replace(source, parameters=parameters)
 

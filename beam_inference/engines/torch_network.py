@@ -17,6 +17,7 @@ from beam_inference.models.exported_calls import guard_calls
 from beam_inference.models.exported_state import check_stateless
 from beam_inference.models.loading import LoadedNetwork, load_network
 from beam_inference.models.pickles import first_line
+from beam_inference.models.trust import Trust
 
 
 def torch_device(inference: Inference) -> torch.device:
@@ -90,7 +91,7 @@ def _check_dtypes(network: torch.nn.Module, model: Network, device: str) -> None
             )
 
 
-def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool) -> str | None:
+def parameters_hash(loaded: LoadedNetwork, model: Network, *, trust: Trust) -> str | None:
     """Hash a network's parameters where no file of weights stands for them; else None.
 
     Raises:
@@ -103,7 +104,7 @@ def parameters_hash(loaded: LoadedNetwork, model: Network, *, allow_pickle: bool
     if is_stated and not _unsaved_buffers(loaded.network):
         return None
     parameters = parameters_sha256(loaded.network)
-    again = load_network(model, allow_pickle=allow_pickle)
+    again = load_network(model, trust=trust)
     if parameters != parameters_sha256(again.network):
         raise ModelContractError(
             f"model.path {model.path} makes a network with other parameters at every call "

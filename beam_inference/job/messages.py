@@ -13,6 +13,7 @@ import beam_inference
 from beam_inference.errors import Stage, WorkerFault
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
+from beam_inference.models.trust import Trust
 
 Outcome = Literal["done", "skipped", "quarantined", "summed", "left"]
 
@@ -31,7 +32,7 @@ class Launch:
         state_url: the state folder.
         id: name of this launch.
         honour_receipts: skip chunks that have a receipt, also in a replayed bundle.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         threads_per_process: harness threads that share a worker.
         io_depth: most chunks that a run reads ahead, and most that it is writing.
         contract_checked: whether the launcher has run the network; if not, each worker does first.
@@ -44,7 +45,7 @@ class Launch:
     state_url: str
     id: str
     honour_receipts: bool
-    allow_pickle: bool
+    trust: Trust
     threads_per_process: int
     contract_checked: bool
     chunks_file: str | None = None

@@ -34,6 +34,7 @@ from beam_inference.launch.decide import batch_size_request, engine_request
 from beam_inference.launch.memory import check_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
 from beam_inference.models.fetch import local_model
+from beam_inference.models.trust import Trust
 from beam_inference.worker.trial import (
     calibration_samples,
     largest_prediction,
@@ -80,7 +81,7 @@ def try_network_here(
     job: PlannedJob,
     place: Place,
     *,
-    allow_pickle: bool,
+    trust: Trust,
     earlier: ResolvedJob | None = None,
     model: Network | None = None,
     quantized: bytes | None = None,
@@ -90,7 +91,7 @@ def try_network_here(
     Args:
         job: the job; its device is in its settings.
         place: where the workers run.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         earlier: the job as its first launch resolved it: its choices are kept.
         model: the job's network with its files on this machine; None to fetch them.
         quantized: in precision int8, the network of integers that the first launch has made; None
@@ -102,7 +103,7 @@ def try_network_here(
     model = model or local_model(job.config.model, job.config.storage)
     engine, memory_format = engine_request(job.config, earlier)
     batch_size = batch_size_request(job.config, earlier)
-    trier = _Trier(job, place, model, allow_pickle, quantized)
+    trier = _Trier(job, place, model, trust, quantized)
     if engine == "fastest":
         engine, memory_format = trier.find_fastest_engine(batch_size)
     engines = engines_to_try(model, open_inference(job, engine))
@@ -193,7 +194,7 @@ class _Trier:
     job: PlannedJob
     place: Place
     model: Network
-    allow_pickle: bool
+    trust: Trust
     quantized: bytes | None
 
     def try_engine(self, engine: str, memory_format: str, batch_size: BatchSize) -> NetworkTrial:
@@ -293,14 +294,12 @@ class _Trier:
             return self.quantized
         samples = calibration_samples(config, self.job.input, self.job.plan)
         logger.info("precision: int8 is calibrated on %d patches of the input", len(samples))
-        return quantize_network(
-            self.model, config.inference, samples, allow_pickle=self.allow_pickle
-        )
+        return quantize_network(self.model, config.inference, samples, trust=self.trust)
 
     def _compare_speed(self, config: DefiniteConfig, predictor: Predictor) -> None:
         """Tell how much time integers save here, and warn where they save none."""
         inference = config.inference.model_copy(update={"precision": "float32"})
-        plain = load_predictor(self.model, inference, allow_pickle=self.allow_pickle)
+        plain = load_predictor(self.model, inference, trust=self.trust)
         patch = patch_to_try(config, self.job.input, self.job.plan)
         normalize = make_normalization(config.model.normalize, self.job.input.values_dtype)
         size = config.inference.patches_per_call
@@ -320,10 +319,8 @@ class _Trier:
         self, config: DefiniteConfig, quantized: bytes | None = None
     ) -> tuple[Predictor, Predictor | None]:
         inference = config.inference
-        predictor = load_predictor(
-            self.model, inference, allow_pickle=self.allow_pickle, quantized=quantized
-        )
-        return predictor, load_reference(self.model, inference, allow_pickle=self.allow_pickle)
+        predictor = load_predictor(self.model, inference, trust=self.trust, quantized=quantized)
+        return predictor, load_reference(self.model, inference, trust=self.trust)
 
     def _run(
         self, config: DefiniteConfig, predictor: Predictor, reference: Predictor | None

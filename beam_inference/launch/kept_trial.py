@@ -46,6 +46,7 @@ from beam_inference.launch.engine_trial import (
 from beam_inference.launch.planned_job import PlannedJob
 from beam_inference.models.hashes import NetworkFiles, model_sha256
 from beam_inference.models.loading import suffix_of
+from beam_inference.models.trust import Trust
 from beam_inference.worker.trial import boxes_to_try
 
 logger = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ def find_out_about_network(
     place: Place,
     model: Network,
     *,
-    allow_pickle: bool,
+    trust: Trust,
     earlier: ResolvedJob | None,
     needs_bound: bool,
     quantized: bytes | None = None,
@@ -122,7 +123,7 @@ def find_out_about_network(
         job: the job; its device is in its settings.
         place: where the workers run.
         model: the job's network with its files on this machine.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         earlier: the job as its first launch resolved it: its choices are kept.
         needs_bound: whether the prediction bound is to be found.
         quantized: in precision int8, the network of integers that the first launch has made.
@@ -130,7 +131,7 @@ def find_out_about_network(
     Raises:
         UserError: the network does not answer as the job says, or its files were changed meanwhile.
     """
-    files = None if allow_pickle else NetworkFiles.of(model)
+    files = None if trust else NetworkFiles.of(model)
     sha256 = model_sha256(model) if files is None else files.sha256
     engine, memory_format = engine_request(job.config, earlier)
     request = _Request(engine, memory_format, batch_size_request(job.config, earlier), needs_bound)
@@ -146,7 +147,7 @@ def find_out_about_network(
         trial = try_network_here(
             job,
             place,
-            allow_pickle=allow_pickle,
+            trust=trust,
             earlier=earlier,
             model=model,
             quantized=quantized,

@@ -19,6 +19,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State, default_state_url
 from beam_inference.job.status import JobStatus, job_status
 from beam_inference.job.verification import VerifyReport
+from beam_inference.models.trust import Trust
 
 if TYPE_CHECKING:
     from beam_inference.launch.output_pyramid import PyramidStatus
@@ -62,7 +63,7 @@ class LaunchedJob:
         deep: bool = False,
         recompute: float | None = None,
         seed: int | None = None,
-        allow_pickle: bool = False,
+        trust: Trust = Trust.NOTHING,
         progress: Callable[[int], None] | None = None,
     ) -> VerifyReport:
         """Compare the job's receipts with its plan.
@@ -72,7 +73,7 @@ class LaunchedJob:
             recompute: share of the chunks that are computed again from the input, drawn at random,
                 and compared with the output; None for none.
             seed: seed of the draw; None for a new one.
-            allow_pickle: load models that can execute code, to compute chunks again.
+            trust: which code that the network's files carry may run, to compute chunks again.
             progress: is called with the number of chunks looked at so far.
 
         Raises:
@@ -88,7 +89,7 @@ class LaunchedJob:
                 self.state,
                 recompute,
                 seed=seed,
-                allow_pickle=allow_pickle,
+                trust=trust,
                 progress=progress,
             )
         output = self.open_output("nothing to verify") if deep else None
@@ -182,7 +183,7 @@ def verify(
     deep: bool = False,
     recompute: float | None = None,
     seed: int | None = None,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Check whether the job that was launched with a job file is complete, without its pyramid.
@@ -193,7 +194,7 @@ def verify(
         recompute: share of the chunks that are computed again from the input, drawn at random, and
             compared with the output bit by bit; None for none.
         seed: seed of the draw; None for a new one, which the report has.
-        allow_pickle: load models that can execute code, to compute chunks again.
+        trust: which code that the network's files carry may run, to compute chunks again.
         progress: is called with the number of chunks looked at so far.
 
     Raises:
@@ -202,5 +203,5 @@ def verify(
     """
     launched = find_launched_job(config, "nothing to verify")
     return launched.verify(
-        deep=deep, recompute=recompute, seed=seed, allow_pickle=allow_pickle, progress=progress
+        deep=deep, recompute=recompute, seed=seed, trust=trust, progress=progress
     )

@@ -54,6 +54,7 @@ from beam_inference.launch.strategy import cheaper_strategy
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import loader_of, suffix_of
+from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import read_provenance
@@ -68,7 +69,7 @@ def prepare(
     place: Place = THIS_PROCESS,
     *,
     overwrite: bool = False,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
     workers: int = 1,
@@ -79,7 +80,7 @@ def prepare(
         config: the job file.
         place: where the workers run.
         overwrite: delete an earlier launch's state, so that every chunk is done anew.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
             are done.
         sample: a share of the chunks and a seed: only the chunks are done that
@@ -103,9 +104,7 @@ def prepare(
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    job, quantized = _resolve_what_is_left(
-        planned, place, earlier, state, allow_pickle=allow_pickle
-    )
+    job, quantized = _resolve_what_is_left(planned, place, earlier, state, trust=trust)
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
     if planned.output_exists:
@@ -123,7 +122,7 @@ def prepare(
         state_url=state.url,
         id=launch_id,
         honour_receipts=job.config.job.resume,
-        allow_pickle=allow_pickle,
+        trust=trust,
         threads_per_process=place.threads_per_process,
         contract_checked=place.is_this_machine,
         chunks_file=chunks_file if chunks is None else state.chunks_url(launch_id),
@@ -173,7 +172,7 @@ def resolve(
     place: Place,
     earlier: ResolvedJob | None = None,
     *,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
 ) -> ResolvedJob:
     """Resolve a job: with its network, which is tried where the workers run on this machine.
 
@@ -184,13 +183,13 @@ def resolve(
         planned: the job without its network.
         place: where the workers run.
         earlier: the job as its first launch resolved it, if there was one.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
 
     Raises:
         UserError: the network cannot be loaded, answers otherwise than the job says, or its chunks
             do not fit this machine.
     """
-    return _resolve(planned, place, earlier, None, allow_pickle=allow_pickle)[0]
+    return _resolve(planned, place, earlier, None, trust=trust)[0]
 
 
 def _resolve(
@@ -199,7 +198,7 @@ def _resolve(
     earlier: ResolvedJob | None,
     quantized: bytes | None,
     *,
-    allow_pickle: bool,
+    trust: Trust,
 ) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, as :func:`resolve` does; the job, and in precision int8 its network.
 
@@ -221,7 +220,7 @@ def _resolve(
             planned,
             place,
             model,
-            allow_pickle=allow_pickle,
+            trust=trust,
             earlier=earlier,
             needs_bound=prediction_bound is None,
             quantized=quantized,
@@ -284,7 +283,7 @@ def _resolve_what_is_left(
     earlier: ResolvedJob | None,
     state: State,
     *,
-    allow_pickle: bool,
+    trust: Trust,
 ) -> tuple[ResolvedJob, bytes | None]:
     """Resolve a job, with its network only if there are chunks left to do.
 
@@ -295,12 +294,12 @@ def _resolve_what_is_left(
         StateError: it was launched before, and is another job by now.
     """
     if earlier is None:
-        return _resolve(planned, place, None, None, allow_pickle=allow_pickle)
+        return _resolve(planned, place, None, None, trust=trust)
     if _is_done(state, earlier):
         job = resolve_without_network(planned, earlier)
     else:
         quantized = _read_quantized(planned, earlier, state)
-        job, _ = _resolve(planned, place, earlier, quantized, allow_pickle=allow_pickle)
+        job, _ = _resolve(planned, place, earlier, quantized, trust=trust)
     check_same(earlier, job, state.url)
     return job, None
 

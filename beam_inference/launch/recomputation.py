@@ -28,6 +28,7 @@ from beam_inference.job.recomputed import Recomputation
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.state import State, default_state_url
+from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.outputs import LOSSY, create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
@@ -63,7 +64,7 @@ def recompute_chunks(
     share: float,
     *,
     seed: int | None = None,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
     progress: Callable[[int], None] | None = None,
 ) -> Recomputation:
     """Compute a random share of a job's finished chunks again, and compare bits with the output.
@@ -74,7 +75,7 @@ def recompute_chunks(
         share: share of the chunks, above 0 and at most 1; at least one chunk is drawn, if any is
             done.
         seed: seed of the draw; None for a new one.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         progress: is called with the number of chunks computed so far.
 
     Raises:
@@ -95,7 +96,7 @@ def recompute_chunks(
     compared = _Comparison([], [])
     if receipts:
         with _refusing_faults():
-            recomputer = _Recomputer(_open(job, state.url, allow_pickle=allow_pickle))
+            recomputer = _Recomputer(_open(job, state.url, trust=trust))
 
             def is_explained(chunk: int) -> bool:
                 return not recomputer.has_full_batches(receipts[chunk])
@@ -109,7 +110,7 @@ def recompute_output(
     share: float,
     *,
     seed: int | None = None,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
     is_other_engine: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Recomputation:
@@ -119,7 +120,7 @@ def recompute_output(
         job: the job, with its output where it is now.
         share: share of the chunks, above 0 and at most 1; at least one chunk is drawn.
         seed: seed of the draw; None for a new one.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
         is_other_engine: whether the output was computed by another version of the engine, so that
             differences as small as rounding decide nothing.
         progress: is called with the number of chunks computed so far.
@@ -130,9 +131,7 @@ def recompute_output(
     seed = secrets.randbits(_SEED_BITS) if seed is None else seed
     chunks = _draw(job, share, seed, list)
     with _refusing_faults():
-        recomputer = _Recomputer(
-            _open(job, default_state_url(job.config), allow_pickle=allow_pickle)
-        )
+        recomputer = _Recomputer(_open(job, default_state_url(job.config), trust=trust))
         compared = recomputer.compare(chunks, lambda _: is_other_engine, progress)
     return Recomputation(share, seed, chunks, compared.different, compared.undecided)
 
@@ -151,7 +150,7 @@ def _draw(
         share = min(1.0, 2 * share)
 
 
-def _open(job: ResolvedJob, state_url: str, *, allow_pickle: bool) -> OpenJob:
+def _open(job: ResolvedJob, state_url: str, *, trust: Trust) -> OpenJob:
     """Open the job as a worker does.
 
     Raises:
@@ -168,7 +167,7 @@ def _open(job: ResolvedJob, state_url: str, *, allow_pickle: bool) -> OpenJob:
         state_url=state_url,
         id=_LAUNCH,
         honour_receipts=False,
-        allow_pickle=allow_pickle,
+        trust=trust,
         threads_per_process=1,
         contract_checked=True,
     )

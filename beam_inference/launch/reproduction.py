@@ -33,6 +33,7 @@ from beam_inference.launch.planned_job import NetworkNeeds, plan_job
 from beam_inference.launch.prepare import resolve_without_network
 from beam_inference.launch.recomputation import recompute_output
 from beam_inference.models.loading import loader_of, suffix_of
+from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import url_of
 from beam_inference.volumes.provenance import read_provenance
 
@@ -121,7 +122,9 @@ def reproduce(
                 ready.job,
                 share,
                 seed=seed,
-                allow_pickle=consent.pickle,
+                trust=Trust.of_flags(
+                    allow_pickle=consent.pickle, trust_model=consent.pickle and consent.code
+                ),
                 is_other_engine=ready.is_other_engine,
                 progress=progress,
             ),

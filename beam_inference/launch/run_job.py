@@ -40,6 +40,7 @@ from beam_inference.launch.output_pyramid import (
 )
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.several_devices import with_process_per_device
+from beam_inference.models.trust import Trust
 from beam_inference.pyramid.pyramid import Pyramid
 from beam_inference.worker.seam_files import SeamFiles
 
@@ -152,7 +153,7 @@ def run_job(
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
     overwrite: bool = False,
-    allow_pickle: bool = False,
+    trust: Trust = Trust.NOTHING,
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
@@ -165,7 +166,7 @@ def run_job(
             are done.
         sample: a share of the chunks, 0 to 1, and a seed: only such a sample is done.
         overwrite: delete an earlier launch's state first, so that every chunk is done anew.
-        allow_pickle: load models that can execute code.
+        trust: which code that the network's files carry may run.
 
     Returns:
         The outcome; ``exit_code`` says whether the job is complete.
@@ -195,7 +196,7 @@ def run_job(
         config,
         place,
         overwrite=overwrite,
-        allow_pickle=allow_pickle,
+        trust=trust,
         chunks_file=chunks_file,
         sample=sample,
         workers=workers,

@@ -171,10 +171,15 @@ class _Model:
             voxel_size=_voxel_size(model.input),
             has_unit=all(axis.unit in _NM for axis in _space(model.input)),
             needs_levels="levels" in str(before.value),
-            cautions=[] if sizes.obstacle else sizes.cautions(),
+            cautions=[] if sizes.obstacle else [*sizes.cautions(), *self._trust_cautions()],
             obstacle=sizes.obstacle,
             network_file=self.weights.source if is_onnx else None,
         )
+
+    def _trust_cautions(self) -> list[str]:
+        if self.weights.form != "pytorch_state_dict":
+            return []
+        return ["The network is made by Python source: look at it, and run with --trust_model."]
 
     def sample(self) -> Sample | None:
         model = self.description

@@ -22,6 +22,7 @@ from beam_inference.errors import ConfigError, ModelContractError
 from beam_inference.foreign_text import describe_error
 from beam_inference.models.local_files import existing_file, local_path
 from beam_inference.models.packages import may_be_package, open_package
+from beam_inference.models.trust import Trust
 
 _OWN_SUFFIXES = ("pt", "pt2", "pth", "ts")
 
@@ -117,19 +118,19 @@ def gives_function(model: Network) -> bool:
     return loader is not None and loader.gives == "function"
 
 
-def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
+def load_network(model: Network, *, trust: Trust = Trust.NOTHING) -> LoadedNetwork:
     """Load a job's network.
 
     Raises:
         ModelContractError: a file is absent or not what its name says, needs pickled code while
-            ``allow_pickle`` is not given, or weights and network do not fit each other.
+            ``trust`` does not allow it, or weights and network do not fit each other.
     """
     if factory_parts(model.path):
-        return _from_factory(model, allow_pickle)
+        return _from_factory(model, trust)
     package = package_path(model)
     if package is not None:
         with open_package(package, model.folds) as opened:
-            return as_network(opened.network.load(is_trusted=allow_pickle))
+            return as_network(opened.network.load(is_trusted=trust.allows_source))
     if model.folds is not None:
         raise ModelContractError(
             f"model.folds is for packages of networks, such as nnU-Net's; model.path {model.path} "
@@ -147,7 +148,7 @@ def load_network(model: Network, *, allow_pickle: bool) -> LoadedNetwork:
             "folder or a zip file), package.module:factory or "
             f"file.py:factory{kinds}"
         )
-    network = loader.load(path, allow_pickle=allow_pickle)
+    network = loader.load(path, allow_pickle=trust.allows_pickles)
     kind = _kind_of(network)
     if kind is None:
         raise ModelContractError(
@@ -197,7 +198,7 @@ def source_file(model: Network) -> Path:
     return Path(spec.origin)
 
 
-def _from_factory(model: Network, allow_pickle: bool) -> LoadedNetwork:
+def _from_factory(model: Network, trust: Trust) -> LoadedNetwork:
     network = _call_factory(model)
     kind = _kind_of(network)
     if kind not in ("module", "torchscript", "function"):
@@ -214,7 +215,8 @@ def _from_factory(model: Network, allow_pickle: bool) -> LoadedNetwork:
         )
     from beam_inference.models.weights import load_weights
 
-    load_weights(network, existing_file(model.weights, "model.weights"), allow_pickle=allow_pickle)
+    weights = existing_file(model.weights, "model.weights")
+    load_weights(network, weights, allow_pickle=trust.allows_pickles)
     return LoadedNetwork(network, "module")
 
 

@@ -93,9 +93,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     if predictor is None:
         sha256 = job.quantized_sha256
         quantized = None if sha256 is None else state.read_network(sha256)
-        predictor = load_predictor(
-            model, config.inference, allow_pickle=launch.allow_pickle, quantized=quantized
-        )
+        predictor = load_predictor(model, config.inference, trust=launch.trust, quantized=quantized)
     _check_engine(predictor, job)
     watch = NetworkWatch(config.job.timeouts.network)
     predictor = watch.wrap_predictor(predictor)
@@ -180,7 +178,7 @@ def _first_calls(
     """Run the network before the first chunk, as far as needed; return the batch size that fits."""
     inference = job.config.inference
     if not launch.contract_checked:
-        reference = load_reference(model, inference, allow_pickle=launch.allow_pickle)
+        reference = load_reference(model, inference, trust=launch.trust)
         report = try_network(predictor, job.config, input_volume, job.plan, reference)
         return report.batch_size
     # a trial would have settled it, too

@@ -54,9 +54,9 @@ def test_a_module_that_was_compiled_of_another_source_is_refused(tmp_path, monke
     file = tmp_path / "net_of_other_source.py"
     model = Network(path="net_of_other_source:value", output_channels=1)
     write(file, 2)
-    assert load_network(model, allow_pickle=False).network(1) == 2
+    assert load_network(model).network(1) == 2
     del sys.modules["net_of_other_source"]
     write(file, 3)
     with pytest.raises(ModelContractError, match="another source.*Remove the folder"):
-        load_network(model, allow_pickle=False)
+        load_network(model)
     del sys.modules["net_of_other_source"]

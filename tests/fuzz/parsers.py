@@ -576,9 +576,7 @@ def _parse_network(suffix: str) -> Callable[[bytes, Path], object]:
         from beam_inference.models.loading import load_network
 
         (folder / f"net{suffix}").write_bytes(content)
-        load_network(
-            Network(path=str(folder / f"net{suffix}"), output_channels=1), allow_pickle=False
-        )
+        load_network(Network(path=str(folder / f"net{suffix}"), output_channels=1))
         return None
 
     return parse

@@ -844,6 +844,6 @@ def served(tmp_path, monkeypatch):
 def test_urls_whose_last_part_is_a_path(name, served, script, tmp_path):
     script.rename(tmp_path / "served" / "file")
     name = name.format(folder=str(tmp_path).replace("/", "%2F") + "%2F")
-    load_network(local_model(Network(path=f"{served}/{name}")), allow_pickle=False)
+    load_network(local_model(Network(path=f"{served}/{name}")))
     found = [path for path in tmp_path.rglob("*.ts") if path.is_file()]
     assert [path.parts[-4] for path in found] == ["temporary"]

@@ -6,6 +6,7 @@ import pytest
 
 from beam_inference.errors import WorkerFault
 from beam_inference.job.messages import Launch, own_versions
+from beam_inference.models.trust import Trust
 
 
 def test_a_worker_with_other_versions_refuses_to_work():
@@ -14,7 +15,7 @@ def test_a_worker_with_other_versions_refuses_to_work():
         state_url="file:///nowhere",
         id="launch",
         honour_receipts=True,
-        allow_pickle=False,
+        trust=Trust.NOTHING,
         threads_per_process=1,
         contract_checked=True,
     )

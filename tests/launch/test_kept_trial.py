@@ -19,6 +19,7 @@ from beam_inference.config.job_file import parse_job
 from beam_inference.engines.cache import Cache, cache_place
 from beam_inference.launch.job_files import load_job
 from beam_inference.launch.prepare import prepare
+from beam_inference.models.trust import Trust
 
 TOLD = "the network was tried before"
 
@@ -152,7 +153,7 @@ def test_files_that_may_run_code_are_tried_each_time(make_job, is_tried, tmp_pat
     path = make_job()
     assert is_tried(path)
     for _ in range(2):
-        assert is_tried(path, overwrite=True, allow_pickle=True)
+        assert is_tried(path, overwrite=True, trust=Trust.PICKLES)
     (tmp_path / "network.py").write_text("def make():\n    return abs\n")
     for _ in range(2):
         path = make_job(

@@ -51,6 +51,20 @@ def test_sections_are_standardised_one_by_one(folder, capsys):
     assert np.abs(read_volume(folder / "prediction") - expected).max() < 2e-6
 
 
+def test_source_runs_in_a_job_only_if_it_is_trusted(folder, capsys):
+    """Neither init nor a plan nor a launch that trusts pickles alone runs it."""
+    made.make_source_package(folder / "model", planted=folder / "planted")
+    assert main(["init", "--model", "model", "--input", "em"]) == 0
+    assert main(["plan", "job.yaml"]) == 0
+    for flags in ([], ["--allow_pickle"]):
+        assert main(["run", "job.yaml", *flags]) == 2
+        assert "made by code, network.py" in capsys.readouterr().err
+    assert not (folder / "planted").exists()
+    assert main(["run", "job.yaml", "--trust_model"]) == 0
+    assert main(["verify", "job.yaml", "--recompute", "1", "--trust_model"]) == 0
+    assert (folder / "planted").exists()
+
+
 def test_labels_of_a_threshold(folder):
     operations = [{"id": "sigmoid"}, {"id": "binarize", "kwargs": {"threshold": 0.5}}]
     content = fixed(made.described(3, (), operations), 24)

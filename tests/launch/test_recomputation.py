@@ -197,7 +197,9 @@ def test_what_makes_no_sense_is_refused(tmp_path, capsys):
         main(["verify", "job.yaml", "--recompute", "0"])
     assert "a share above 0 and at most 1" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "job.yaml"), "--seed", "3"]) == 2
-    assert "--seed and --allow_pickle belong to --recompute" in capsys.readouterr().err
+    assert (
+        "--seed, --allow_pickle and --trust_model belong to --recompute" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow

@@ -17,16 +17,6 @@ from beam_inference.models.hashes import model_sha256
 from beam_inference.models.loading import load_network
 
 PACKAGES = Path(__file__).parents[3] / "shared" / "data" / "bioimageio"
-SOURCE = """\
-import pathlib
-import torch
-
-pathlib.Path({planted!r}).write_text("run")
-
-
-def make(channels):
-    return torch.nn.Conv2d(channels, 2, 1)
-"""
 
 
 def recipe(folder):
@@ -50,18 +40,7 @@ def with_space(**changes):
 
 def in_source(tmp_path, **changes):
     """A package whose network is made by code that writes a file when it runs."""
-    folder = made.make_package(tmp_path / "package")
-    source = SOURCE.format(planted=str(tmp_path / "planted"))
-    (folder / "network.py").write_text(source)
-    network = torch.nn.Conv2d(1, 2, 1)
-    torch.save(network.state_dict(), folder / "state.pt")
-    image = np.load(folder / "test_input.npy")
-    with torch.no_grad():
-        np.save(folder / "test_output.npy", network(torch.from_numpy(image)).numpy())
-    architecture = {"source": "network.py", "callable": "make", "kwargs": {"channels": 1}}
-    weights = {"source": "state.pt", "architecture": architecture | changes}
-    made.write_description(folder, made.described(weights={"pytorch_state_dict": weights}))
-    return folder
+    return made.make_source_package(tmp_path / "package", tmp_path / "planted", **changes)
 
 
 @pytest.mark.parametrize("name", ["unet2d_nuclei_broad", "upsample_test_model"])
@@ -418,7 +397,7 @@ def test_onnx_weights_are_named_by_their_file(tmp_path):
     assert recipe(folder).network_file == "weights.onnx"
     assert try_package(str(folder), None).is_passed
     with pytest.raises(ModelContractError, match=r"write model\.path: .*weights\.onnx"):
-        load_network(Network(path=str(folder)), allow_pickle=False)
+        load_network(Network(path=str(folder)))
 
 
 def test_source_is_not_run_before_it_is_trusted(tmp_path):
@@ -427,7 +406,7 @@ def test_source_is_not_run_before_it_is_trusted(tmp_path):
     recipe(folder)
     model_sha256(network)
     with pytest.raises(ModelContractError, match=r"made by code, network\.py.*--trust_model"):
-        load_network(network, allow_pickle=False)
+        load_network(network)
     with pytest.raises(ModelContractError, match="--trust_model"):
         try_package(str(folder), None)
     assert not (tmp_path / "planted").exists()
@@ -499,7 +478,7 @@ def test_files_are_what_the_package_says(tmp_path):
 def test_descriptions_of_something_else_are_refused(changes, message, tmp_path):
     folder = made.make_package(tmp_path / "p", made.described(**changes))
     with pytest.raises(ModelContractError, match=message):
-        load_network(Network(path=str(folder), output_channels=2), allow_pickle=False)
+        load_network(Network(path=str(folder), output_channels=2))
 
 
 def test_two_tensors_of_one_name_are_refused_as_they_should_be(tmp_path):
@@ -531,7 +510,7 @@ def test_other_axes_are_named(axes, tmp_path):
 def test_folds_are_refused(tmp_path):
     folder = made.make_package(tmp_path / "p")
     with pytest.raises(ModelContractError, match="has no folds"):
-        load_network(Network(path=str(folder), folds=[0]), allow_pickle=False)
+        load_network(Network(path=str(folder), folds=[0]))
 
 
 @pytest.mark.parametrize(
@@ -541,7 +520,7 @@ def test_yaml_that_is_none_is_refused(text, tmp_path):
     folder = made.make_package(tmp_path / "p")
     (folder / "bioimageio.yaml").write_text(text)
     with pytest.raises((ModelContractError, ConfigError)):
-        load_network(Network(path=str(folder)), allow_pickle=False)
+        load_network(Network(path=str(folder)))
 
 
 def test_a_folder_and_its_zip_file_are_one_network(tmp_path):
@@ -549,7 +528,7 @@ def test_a_folder_and_its_zip_file_are_one_network(tmp_path):
     packed = shutil.make_archive(str(tmp_path / "packed"), "zip", folder)
     for path in (str(folder), packed):
         assert try_package(path, None).is_passed
-        loaded = load_network(Network(path=path, output_channels=2), allow_pickle=False)
+        loaded = load_network(Network(path=path, output_channels=2))
         assert loaded.kind == "torchscript"
 
 

@@ -45,7 +45,7 @@ def test_a_source_file_is_fetched_once_and_refused_where_it_was_changed(served):
     model = Network(path=f"{url}/net.py:network")
     launched = local_model(model)
     sha256 = model_sha256(launched)
-    network = load_network(launched, allow_pickle=False)
+    network = load_network(launched)
     assert network.network(np.float32(3)) == 6
     requests.clear()
     (folder / "net.py").write_text(SOURCE.format(5))

@@ -18,6 +18,7 @@ from beam_inference.engines.torch_forward import torch_predictor
 from beam_inference.errors import ConfigError, DeviceOutOfMemory, ModelContractError, WorkerFault
 from beam_inference.models.hashes import model_sha256
 from beam_inference.models.local_files import file_sha256
+from beam_inference.models.trust import Trust
 
 TOYS = Path(toy_networks.__file__)
 BATCH = np.random.default_rng(0).random((2, 1, 4, 6, 8), np.float32)
@@ -241,11 +242,11 @@ def test_weights_may_be_named_as_a_url(tmp_path, trained):
 
 def test_a_pickled_network_is_loaded_if_allowed(tmp_path, trained):
     torch.save(trained, tmp_path / "net.pt")
-    found = predict({"path": str(tmp_path / "net.pt"), "output_channels": 2}, allow_pickle=True)
+    found = predict({"path": str(tmp_path / "net.pt"), "output_channels": 2}, trust=Trust.PICKLES)
     np.testing.assert_array_equal(found, expected(trained))
     torch.save(trained.state_dict(), tmp_path / "state.pt")
     with pytest.raises(ModelContractError, match="not a network"):
-        predict({"path": str(tmp_path / "state.pt")}, allow_pickle=True)
+        predict({"path": str(tmp_path / "state.pt")}, trust=Trust.PICKLES)
 
 
 def quiet(make):

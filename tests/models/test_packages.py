@@ -27,7 +27,7 @@ def pack(folder, archive):
 
 def answer(path, batch, **keys):
     """What the network of a package answers to a batch."""
-    network = load_network(Network(path=str(path), **keys), allow_pickle=False).network
+    network = load_network(Network(path=str(path), **keys)).network
     with torch.no_grad():
         return network(batch).numpy()
 
@@ -63,14 +63,14 @@ def test_folders_are_looked_into_two_levels_down_and_no_further(tmp_path):
     with open_package(tmp_path / "a") as package:
         assert package.root == deep
     with pytest.raises(ModelContractError, match="holds none of the packages"):
-        load_network(Network(path=str(tmp_path)), allow_pickle=False)
+        load_network(Network(path=str(tmp_path)))
 
 
 def test_a_folder_of_many_folders_is_not_searched(tmp_path):
     for number in range(300):
         (tmp_path / str(number)).mkdir()
     with pytest.raises(ModelContractError, match="holds 300 folders, of which none is looked into"):
-        load_network(Network(path=str(tmp_path)), allow_pickle=False)
+        load_network(Network(path=str(tmp_path)))
 
 
 def test_packers_may_compress_and_write_entries_for_folders(tmp_path, batch):
@@ -90,24 +90,24 @@ def test_several_networks_are_refused(tmp_path):
     made.make_folder(tmp_path / "a")
     made.make_folder(tmp_path / "b")
     with pytest.raises(ModelContractError, match=r"holds several networks: .*/a, .*/b\. Name"):
-        load_network(Network(path=str(tmp_path)), allow_pickle=False)
+        load_network(Network(path=str(tmp_path)))
 
 
 def test_a_folder_of_nothing_known_is_refused(tmp_path):
     (tmp_path / "model").mkdir()
     with pytest.raises(ModelContractError, match=r"an nnU-Net results folder \(plans\.json"):
-        load_network(Network(path=str(tmp_path / "model")), allow_pickle=False)
+        load_network(Network(path=str(tmp_path / "model")))
 
 
 def test_a_file_that_is_no_zip_is_refused(tmp_path):
     (tmp_path / "model.zip").write_bytes(b"PK\x03\x04 torn")
     with pytest.raises(ModelContractError, match="is no zip file"):
-        load_network(Network(path=str(tmp_path / "model.zip")), allow_pickle=False)
+        load_network(Network(path=str(tmp_path / "model.zip")))
 
 
 def test_folds_of_what_has_none_are_refused(tmp_path):
     with pytest.raises(ModelContractError, match=r"model\.folds is for packages"):
-        load_network(Network(path=str(tmp_path / "a.ts"), folds=[0]), allow_pickle=False)
+        load_network(Network(path=str(tmp_path / "a.ts"), folds=[0]))
 
 
 def test_a_member_that_is_damaged_is_named(tmp_path):
@@ -119,7 +119,7 @@ def test_a_member_that_is_damaged_is_named(tmp_path):
     content[info.header_offset + 2000] ^= 0xFF
     archive.write_bytes(content)
     with pytest.raises(ModelContractError, match=r"checkpoint_final\.pth"):
-        load_network(Network(path=str(archive)), allow_pickle=False)
+        load_network(Network(path=str(archive)))
 
 
 def test_two_members_of_one_name_are_refused(tmp_path):
@@ -128,7 +128,7 @@ def test_two_members_of_one_name_are_refused(tmp_path):
         with pytest.warns(UserWarning, match="Duplicate name"):
             packed.writestr("plans.json", "{}")
     with pytest.raises(ModelContractError, match="two of its members have one name"):
-        load_network(Network(path=str(tmp_path / "a.zip")), allow_pickle=False)
+        load_network(Network(path=str(tmp_path / "a.zip")))
 
 
 def test_a_name_that_leads_elsewhere_writes_nothing_there(tmp_path):
@@ -141,7 +141,7 @@ def test_a_name_that_leads_elsewhere_writes_nothing_there(tmp_path):
         packed.write(checkpoint, "fold_0/checkpoint_final.pth")
     before = set(tmp_path.rglob("*"))
     with pytest.raises(ModelContractError, match="is not a plain path"):
-        load_network(Network(path=str(tmp_path / "a.zip")), allow_pickle=False)
+        load_network(Network(path=str(tmp_path / "a.zip")))
     assert set(tmp_path.rglob("*")) == before
 
 
