@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import time
@@ -27,6 +28,7 @@ from beam_inference.launch.prepare import prepare
 from beam_inference.operators.level_counts import plan_level_stages
 from beam_inference.volumes.opening import open_volume
 from beam_inference.volumes.outputs import create_output
+from beam_inference.volumes.provenance import KEY
 
 TOYS = Path(__file__).parent / "toy_networks.py"
 SHARED_DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -233,10 +235,23 @@ def oracle(
     return total / weights, weights
 
 
+def without_provenance(path: Path) -> bytes:
+    """A file's content without what a volume tells of its making, such as shapes of chunks."""
+    content = path.read_bytes()
+    if path.name == "provenance":
+        return b""
+    if path.name not in ("zarr.json", ".zattrs", "attributes.json") or KEY.encode() not in content:
+        return content
+    values = json.loads(content)
+    values.pop(KEY, None)
+    values.get("attributes", {}).pop(KEY, None)
+    return json.dumps(values).encode()
+
+
 def files_of(output: Path) -> dict[str, bytes]:
-    """What was made: voxels and table, without the state."""
+    """What was made: voxels and table, without the state, and without what tells of the making."""
     return {
-        str(path.relative_to(output)): path.read_bytes()
+        str(path.relative_to(output)): without_provenance(path)
         for path in output.rglob("*")
         if path.is_file()
         and "_beam_inference" not in path.parts

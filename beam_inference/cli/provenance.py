@@ -78,7 +78,7 @@ def _print_entry(entry: Json) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    words = [entry.get(key) for key in ("made_by", "version", "date")]
+    words = [entry.get(key) for key in ("made_by", "version")]
     print(clean_text(" ".join(str(word) for word in words if word is not None)))
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -91,7 +91,7 @@ def _print_entry(entry: Json) -> None:
     print()
 
 
-_PRINTED_APART = ("record", "made_by", "version", "date", "needs", "job")
+_PRINTED_APART = ("record", "made_by", "version", "needs", "job")
 
 
 def _needs(entry: Json) -> Iterator[tuple[str, object]]:
@@ -259,7 +259,7 @@ def _print_result(result: Reproduction) -> None:
 
     record = result.record
     found = result.recomputation
-    print(f"{record.made_by} {record.version}, {record.date}, fingerprint {record.fingerprint}")
+    print(f"{record.made_by} {record.version}, fingerprint {record.fingerprint}")
     for caution in result.cautions:
         print(f"caution: {caution}")
     print(

@@ -2,13 +2,13 @@
 
 It is written before the first chunk, and a later launch leaves it as it is: whatever determines the
 bits is in the fingerprint, and a launch that would change that is refused. Several jobs that fill
-parts of one volume have a record each.
+parts of one volume have a record each. The same job by the same versions has the same record, which
+holds neither times nor anything that was measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -35,7 +35,11 @@ RUN = "beam-inference run"
 
 _BOX: TypeAdapter[BoundingBox] = TypeAdapter(BoundingBox)
 
-_NOT_OF_OUTPUT: dict[str, Any] = {"config": {"job", "storage"}, "patch_seconds": True}
+_NOT_OF_OUTPUT: dict[str, Any] = {
+    "config": {"job", "storage"},
+    "working_set_bytes": True,
+    "patch_seconds": True,
+}
 """Parts of a resolved job that tell of its launch, and not of its output."""
 
 
@@ -60,7 +64,6 @@ class ProvenanceRecord(Frozen):
         record: version of the form of such records.
         made_by: the command.
         version: version of beam-inference.
-        date: when it was begun, UTC.
         fingerprint: hash of all that determines the voxels.
         box: the voxels.
         sources: the volumes that it was made of, as :class:`RecordedPaths` puts them.
@@ -72,7 +75,6 @@ class ProvenanceRecord(Frozen):
     record: Literal[1] = 1
     made_by: str
     version: str
-    date: str
     fingerprint: str
     box: BoundingBox
     sources: list[str]
@@ -117,7 +119,6 @@ def record_command(command: str, job: StageJob, output: OutputSpec, source: str,
     record = ProvenanceRecord(
         made_by=f"beam-inference {command}",
         version=version("beam-inference"),
-        date=_now(),
         fingerprint=job.fingerprint,
         box=output.bounds,
         sources=[RecordedPaths(output.url).record_volume(source)],
@@ -186,7 +187,6 @@ def _job_record(job: ResolvedJob) -> ProvenanceRecord:
     return ProvenanceRecord(
         made_by=RUN,
         version=version("beam-inference"),
-        date=_now(),
         fingerprint=job.fingerprint,
         box=job.plan.chunks.roi,
         sources=[] if renamed.input.path is None else [renamed.input.path],
@@ -220,7 +220,3 @@ def _needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
 def _name(path: str) -> str:
     name = PurePosixPath(path.partition("|")[0]).name
     return unquote(name) if "://" in path else name
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -205,7 +205,8 @@ class RecordedJob:
         Raises:
             UserError: it cannot be understood, or does not say where something lies.
         """
-        job = _parse(ResolvedJob, json.dumps(record.job), url)
+        values = {"working_set_bytes": 0, **(record.job or {})}
+        job = _parse(ResolvedJob, json.dumps(values), url)
         config = _Finder(url, files, storage).find_config(job.config)
         found = job.model_copy(update={"config": config, "requested_normalize": None})
         # once more: what a path leads to may be what no job may name

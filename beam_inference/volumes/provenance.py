@@ -69,7 +69,12 @@ def read_provenance(url: str, storage: Storage = LOCAL) -> list[Json]:
     place = place_in(url, storage)
     if place is None:
         return []
-    content = json_object(open_kvstore(url, storage), place.file, url)
+    try:
+        content = json_object(open_kvstore(url, storage), place.file, url)
+    except VolumeError as error:
+        raise VolumeError(
+            f"{error}. That file tells how the volume was made: mend it, or remove it."
+        ) from None
     return _entries(place, content, url)
 
 

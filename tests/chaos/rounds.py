@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from helpers import without_provenance
+
 from beam_inference.cli.main import main as cli_main
 from beam_inference.job.state import State
 from chaos.crew import (
@@ -138,9 +140,9 @@ class Workshop:
 
 
 def read_products(output: Path) -> dict[str, bytes]:
-    """Every file of an output but its state, by name."""
+    """Every file of an output but its state, by name, without where its source lies."""
     return {
-        str(path.relative_to(output)): path.read_bytes()
+        str(path.relative_to(output)): without_provenance(path)
         for path in output.rglob("*")
         if path.is_file() and STATE_FOLDER not in path.relative_to(output).parts
     }

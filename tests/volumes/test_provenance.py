@@ -147,7 +147,7 @@ def test_our_sources_go_with_our_entries_and_others_stay(tmp_path):
 def test_a_file_that_is_no_json_is_refused_and_stays(tmp_path):
     url = write_volume(tmp_path / "out", ARRAY)
     (tmp_path / "out/provenance").write_text("{'json5': 1}")
-    with pytest.raises(VolumeError, match="provenance is not valid JSON"):
+    with pytest.raises(VolumeError, match="provenance is not valid JSON.* mend it, or remove it"):
         read_provenance(url)
     with pytest.raises(VolumeError, match="provenance is gone, or holds no JSON object"):
         add(url, ENTRY)
