@@ -154,7 +154,9 @@ def damage_blocks(scene: Scene, chance: random.Random) -> str | None:
     blocks = [
         path
         for path in _files(scene.output)
-        if scene.state not in path.parents and path.suffix == "" and path.name != "info"
+        if scene.state not in path.parents
+        and path.suffix == ""
+        and path.name not in ("info", "provenance")
     ]
 
     def damage_noted(path: Path) -> None:
