@@ -6,6 +6,7 @@ AIRFLOW := .venv-airflow
 PEERS := .venv-peers
 IGNEOUS := .venv-igneous
 INTEROP := .venv-interop
+BIOIMAGEIO := .venv-bioimageio
 FLINK := .venv-flink
 SPARK := .venv-spark
 READY := $(VENV)/.ready
@@ -70,12 +71,17 @@ $(IGNEOUS)/.ready: tests/igneous/requirements.txt
 	$(IGNEOUS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/igneous/requirements.txt
 	touch $@
 
-interop-test: $(READY) $(INTEROP)/.ready  ## compare results with those of nnU-Net and MONAI, in an environment of its own; some minutes
-	INTEROP_PYTHON=$(CURDIR)/$(INTEROP)/bin/python $(BIN)/python -m pytest tests/interop -m slow -s
+interop-test: $(READY) $(INTEROP)/.ready $(BIOIMAGEIO)/.ready  ## compare results with those of nnU-Net, MONAI and bioimageio.core, in environments of their own; some minutes
+	INTEROP_PYTHON=$(CURDIR)/$(INTEROP)/bin/python BIOIMAGEIO_PYTHON=$(CURDIR)/$(BIOIMAGEIO)/bin/python $(BIN)/python -m pytest tests/interop -m slow -s
 
 $(INTEROP)/.ready: tests/interop/requirements.txt
 	$(PYTHON) -m venv $(INTEROP)
 	$(INTEROP)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/requirements.txt
+	touch $@
+
+$(BIOIMAGEIO)/.ready: tests/interop/bioimageio-requirements.txt
+	$(PYTHON) -m venv $(BIOIMAGEIO)
+	$(BIOIMAGEIO)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/interop/bioimageio-requirements.txt
 	touch $@
 
 # Job servers are those that FLINK_JOB_SERVER_JAR, SPARK_JOB_SERVER_JAR and PRISM_LOCATION name; otherwise Beam downloads them.

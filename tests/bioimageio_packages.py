@@ -11,12 +11,12 @@ HALO = 4
 """More than the receptive radius of the network, which is 2."""
 
 
-def make_network(dims=2, channels=1):
+def make_network(dims=2, channels=1, outputs=2):
     """Two convolutions."""
     torch.manual_seed(0)
     conv = torch.nn.Conv2d if dims == 2 else torch.nn.Conv3d
     return torch.nn.Sequential(
-        conv(channels, 4, 3, padding=1), torch.nn.ReLU(), conv(4, 2, 3, padding=1)
+        conv(channels, 4, 3, padding=1), torch.nn.ReLU(), conv(4, outputs, 3, padding=1)
     ).eval()
 
 
@@ -25,7 +25,7 @@ def space(dims):
     return "zyx"[3 - dims :]
 
 
-def described(dims=2, preprocessing=(), postprocessing=(), channels=1, **changes):
+def described(dims=2, preprocessing=(), postprocessing=(), channels=1, outputs=2, **changes):
     """A description in format 0.5."""
     names = [f"c{number}" for number in range(channels)]
     sizes = {"min": 16, "step": 8}
@@ -51,7 +51,7 @@ def described(dims=2, preprocessing=(), postprocessing=(), channels=1, **changes
                 "id": "answer",
                 "axes": [
                     {"type": "batch"},
-                    {"type": "channel", "channel_names": ["a", "b"]},
+                    {"type": "channel", "channel_names": ["a", "b"][:outputs]},
                     *(
                         {
                             "type": "space",
@@ -66,7 +66,7 @@ def described(dims=2, preprocessing=(), postprocessing=(), channels=1, **changes
                 "postprocessing": list(postprocessing),
             }
         ],
-        "weights": {"torchscript": {"source": "weights.pt"}},
+        "weights": {"torchscript": {"source": "weights.pt", "pytorch_version": "2.13"}},
     } | changes
 
 
@@ -101,11 +101,11 @@ def described_04(dims=2, preprocessing=(), postprocessing=(), **changes):
         ],
         "test_inputs": ["test_input.npy"],
         "test_outputs": ["test_output.npy"],
-        "weights": {"torchscript": {"source": "weights.pt"}},
+        "weights": {"torchscript": {"source": "weights.pt", "pytorch_version": "2.13"}},
     } | changes
 
 
-def make_package(folder, content=None, *, dims=2, before=None, after=None, channels=1):
+def make_package(folder, content=None, *, dims=2, before=None, after=None, channels=1, outputs=2):
     """Write a package, and return its folder.
 
     Args:
@@ -115,9 +115,10 @@ def make_package(folder, content=None, *, dims=2, before=None, after=None, chann
         before: what is done to the example before the network sees it.
         after: what is done to the network's answer.
         channels: of the input.
+        outputs: channels of the output.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    network = make_network(dims, channels)
+    network = make_network(dims, channels, outputs)
     shape = (1, channels, *[24] * dims)
     image = np.random.default_rng(0).integers(0, 255, shape).astype(np.float32)
     given = image if before is None else before(image)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 PYTHON = os.environ.get("INTEROP_PYTHON")
+BIOIMAGEIO_PYTHON = os.environ.get("BIOIMAGEIO_PYTHON")
 SCRIPTS = Path(__file__).parent / "interop"
 
 needs_tools = [
@@ -18,9 +19,9 @@ needs_tools = [
 ]
 
 
-def results_of(script, folder):
+def results_of(script, folder, python=PYTHON):
     """The folder in which a script has written what a tool gives."""
-    command = [PYTHON, "-W", "ignore", str(SCRIPTS / script), str(folder)]
+    command = [python, "-W", "ignore", str(SCRIPTS / script), str(folder)]
     # Threads of PyTorch wait for each other busily: beside other work, two take far more time.
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
