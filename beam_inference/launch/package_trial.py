@@ -229,9 +229,10 @@ def _predict(network: Any, recipe: Recipe, image: NDArray[np.float32]) -> NDArra
         network,
         patch_shape=values["inference.patch_shape"],
         patch_overlap=values["inference.patch_overlap"],
-        lattice=values["inference.lattice"],
-        blend=values["inference.blend"],
+        lattice=values.get("inference.lattice", "stride"),
+        blend=values.get("inference.blend", "bump"),
         augment=values.get("inference.augment", "none"),
         output_channels=values["model.output_channels"],
+        dims=values.get("model.dims", 3),
         device="cpu",
     )

@@ -17,6 +17,7 @@ import torch
 from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import describe_error, shorten_text, shorten_value
+from beam_inference.models.axis_order import Transposed
 from beam_inference.models.nnunet_plans import (
     Architecture,
     Configuration,
@@ -113,21 +114,6 @@ class FoldMean(torch.nn.Module):
             total = answer if total is None else total + answer
         assert total is not None
         return total / len(self.members)
-
-
-class Transposed(torch.nn.Module):
-    """A network that takes and gives the axes in another order than Z, Y, X."""
-
-    def __init__(self, network: torch.nn.Module, order: Sequence[int]) -> None:
-        super().__init__()
-        self.network = network
-        self.there = (0, 1, *(2 + axis for axis in order))
-        self.back = (0, 1, *(2 + list(order).index(axis) for axis in range(3)))
-
-    def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        """The network's answer, its axes Z, Y, X again."""
-        answer: torch.Tensor = self.network(batch.permute(self.there))
-        return answer.permute(self.back)
 
 
 def read_model(root: Traversable, folds: Folds | None) -> TrainedModel:
@@ -235,9 +221,6 @@ def _make_member(model: TrainedModel, checkpoint: Checkpoint) -> torch.nn.Module
     # copies, for the file may change while the network is used; what is stored once stays so
     weights = copy.deepcopy(dict(checkpoint.weights))
     fit_weights(network, weights, str(checkpoint.file), replace=True)
-    rest = [name for name, tensor in network.named_buffers() if tensor.is_meta]
-    if rest:
-        raise ModelContractError(f"{checkpoint.file} has no values for {', '.join(rest)}")
     return network
 
 

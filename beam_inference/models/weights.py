@@ -26,15 +26,23 @@ WRAPPERS = ("_orig_mod.", "module.", "_orig_mod.")
 """What torch.compile and DataParallel put before names, in the order in which it is taken off."""
 
 
-def load_weights(module: torch.nn.Module, path: Path, *, allow_pickle: bool) -> None:
+def load_weights(
+    module: torch.nn.Module, path: Path, *, allow_pickle: bool, replace: bool = False
+) -> None:
     """Load a file of weights into a network.
+
+    Args:
+        module: the network.
+        path: of the file.
+        allow_pickle: whether pickled code may run.
+        replace: see :func:`fit_weights`.
 
     Raises:
         ModelContractError: it is no file of weights, needs pickled code while ``allow_pickle`` is
             not given, or does not fit the network.
     """
     state = _state_dict(path, allow_pickle)
-    fit_weights(module, state, str(path))
+    fit_weights(module, state, str(path), replace=replace)
 
 
 def fit_weights(
@@ -65,6 +73,9 @@ def fit_weights(
         raise ModelContractError(
             f"the weights {source} do not fit the network: {' '.join(str(error).split())[:600]}"
         ) from None
+    rest = [name for name, tensor in module.named_buffers() if tensor.is_meta]
+    if rest:
+        raise ModelContractError(f"{source} has no values for {', '.join(rest)}")
 
 
 def _refuse_other_numbers(

@@ -46,6 +46,7 @@ def predict(
     blend: Literal["bump", "constant"] | Mapping[str, float | str] = "bump",
     crop_margin: Sequence[int] = (0, 0, 0),
     output_channels: int = 1,
+    dims: Literal[2, 3] = 3,
     normalize: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] = "none",
     denormalize: bool = False,
     activation: Literal["none", "sigmoid", "softmax"] = "none",
@@ -89,6 +90,7 @@ def predict(
             ``floor``.
         crop_margin: voxels by which the network's input exceeds its patch, per side, ZYX.
         output_channels: channels of the network's output.
+        dims: 2 for a network of planes, which takes (N, C, Y, X).
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
             ``scale``, ``offset`` and ``clip``, or a list of steps.
         denormalize: whether that is undone on the network's values.
@@ -125,6 +127,7 @@ def predict(
             "path": network if isinstance(network, str) else _AT_HAND,
             "input_channels": channels.shape[0],
             "output_channels": output_channels,
+            "dims": dims,
             "channels": None if augment == "none" else [{}] * output_channels,
             "normalize": normalize,
             "denormalize": denormalize,
@@ -237,7 +240,10 @@ def _load(config: JobConfig, network: LoadedNetwork | None) -> Predictor:
     if network is None:
         return load_predictor(local_model(config.model), config.inference)
     if network.kind != "function":  # it will be brought to its device, and to evaluation mode
-        network = LoadedNetwork(deepcopy(network.network), network.kind)
+        import torch
+
+        with torch.no_grad():  # copies of TorchScript would be steps on the way to a gradient
+            network = LoadedNetwork(deepcopy(network.network), network.kind)
     return load_predictor(config.model, config.inference, network=network)
 
 

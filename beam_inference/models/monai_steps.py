@@ -1,0 +1,245 @@
+"""Pre- and postprocessing of MONAI bundles, as keys of a job file.
+
+What each transform computes was read in MONAI 1.6.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from beam_inference.foreign_text import shorten_value
+from beam_inference.models.monai_config import Component, Config
+from beam_inference.models.packages import LEVELS
+
+NOT_OF_VALUES = frozenset(
+    {
+        "LoadImaged",
+        "LoadImage",
+        "EnsureChannelFirstd",
+        "EnsureChannelFirst",
+        "AddChanneld",
+        "EnsureTyped",
+        "EnsureType",
+        "ToTensord",
+        "ToDeviced",
+        "Invertd",
+        "SaveImaged",
+        "Identityd",
+    }
+)
+"""Transforms that read, carry and write values, and do not change them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is done to an image before the network sees it.
+
+    Attributes:
+        normalize: ``model.normalize``.
+        voxel_size: that images are brought to, X, Y, Z, millimetres; None if they are not.
+        orientation: of the axes X, Y, Z, such as RAS; None if they stay as they are.
+        reason: the transforms that say so.
+    """
+
+    normalize: Any
+    voxel_size: tuple[float, float, float] | None
+    orientation: str | None
+    reason: str
+
+
+def prepare(config: Config, channels: int) -> Preparation:
+    """What a bundle does to an image before its network sees it.
+
+    Args:
+        config: of the bundle.
+        channels: of the network's input.
+
+    Raises:
+        ModelContractError: it does what is not known here.
+    """
+    steps: list[dict[str, Any]] = []
+    voxel_size = None
+    orientation = None
+    names = []
+    for transform in config.transforms("preprocessing", NOT_OF_VALUES):
+        names.append(transform.name)
+        if transform.name in ("Orientationd", "Orientation"):
+            orientation = str(transform.arguments.get("axcodes"))
+        elif transform.name in ("Spacingd", "Spacing"):
+            voxel_size = _voxel_size(transform)
+        else:
+            steps += _intensity_steps(transform, channels)
+    reason = f"the bundle: {', '.join(names) or 'no preprocessing'}"
+    return Preparation(steps or "none", voxel_size, orientation, reason)
+
+
+def _intensity_steps(transform: Component, channels: int) -> list[dict[str, Any]]:
+    make = _BEFORE.get(transform.name.removesuffix("d"))
+    if make is None:
+        raise transform.refuse(
+            f"is none of the transforms that are known here: Orientationd, Spacingd, "
+            f"{', '.join(f'{name}d' for name in _BEFORE)}"
+        )
+    return make(transform, channels)
+
+
+_KEYS = {"keys": ..., "allow_missing_keys": ..., "dtype": "float32"}
+
+
+def _voxel_size(transform: Component) -> tuple[float, float, float]:
+    size = transform.arguments.get("pixdim")
+    if not isinstance(size, list) or len(size) != 3 or not all(map(_is_positive, size)):
+        raise transform.refuse(f"has pixdim {shorten_value(size)}; expected three numbers")
+    x, y, z = size
+    return (float(x), float(y), float(z))
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e6
+
+
+def _number(transform: Component, name: str, default: float | None = None) -> float:
+    value = transform.arguments.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e30:
+        raise transform.refuse(f"has {name}: {shorten_value(value)}; expected a number")
+    return float(value)
+
+
+def _scale_range(transform: Component, _: int) -> list[dict[str, Any]]:
+    ends = dict.fromkeys(("a_min", "a_max", "b_min", "b_max", "clip"), ...)
+    transform.check_arguments(_KEYS | ends)
+    low = _number(transform, "a_min")
+    high = _number(transform, "a_max")
+    if low == high:
+        raise transform.refuse("has a_min and a_max of one value")
+    return _onto(transform, 1 / (high - low), -low / (high - low))
+
+
+def _onto(transform: Component, scale: float, offset: float) -> list[dict[str, Any]]:
+    """Steps that bring 0 and 1, after scale and offset, to b_min and b_max, and clip there."""
+    ends = [transform.arguments.get(name) for name in ("b_min", "b_max")]
+    if None in ends:
+        if transform.arguments.get("clip"):
+            raise transform.refuse("clips, and has no b_min or b_max")
+        return [{"scale": scale, "offset": offset}]
+    low = _number(transform, "b_min")
+    high = _number(transform, "b_max")
+    steps: list[dict[str, Any]] = []
+    if (scale, offset) != (1.0, 0.0) or (low, high) != (0.0, 1.0):
+        steps.append({"scale": scale * (high - low), "offset": offset * (high - low) + low})
+    if transform.arguments.get("clip"):
+        steps.append({"clip": [low, high]})
+    return steps
+
+
+def _percentiles(transform: Component, channels: int) -> list[dict[str, Any]]:
+    known = dict.fromkeys(("lower", "upper", "b_min", "b_max", "clip", "channel_wise"), ...)
+    transform.check_arguments(_KEYS | known | {"relative": False})
+    _check_channels(transform, channels)
+    low = _number(transform, "lower") / 100
+    high = _number(transform, "upper") / 100
+    return [_rescale(low, high), *_onto(transform, 1.0, 0.0)]
+
+
+def _rescale(low: float, high: float) -> dict[str, Any]:
+    return {"rescale": {"levels": LEVELS, "low": low, "high": high, "floor": 0.0}}
+
+
+def _scale(transform: Component, channels: int) -> list[dict[str, Any]]:
+    transform.check_arguments(
+        _KEYS | {"minv": ..., "maxv": ..., "channel_wise": ..., "factor": None}
+    )
+    _check_channels(transform, channels)
+    low = _number(transform, "minv", 0.0)
+    high = _number(transform, "maxv", 1.0)
+    if (low, high) == (0.0, 1.0):
+        return [_rescale(0.0, 1.0)]
+    return [_rescale(0.0, 1.0), {"scale": high - low, "offset": low}]
+
+
+def _normalize(transform: Component, channels: int) -> list[dict[str, Any]]:
+    known = dict.fromkeys(("subtrahend", "divisor", "channel_wise"), ...)
+    transform.check_arguments(_KEYS | known | {"nonzero": False})
+    mean = transform.arguments.get("subtrahend")
+    std = transform.arguments.get("divisor")
+    if (mean is None) != (std is None):
+        raise transform.refuse("has one of subtrahend and divisor, and not the other")
+    if mean is not None:
+        return [{"standard": {"mean": mean, "std": std}}]
+    _check_channels(transform, channels)
+    return [{"standard": {"levels": LEVELS, "floor": 0.0}}]
+
+
+def _check_channels(transform: Component, channels: int) -> None:
+    if channels > 1 and not transform.arguments.get("channel_wise"):
+        raise transform.refuse("takes values of all channels together; a job takes them of each")
+
+
+def _cast(transform: Component, _: int) -> list[dict[str, Any]]:
+    transform.check_arguments(_KEYS)
+    return []
+
+
+_BEFORE: dict[str, Callable[[Component, int], list[dict[str, Any]]]] = {
+    "ScaleIntensityRange": _scale_range,
+    "ScaleIntensityRangePercentiles": _percentiles,
+    "ScaleIntensity": _scale,
+    "NormalizeIntensity": _normalize,
+    "CastToType": _cast,
+}
+
+
+def finish(config: Config) -> list[dict[str, Any]]:
+    """What a bundle does to its network's values, as ``postprocess``.
+
+    Raises:
+        ModelContractError: it does what is not known here.
+    """
+    operators: list[dict[str, Any]] = []
+    for transform in config.transforms("postprocessing", NOT_OF_VALUES):
+        make = _AFTER.get(transform.name.removesuffix("d"))
+        if make is None:
+            raise transform.refuse(
+                f"is none of the transforms that are known here: "
+                f"{', '.join(f'{name}d' for name in _AFTER)}"
+            )
+        if operators and operators[-1]["operator"] in ("argmax", "threshold"):
+            raise transform.refuse("follows one that makes labels")
+        operators += make(transform)
+    return operators
+
+
+def _first(transform: Component, name: str) -> Any:
+    """An argument, or its value for the first of several keys."""
+    value = transform.arguments.get(name)
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _activations(transform: Component) -> list[dict[str, Any]]:
+    transform.check_arguments(_KEYS | {"softmax": ..., "sigmoid": ..., "other": None})
+    named = [name for name in ("sigmoid", "softmax") if _first(transform, name)]
+    return [{"operator": name} for name in named]
+
+
+def _discrete(transform: Component) -> list[dict[str, Any]]:
+    known = {"argmax": ..., "threshold": ..., "to_onehot": ..., "rounding": None}
+    transform.check_arguments(_KEYS | known)
+    if _first(transform, "to_onehot"):
+        raise transform.refuse("makes a channel of each label")
+    operators: list[dict[str, Any]] = []
+    if _first(transform, "argmax"):
+        operators.append({"operator": "argmax"})
+    if _first(transform, "threshold") is not None:
+        at = _first(transform, "threshold")
+        if operators or not isinstance(at, int | float):
+            raise transform.refuse(f"has argmax and a threshold, {shorten_value(at)}")
+        operators.append({"operator": "threshold", "at": float(at)})
+    return operators
+
+
+_AFTER: dict[str, Callable[[Component], Sequence[dict[str, Any]]]] = {
+    "Activations": _activations,
+    "AsDiscrete": _discrete,
+}
