@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
 from beam_inference.config.job import JobConfig
-from beam_inference.config.normalize import rename_levels
+from beam_inference.config.normalize import Statistics, rename_levels
 from beam_inference.config.operators import Operator
-from beam_inference.config.volumes import Bounds, LevelsBox, Mask
+from beam_inference.config.volumes import Input, LevelsBox, Mask
 from beam_inference.config.yaml_text import parse_yaml
 from beam_inference.errors import ConfigError
 from beam_inference.foreign_text import holds_credentials, shorten_text, shorten_value
@@ -190,6 +190,20 @@ Rename: TypeAlias = Callable[[str, str], str]
 """Gives another path for a path and the key of the job file under which it stands."""
 
 
+def _rename_levels_of_input(section: Input, rename: Rename) -> dict[str, object]:
+    """Keys of ``input`` that may name levels files, with other names of these."""
+    box = section.box
+    if isinstance(box, LevelsBox):
+        box = box.model_copy(update={"levels": rename(box.levels, "input.box.levels")})
+    resample = section.resample
+    if resample is not None and isinstance(resample.clip, Statistics):
+        clip = resample.clip.model_copy(
+            update={"levels": rename(resample.clip.levels, "input.resample.clip.levels")}
+        )
+        resample = resample.model_copy(update={"clip": clip})
+    return {"box": box, "resample": resample}
+
+
 def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
     """A job with other paths, which are not validated again.
 
@@ -208,11 +222,6 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
 
     def mask(section: Mask | None, key: str) -> Mask | None:
         return section and section.model_copy(update={"path": volume(section.path, key)})
-
-    def box(section: Bounds | LevelsBox | None) -> Bounds | LevelsBox | None:
-        if not isinstance(section, LevelsBox):
-            return section
-        return section.model_copy(update={"levels": volume(section.levels, "input.box.levels")})
 
     def operator(section: Operator, key: str) -> Operator:
         return section.with_absolute_paths(lambda path: file(path, key))
@@ -235,7 +244,7 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
                 update={
                     "path": None if path is None else volume(path, "input.path"),
                     "mask": mask(job.input.mask, "input.mask.path"),
-                    "box": box(job.input.box),
+                    **_rename_levels_of_input(job.input, volume),
                 }
             ),
             "output": job.output.model_copy(

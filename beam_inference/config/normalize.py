@@ -77,12 +77,16 @@ class _Step(Model):
     )
 
 
+ClipPairs = Annotated[list[Clip], Field(min_length=1), Tag("list")]
+"""Lowest and highest value of each channel."""
+
+
 class ClipStep(_Step):
     """Values beyond two limits become these."""
 
     clip: Annotated[
-        Annotated[Clip, Tag("pair")] | Annotated[list[Clip], Field(min_length=1), Tag("list")],
-        Discriminator(lambda value: "list" if _is_list_of_lists(value) else "pair"),
+        Annotated[Clip, Tag("pair")] | ClipPairs,
+        Discriminator(lambda value: "list" if is_list_of_lists(value) else "pair"),
     ] = Field(description="lowest and highest value, or a list with such a pair for each channel")
 
     @property
@@ -215,7 +219,8 @@ class PatchStandardStep(_Step):
     standard: PatchMoments
 
 
-def _is_list_of_lists(value: object) -> bool:
+def is_list_of_lists(value: object) -> bool:
+    """Whether a value holds several ones for each channel."""
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
 
 

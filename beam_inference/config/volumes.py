@@ -39,6 +39,7 @@ from beam_inference.config.formats import (
     names_of,
     sharded_formats,
 )
+from beam_inference.config.normalize import Clip, ClipPairs, Statistics, is_list_of_lists
 from beam_inference.config.storage import Storage
 from beam_inference.foreign_text import holds_credentials, is_secret_name, shorten_value
 from beam_inference.geometry.bounding_box import BoundingBox
@@ -133,6 +134,12 @@ class Mask(Model):
         return VolumeSource(self.path, scale=self.scale, storage=storage)
 
 
+def _clip_kind(value: object) -> str:
+    if isinstance(value, Statistics | dict):
+        return "levels"
+    return "list" if is_list_of_lists(value) else "pair"
+
+
 class Resample(Model):
     """How the input is resampled to the voxel size that the network sees."""
 
@@ -149,16 +156,27 @@ class Resample(Model):
             "they are more than three times as long as the shortest, as nnU-Net"
         ),
     )
-    clip: Range | None = Field(
+    clip: (
+        Annotated[
+            Annotated[Clip, Tag("pair")] | ClipPairs | Annotated[Statistics, Tag("levels")],
+            Discriminator(_clip_kind),
+        ]
+        | None
+    ) = Field(
         None,
-        description="lowest and highest value, in stored units, before and after resampling",
+        description=(
+            "lowest and highest value, in stored units, before and after resampling: a pair, a "
+            "list with one for each channel, or those that occur, from a levels file"
+        ),
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.clip is not None and self.clip[0] >= self.clip[1]:
-            raise ValueError(f"clip {list(self.clip)} must be [low, high] with low < high")
-        return self
+    @property
+    def limits(self) -> tuple[tuple[float, float], ...]:
+        """Lowest and highest value of each channel, or of all; empty where nothing is clipped."""
+        assert not isinstance(self.clip, Statistics), "a launch puts numbers in its place"
+        if self.clip is None:
+            return ()
+        return tuple(self.clip) if isinstance(self.clip, list) else (self.clip,)
 
 
 class LevelsBox(Model):

@@ -129,7 +129,8 @@ def _identify_resampling(job: ResolvedJob) -> Json:
     request = job.config.input.resample
     if resampling is None or request is None:  # of others model.output_scale says all
         return {}
-    clip = {} if request.clip is None else {"clip": list(request.clip)}
+    limits = [list(pair) for pair in request.limits]
+    clip = {"clip": limits[0] if len(limits) == 1 else limits} if limits else {}
     source = identify_box(resampling.source)
     return {"resampled": {"source": source, "orders": list(resampling.orders), **clip}}
 

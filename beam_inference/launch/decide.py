@@ -14,7 +14,7 @@ from beam_inference.config.engines import CHOOSE
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import INTEGER_DTYPES
 from beam_inference.config.job import BatchSize, JobConfig
-from beam_inference.config.normalize import Normalize, levels_files, rename_levels
+from beam_inference.config.normalize import Normalize, Statistics, levels_files, rename_levels
 from beam_inference.config.volumes import Bounds, LevelsBox
 from beam_inference.engines.choice import runs_on_cpu_only
 from beam_inference.engines.devices import find_accelerator
@@ -28,7 +28,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import gives_function
 from beam_inference.operators.level_steps import definite_normalization
-from beam_inference.operators.levels import load_levels
+from beam_inference.operators.levels import Levels, load_levels
 from beam_inference.volumes.kvstores import read_file
 from beam_inference.volumes.volume import Volume
 
@@ -118,51 +118,98 @@ def decide_threads(config: JobConfig, place: Place, earlier: ResolvedJob | None)
     return max(1, usable_cores() // place.processes_per_host)
 
 
-def decide_box(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
-    """Put the box into the job that the levels file holds which ``input.box`` names, if it does.
+def decide_levels_of_input(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
+    """Put into the job what its levels files say about the input: ``box`` and ``resample.clip``.
 
-    Where that file is gone, the box that an earlier launch took from it is taken.
+    Where a file is gone, what an earlier launch took from it is taken.
 
     Raises:
-        ConfigError: the file is absent, or holds no box.
+        ConfigError: a file is absent, or does not hold it.
     """
+    return _decide_clip(_decide_box(config, earlier), earlier)
+
+
+def _decide_box(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
     box = config.input.box
     if not isinstance(box, LevelsBox):
         return config
     known = None if earlier is None else earlier.config.input.box
-    if isinstance(known, Bounds):
-        try:
-            read_file(box.levels, config.storage)
-        except VolumeError as error:
-            logger.warning(
-                "input.box.levels: %s; this job continues with the box it began with", error
-            )
-            return _with_box(config, known)
-    levels = load_levels(box.levels, config.storage, "input.box.levels")
-    if levels.channels is None:
-        raise ConfigError(
-            f"input.box.levels: {box.levels} was made by an earlier version, without the box of "
-            "what is not zero. Make it again: beam-inference levels INPUT --to FILE --overwrite"
-        )
+    levels = _levels_unless_gone(config, "input.box", box.levels, known)
+    if levels is None:
+        return _with_input(config, box=known)
     if levels.nonzero is None:
         raise ConfigError(f"input.box.levels: {levels.input} is zero throughout: there is no box")
-    if levels.input not in (config.input.path, ""):
-        logger.warning(
-            "%s was made of %s, the input is %s", box.levels, levels.input, config.input.path
-        )
-    return _with_box(config, Bounds(start=levels.nonzero.start, stop=levels.nonzero.stop))
+    return _with_input(config, box=Bounds(start=levels.nonzero.start, stop=levels.nonzero.stop))
 
 
-def keep_box(config: JobConfig, earlier: ResolvedJob) -> JobConfig:
-    """Put the box into the job that its first launch took from a levels file, if it names one."""
-    known = earlier.config.input.box
-    if not isinstance(config.input.box, LevelsBox) or known is None:
+def _decide_clip(config: JobConfig, earlier: ResolvedJob | None) -> JobConfig:
+    resample = config.input.resample
+    if resample is None or not isinstance(resample.clip, Statistics):
         return config
-    return _with_box(config, known)
+    before = None if earlier is None else earlier.config.input.resample
+    known = None if before is None else before.clip
+    levels = _levels_unless_gone(config, "input.resample.clip", resample.clip.levels, known)
+    if levels is None:
+        return _with_input(config, resample=resample.model_copy(update={"clip": known}))
+    channels = levels.channels
+    if resample.clip.of == "nonzero_box":
+        channels = None if levels.nonzero is None else levels.nonzero.channels
+    if not channels:
+        raise ConfigError(
+            f"input.resample.clip: {levels.input} is zero throughout: there is no nonzero_box"
+        )
+    limits = [(float(each.values[0]), float(each.values[-1])) for each in channels]
+    if any(low == high for low, high in limits):
+        raise ConfigError(
+            f"input.resample.clip: a channel of {levels.input} holds one value only: there is "
+            "nothing to see in it"
+        )
+    return _with_input(config, resample=resample.model_copy(update={"clip": limits}))
 
 
-def _with_box(config: JobConfig, box: Bounds | LevelsBox) -> JobConfig:
-    section = config.input.model_copy(update={"box": box})
+def _levels_unless_gone(config: JobConfig, key: str, url: str, known: object) -> Levels | None:
+    """The levels file of a key; None if it is gone, and an earlier launch had it.
+
+    Args:
+        config: the job.
+        key: of the job file, for messages.
+        url: of the file.
+        known: what an earlier launch took from it; None if there was none.
+
+    Raises:
+        ConfigError: it is absent, or does not hold levels of each channel.
+    """
+    if known is not None:
+        try:
+            read_file(url, config.storage)
+        except VolumeError as error:
+            logger.warning("%s.levels: %s; this job continues with what it began with", key, error)
+            return None
+    levels = load_levels(url, config.storage, f"{key}.levels")
+    if levels.channels is None:
+        raise ConfigError(
+            f"{key}.levels: {url} was made by an earlier version, without the box of what is not "
+            "zero. Make it again: beam-inference levels INPUT --to FILE --overwrite"
+        )
+    if levels.input not in (config.input.path, ""):
+        logger.warning("%s was made of %s, the input is %s", url, levels.input, config.input.path)
+    return levels
+
+
+def keep_levels_of_input(config: JobConfig, earlier: ResolvedJob) -> JobConfig:
+    """Put into the job what its first launch took from levels files, where it names any."""
+    known = earlier.config.input
+    if isinstance(config.input.box, LevelsBox) and known.box is not None:
+        config = _with_input(config, box=known.box)
+    resample = config.input.resample
+    if resample is None or known.resample is None or not isinstance(resample.clip, Statistics):
+        return config
+    kept = resample.model_copy(update={"clip": known.resample.clip})
+    return _with_input(config, resample=kept)
+
+
+def _with_input(config: JobConfig, **changes: object) -> JobConfig:
+    section = config.input.model_copy(update=changes)
     return config.model_copy(update={"input": section})
 
 

@@ -151,15 +151,12 @@ def _resampled_grid(
     )
     own = sizes[scale]
     wanted = _wanted_nm(recipe, own)
-    values: dict[str, object] = {"order": resampling.order, "separate_z": resampling.separate_z}
-    cautions = []
-    if resampling.clip is not None:
-        values["clip"] = list(resampling.clip)
-    elif resampling.order == 3:
+    cautions = [*resampling.cautions]
+    if resampling.order == 3 and coarse_axis(own, wanted, resampling.separate_z) is not None:
         cautions.append(
             "A cubic spline goes beyond the values that it passes through. The package's own tool "
-            "keeps it within those that occur in the image: beside the very brightest and darkest "
-            "voxels results differ."
+            "keeps each thick section within the values that occur in it, this job within those of "
+            "all sections: beside a section's brightest and darkest voxels results may differ."
         )
     separate_z = coarse_axis(wanted, own, resampling.separate_z_back) is not None
     return JobGrid(
@@ -168,7 +165,11 @@ def _resampled_grid(
             *_scale_setting(scale, "the coarsest scale that is as fine as the training data"),
             Setting(
                 "input.resample",
-                values,
+                {
+                    "order": resampling.order,
+                    "separate_z": resampling.separate_z,
+                    "clip": resampling.clip,
+                },
                 f"from {_sizes_text(own)} nm to the voxels of the training data, as its own tool",
             ),
             _voxel_size_setting(recipe, own),

@@ -277,7 +277,7 @@ class PlannedJob:
         stored = z * y * x
         read = shape[0] * shape[1] * shape[2]
         stored_bytes = self.input.values_dtype.itemsize
-        if self.input.clip is not None:
+        if self.input.limits:
             stored_bytes += FLOAT_BYTES
         made = FLOAT_BYTES * (2 * maximum(stored, read) - read)
         return self.input.channels * (stored * stored_bytes + made)
@@ -302,7 +302,7 @@ def plan_job(
     """
     if not place.is_this_machine and earlier is None:
         check_no_auto(config.inference)
-    config = decide.decide_box(config, earlier)
+    config = decide.decide_levels_of_input(config, earlier)
     volume = _open_checked_input(config)
     check_position(volume, earlier)
     masks = open_masks(config, volume)

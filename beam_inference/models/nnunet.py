@@ -344,6 +344,7 @@ def _resampling(model: TrainedModel) -> OwnResampling | None:
         clip=_limits(model),
         order_back=order_back,
         separate_z_back=_separation(back),
+        cautions=_cautions_of_resampling(model),
     )
 
 
@@ -351,12 +352,23 @@ def _separation(arguments: ResamplingArguments) -> bool | Literal["auto"]:
     return "auto" if arguments.force_separate_z is None else arguments.force_separate_z
 
 
-def _limits(model: TrainedModel) -> tuple[float, float] | None:
-    """Values that the normalisation clips to, before nnU-Net resamples; None for none."""
-    if model.configuration.normalization_schemes != ["CTNormalization"]:
-        return None
-    values = _intensities(model, 0)
-    return (values.percentile_00_5, values.percentile_99_5)
+def _limits(model: TrainedModel) -> list[float] | list[list[float]] | dict[str, str]:
+    """What nnU-Net keeps resampled values within: limits of its clip, or the values that occur."""
+    if set(model.configuration.normalization_schemes) != {"CTNormalization"}:
+        return _OF_BOX
+    channels = [_intensities(model, channel) for channel in range(len(model.dataset.channels))]
+    pairs = [[each.percentile_00_5, each.percentile_99_5] for each in channels]
+    return pairs[0] if len(pairs) == 1 else pairs
+
+
+def _cautions_of_resampling(model: TrainedModel) -> Sequence[str]:
+    schemes = set(model.configuration.normalization_schemes)
+    if len(schemes) == 1 or "CTNormalization" not in schemes:
+        return ()
+    return [
+        "nnU-Net clips the channels of CT before it resamples, and this job afterwards, because "
+        "other channels are not clipped: beside sharp edges results may differ."
+    ]
 
 
 def _cautions(model: TrainedModel) -> list[str]:

@@ -59,16 +59,18 @@ class OwnResampling:
         order: of the spline for the image.
         separate_z: whether the axis of the longest voxels takes the nearest ones; "auto" if that
             depends on the voxel sizes.
-        clip: lowest and highest stored value, before and after; None for none.
+        clip: what values are kept within, before and after, as ``input.resample.clip`` says it.
         order_back: of the spline for what the network gives.
         separate_z_back: as ``separate_z``, on the way back.
+        cautions: what the tool does otherwise; sentences.
     """
 
     order: Literal[0, 1, 3]
     separate_z: bool | Literal["auto"]
-    clip: tuple[float, float] | None
+    clip: list[float] | list[list[float]] | dict[str, str]
     order_back: Literal[0, 1, 3]
     separate_z_back: bool | Literal["auto"]
+    cautions: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

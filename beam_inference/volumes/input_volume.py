@@ -37,14 +37,15 @@ class InputVolume(Volume):
     Attributes:
         stored: the volume as it is stored.
         resampling: from its voxels to those that are read; None where they are the same.
-        clip: lowest and highest stored value, before and after resampling; None for no bounds.
+        limits: lowest and highest stored value of each channel, or of all, before and after
+            resampling; empty for none.
         mask: where the volume is kept; None if it is everywhere.
         whole: bounds of all that is stored, where the job reads a box of it; else None.
     """
 
     stored: Volume = field(kw_only=True)
     resampling: Resampling | None = field(default=None, kw_only=True)
-    clip: tuple[float, float] | None = field(default=None, kw_only=True)
+    limits: tuple[tuple[float, float], ...] = field(default=(), kw_only=True)
     mask: Mask | None = field(default=None, kw_only=True)
     whole: BoundingBox | None = field(default=None, kw_only=True)
 
@@ -66,7 +67,7 @@ class InputVolume(Volume):
         """The volume at another place; what it is made of stays, but where nothing is resampled."""
         if self.resampling is None:
             stored = self.stored.place_at(origin)
-            return replace(_as_read(stored), clip=self.clip, mask=self.mask, whole=self.whole)
+            return replace(_as_read(stored), limits=self.limits, mask=self.mask, whole=self.whole)
         bounds = self.bounds.translate(subtract(origin.voxel, self.origin.voxel))
         resampling = replace(self.resampling, target=bounds)
         return replace(self, bounds=bounds, origin=origin, resampling=resampling)
@@ -86,12 +87,12 @@ class InputVolume(Volume):
             return self.stored.read(box, timeout)
         source = self.resampling.source_box(box)
         array = self.stored.read(source, timeout)
-        if self.clip is not None:
-            low, high = (np.float32(limit) for limit in self.clip)
+        if self.limits:
+            low, high = np.array(self.limits, np.float32).T[..., None, None, None]
             array = array.astype(np.float32)
             np.clip(array, low, high, out=array)
         array = self.resampling.resample(array, source, box).astype(np.float32, copy=False)
-        if self.clip is not None:  # a cubic spline goes beyond the values that it passes through
+        if self.limits:  # a cubic spline goes beyond the values that it passes through
             np.clip(array, low, high, out=array)
         return array
 
@@ -137,8 +138,13 @@ def as_input(
         target = seen.divided(output_scale)
     except ValueError as error:
         raise ConfigError(f"model.output_scale: {stored.url}: {error}") from None
-    clip = None if request is None else request.clip
-    if target == source and clip is None:
+    limits = () if request is None else request.limits
+    if len(limits) not in (0, 1, stored.channels):
+        raise ConfigError(
+            f"input.resample.clip has limits of {len(limits)} channels, and {stored.url} "
+            f"{stored.channels}: write one pair for each"
+        )
+    if target == source and not limits:
         return _as_read(stored)
     size = [float(f"{extent:g}") for extent in target.voxel_size_nm]
     tell_rest(f"{stored.url} in voxels of {size} nm", Origin(target.bounds.start, target.rest))
@@ -154,7 +160,7 @@ def as_input(
         voxel_size_nm=None if stored.voxel_size_nm is None else target.voxel_size_nm,
         origin=Origin(rest=target.rest),
         resampling=make_resampling(source, target, order, coarse, output_scale),
-        clip=clip,
+        limits=limits,
     )
 
 

@@ -208,6 +208,78 @@ def test_the_box_is_planned_run_checked_and_kept(made, tmp_path, capsys):
     assert main(["verify", path]) == 0
 
 
+FINER = {"voxel_size_nm": [10, 7, 13], "order": 3}
+
+
+def limits(array):
+    """The lowest and highest value of each channel."""
+    return [[int(channel.min()), int(channel.max())] for channel in array]
+
+
+@pytest.mark.parametrize("of", ["volume", "nonzero_box"])
+def test_what_is_resampled_may_be_kept_within_values_that_occur(made, tmp_path, of):
+    array, url, levels = made
+    values = array[BOX] if of == "nonzero_box" else array
+    box = {"start": START, "stop": STOP}
+
+    def resampled(name, clip):
+        source = {"resample": FINER | clip}
+        return done(values_of(url, tmp_path / name, box, input=source), tmp_path)
+
+    found = resampled("levels", {"clip": {"levels": str(levels), "of": of}})
+    np.testing.assert_array_equal(found, resampled("pairs", {"clip": limits(values)}))
+    unclipped = resampled("none", {})
+    low, high = np.array(limits(values)).T[..., None, None, None]
+    expected = unclipped.clip(low, high)
+    assert (unclipped != expected).any(axis=(1, 2, 3)).all()
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_job_continues_without_the_levels_of_its_limits(tmp_path):
+    array = np.random.default_rng(0).integers(3, 200, (20, 24, 24), dtype=np.uint8)
+    url = write_volume(tmp_path / "in", array)
+    to = levels_of(tmp_path)
+    source = {"resample": {"voxel_size_nm": [10, 12, 12], "order": 3, "clip": {"levels": str(to)}}}
+    job = write_job(
+        tmp_path / "job.yaml",
+        job_values(
+            url,
+            tmp_path / "out",
+            input=source,
+            inference={"patch_shape": [8, 8, 8], "patch_overlap": [2, 2, 2]},
+        ),
+    )
+    assert main(["run", str(job), "--sample", "0.3"]) == 0
+    to.unlink()
+    assert main(["run", str(job)]) == 0
+    assert main(["verify", str(job), "--deep"]) == 0
+    assert load_launched_limits(tmp_path) == [[3, 199]]
+
+
+def load_launched_limits(folder):
+    """The limits that the first launch recorded."""
+    record = json.loads((folder / "out" / "_beam_inference" / "job.json").read_text())
+    return record["config"]["input"]["resample"]["clip"]
+
+
+@pytest.mark.parametrize(
+    ("clip", "message"),
+    [
+        ([[1, 2], [3, 4], [5, 6]], "limits of 3 channels, and .* 2: write one pair for each"),
+        ([[1, 2], [4, 3]], "must be .low, high. with low < high"),
+        ({"levels": "absent.json"}, "absent.json"),
+        ({"levels": "levels.json", "of": "elsewhere"}, "of"),
+    ],
+)
+def test_limits_that_are_none_are_refused(made, tmp_path, clip, message):
+    _, url, levels = made
+    (tmp_path / "levels.json").write_bytes(levels.read_bytes())
+    values = values_of(url, tmp_path / "out", None, input={"resample": FINER | {"clip": clip}})
+    with pytest.raises(ConfigError, match=message):
+        done(values, tmp_path)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_pyramid_holds_the_background_too(tmp_path):
     array = np.zeros((40, 80, 80), np.uint8)
     array[10:14, 20:30, 22:31] = 200

@@ -47,7 +47,7 @@ def test_the_settings_of_a_ct_network(tmp_path):
     assert described.has_unit
     assert described.needs_levels
     assert described.resampling == OwnResampling(
-        order=3, separate_z="auto", clip=(10.0, 220.0), order_back=1, separate_z_back="auto"
+        order=3, separate_z="auto", clip=[10.0, 220.0], order_back=1, separate_z_back="auto"
     )
     assert described.facts["folds"] == "0, 1"
     assert described.facts["licence"] == "CC BY 4.0"
@@ -126,7 +126,7 @@ def test_large_labels_of_regions(tmp_path):
 def test_normalisations(scheme, normalize, tmp_path):
     described = recipe(tmp_path, made=plans_with(normalization_schemes=[scheme]))
     assert described.values["model.normalize"] == normalize
-    assert described.resampling.clip is None
+    assert described.resampling.clip == OF_BOX
 
 
 def test_a_scheme_is_missing(tmp_path):
