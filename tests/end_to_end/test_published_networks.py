@@ -57,6 +57,7 @@ def assert_equal_as_stored(found, expected):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("number", "mode"),
     [
