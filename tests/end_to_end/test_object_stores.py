@@ -20,6 +20,7 @@ from helpers import TOYS, job_values, read_volume
 from beam_inference.cli.main import main
 from beam_inference.config.storage import Storage
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.volumes.kvstores import delete_folder, open_kvstore
 from beam_inference.volumes.opening import open_volume
 
 
@@ -84,6 +85,18 @@ def test_everything_on_google_cloud_storage(volume_in, trained, local, monkeypat
         assert main(["run", "gs://data/jobs/job.yaml", "--chunks", "gs://data/chunks"]) == 0
         assert len(gcs.names("data", "out/_beam_inference/receipts/")) == 18
         assert sum(gcs.failures.values()) > 5
+        capsys.readouterr()
+        assert main(["show", "gs://data/out"]) == 0
+        assert "gs://data/in" in capsys.readouterr().out
+        again = ["reproduce", "gs://data/out", "--sample", "0.2"]
+        assert main(again) == 2
+        assert "gs://data/jobs/network.ts" in capsys.readouterr().err
+        assert main([*again, "--trust_code"]) == 0
+        state = "gs://data/out/_beam_inference"
+        storage = Storage.model_validate({"gcs": {"endpoint": gcs.url}})
+        delete_folder(open_kvstore(state, storage), state)
+        assert main([*again, "--trust_code"]) == 0
+        assert not gcs.names("data", "out/_beam_inference/")
 
 
 @pytest.mark.slow
@@ -111,6 +124,8 @@ def test_everything_on_s3_and_no_secret_is_left(
         assert main(["run", str(tmp_path / "job.yaml")]) == 0
         np.testing.assert_array_equal(read_remote("s3://data/out", **storage), local)
         assert main(["verify", str(tmp_path / "job.yaml"), "--deep"]) == 0
+        monkeypatch.setenv("AWS_ENDPOINT_URL", s3.url)
+        assert main(["reproduce", "s3://data/out", "--sample", "0.1", "--trust_code"]) == 0
         assert s3.requests["failed"] > 5
         told = caplog.text + "".join(capfd.readouterr())
         written = [
