@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from beam_inference.cli.argument_types import seed, share
 from beam_inference.cli.command import Options, Subparsers, add_command, add_logging, set_action
+from beam_inference.cli.job_options import TrustOptions, add_trust
 from beam_inference.cli.terminal import table_console
 from beam_inference.config.fields import Json
 from beam_inference.errors import COMPLETE, FAILED, ConfigError, StateError
@@ -129,7 +130,7 @@ def _value_text(value: object) -> str:
 
 
 @dataclass(frozen=True)
-class ReproduceOptions(Options):
+class ReproduceOptions(TrustOptions):
     """Options of ``reproduce``."""
 
     volume: str
@@ -140,7 +141,6 @@ class ReproduceOptions(Options):
     weights: str | None
     file: Sequence[str]
     trust_code: bool
-    allow_pickle: bool
     json: bool
 
 
@@ -185,14 +185,9 @@ def _add_reproduce(subparsers: Subparsers) -> None:
         "--trust_code",
         "--trust-code",
         action="store_true",
-        help="run the Python code and TorchScript programs that the record names",
+        help="run what the record names: factories, functions of one's own, TorchScript",
     )
-    parser.add_argument(
-        "--allow_pickle",
-        "--allow-pickle",
-        action="store_true",
-        help="load networks that can execute code, as for run",
-    )
+    add_trust(parser, ", as for run")
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_logging(parser)
     set_action(parser, ReproduceOptions, reproduce)
@@ -209,7 +204,7 @@ def reproduce(options: ReproduceOptions) -> int:
     from beam_inference.launch import reproduction
     from beam_inference.volumes.kvstores import LOCAL, storage_of_environment
 
-    consent = reproduction.Consent(options.trust_code, options.allow_pickle)
+    consent = reproduction.Consent(options.trust_code, options.trust)
     with Console(stderr=True).status("reproducing") as line:
         results = reproduction.reproduce(
             options.volume,

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Any, Literal
-from urllib.parse import unquote
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -190,13 +189,17 @@ def _job_record(job: ResolvedJob) -> ProvenanceRecord:
         fingerprint=job.fingerprint,
         box=job.plan.chunks.roi,
         sources=[] if renamed.input.path is None else [renamed.input.path],
-        needs=tuple(_needed_files(job)),
+        needs=tuple(_needed_files(job, paths)),
         job=recorded.model_dump(mode="json", exclude=_NOT_OF_OUTPUT),
     )
 
 
-def _needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
+def _needed_files(job: ResolvedJob, paths: RecordedPaths) -> Iterator[NeededFile]:
     config = job.config
+
+    def name(path: str) -> str:
+        return PurePosixPath(paths.record_volume(path).partition("|")[0]).name
+
     volumes = {
         "input.path": config.input.path,
         "input.mask.path": None if config.input.mask is None else config.input.mask.path,
@@ -204,19 +207,17 @@ def _needed_files(job: ResolvedJob) -> Iterator[NeededFile]:
     }
     for key, path in volumes.items():
         if path is not None:
-            yield NeededFile(key=key, name=_name(path))
+            yield NeededFile(key=key, name=name(path))
     for file in hash_files(local_model(config.model, config.storage, job.model_sha256)):
         yield NeededFile(key=file.key, name=file.name, sha256=file.sha256)
     if job.quantized_sha256 is not None:
-        name = network_key(job.quantized_sha256)
-        yield NeededFile(key="inference.precision", name=name, sha256=job.quantized_sha256)
+        yield NeededFile(
+            key="inference.precision",
+            name=network_key(job.quantized_sha256),
+            sha256=job.quantized_sha256,
+        )
     for number, operator in enumerate(config.postprocess):
         key = f"postprocess.{number}"
         hashes: Sequence[str | None] = job.operator_sha256.get(key, "").split("+")
         for path, sha256 in zip(operator.needed_files, hashes, strict=False):
-            yield NeededFile(key=key, name=_name(path), sha256=sha256 or None)
-
-
-def _name(path: str) -> str:
-    name = PurePosixPath(path.partition("|")[0]).name
-    return unquote(name) if "://" in path else name
+            yield NeededFile(key=key, name=name(path), sha256=sha256 or None)

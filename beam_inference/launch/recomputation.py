@@ -17,7 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
-from beam_inference.errors import BeamInferenceError, ChunkFault, StateError, WorkerFault
+from beam_inference.errors import (
+    BeamInferenceError,
+    ChunkFault,
+    ConfigError,
+    StateError,
+    WorkerFault,
+)
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.partition import in_runs
 from beam_inference.geometry.sampling import sample_chunks
@@ -41,6 +47,8 @@ if TYPE_CHECKING:
 _SEED_BITS = 32
 _ROUNDING = 1e-5
 """Difference that another size of batches may make, as a share of the values; see guarantees.md."""
+_MOST_CHUNKS = 10**6
+"""Most chunks that are computed again; at a second for each they take eleven days."""
 _LAUNCH = "verify"
 """Name of the launch in log lines; nothing is recorded under it."""
 
@@ -126,9 +134,15 @@ def recompute_output(
         progress: is called with the number of chunks computed so far.
 
     Raises:
-        UserError: the chunks cannot be computed here.
+        UserError: the chunks cannot be computed here, or are too many.
     """
     seed = secrets.randbits(_SEED_BITS) if seed is None else seed
+    count = job.plan.chunks.count
+    if count * share > _MOST_CHUNKS:
+        raise ConfigError(
+            f"--sample {share:g} of {count:,} chunks are more than the {_MOST_CHUNKS:,} that this "
+            "process computes one after the other: take a smaller share"
+        )
     chunks = _draw(job, share, seed, list)
     with _refusing_faults():
         recomputer = _Recomputer(_open(job, default_state_url(job.config), trust=trust))

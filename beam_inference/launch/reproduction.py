@@ -66,12 +66,13 @@ class Consent:
     """What the user allows that a record names.
 
     Attributes:
-        code: run Python code and TorchScript programs.
-        pickle: load models that can execute code.
+        code: what a job file of the user's own may name without leave: factories, operators with
+            code, TorchScript programs.
+        network: which code that the network's files carry may run.
     """
 
     code: bool = False
-    pickle: bool = False
+    network: Trust = Trust.NOTHING
 
 
 def reproduce(
@@ -122,9 +123,7 @@ def reproduce(
                 ready.job,
                 share,
                 seed=seed,
-                trust=Trust.of_flags(
-                    allow_pickle=consent.pickle, trust_model=consent.pickle and consent.code
-                ),
+                trust=consent.network,
                 is_other_engine=ready.is_other_engine,
                 progress=progress,
             ),

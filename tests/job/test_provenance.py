@@ -4,17 +4,22 @@ import getpass
 import json
 import re
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from helpers import POSITION, TOYS, job_values, write_job, write_volume
+from helpers import POSITION, TOYS, job_values, write_job, write_levels, write_volume
+from pydantic import BaseModel
 
 from beam_inference.cli.main import main
+from beam_inference.config.fields import Url, WritableUrl
+from beam_inference.config.job import JobConfig
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import StateError
 from beam_inference.job.provenance import record_job
 from beam_inference.launch.prepare import prepare
 from beam_inference.models.local_files import file_sha256
+from beam_inference.operators.own import Own
 from beam_inference.volumes.conditional_writes import change_json
 from beam_inference.volumes.kvstores import LOCAL, open_kvstore
 from beam_inference.volumes.provenance import change_provenance, read_provenance
@@ -106,9 +111,47 @@ def test_it_names_neither_people_nor_credentials_nor_folders_above(volume_in, tm
     assert entry["job"]["config"]["input"]["path"] == "…/em"
 
 
-def test_levels_are_told_as_values_and_their_file_relatively(volume_in, tmp_path):
-    from helpers import write_levels
+def test_a_volume_that_is_called_as_its_user_is_not_named(tmp_path):
+    home = tmp_path / "home" / "alice"
+    write_volume(home, np.zeros((16, 16, 16), np.uint8))
+    prepare(parse_job(job_values(home, tmp_path / "out"), tmp_path))
+    assert "alice" not in (tmp_path / "out/provenance").read_text()
+    assert entries(tmp_path)[0]["needs"][0]["name"] == "unknown"
 
+
+def url_fields(model, seen):
+    """The keys of a section of the job file, and of those inside it, that hold a path or URL."""
+    for name, field in model.model_fields.items():
+        if any(mark in field.metadata for mark in (*Url.__metadata__, *WritableUrl.__metadata__)):
+            seen.add(f"{model.__name__}.{name}")
+        for inner in classes_in(field.annotation):
+            url_fields(inner, seen)
+        if any(_is_url(part) for part in get_args(field.annotation)):
+            seen.add(f"{model.__name__}.{name}")
+    return seen
+
+
+def _is_url(annotation):
+    return annotation in (Url, WritableUrl)
+
+
+def classes_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [each for part in get_args(annotation) for each in classes_in(part)]
+
+
+def test_every_key_with_a_path_is_known_to_be_recorded_without_people():
+    """A new one belongs into config.job_file.rename_paths, into needs, and then here."""
+    assert url_fields(JobConfig, url_fields(Own, set())) == {
+        *("Input.path", "Mask.path", "Output.path", "Job.state_path", "LevelsBox.levels"),
+        *("Network.path", "Network.weights", "Own.function", "Gcs.endpoint", "S3.endpoint"),
+        *("Contrast.levels", "Standard.levels", "Quantiles.levels", "QuantileRange.levels"),
+        "MomentsFromLevels.levels",
+    }
+
+
+def test_levels_are_told_as_values_and_their_file_relatively(volume_in, tmp_path):
     write_levels(str(volume_in), tmp_path)
     normalize = {"levels": "levels.json", "low": 0.1, "high": 0.9}
     launch(tmp_path, volume_in, model={"normalize": normalize})

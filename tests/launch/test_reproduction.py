@@ -12,12 +12,15 @@ from helpers import POSITION, job_values, read_volume, write_volume
 from nnunet_folders import make_folder
 
 from beam_inference.cli.main import main
+from beam_inference.config.formats import OutputSpec
 from beam_inference.config.job_file import parse_job
 from beam_inference.errors import ConfigError, ModelContractError, StateError, UserError
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.resolved_job import NUMERICS
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.reproduction import Consent, reproduce
 from beam_inference.volumes.kvstores import LOCAL
+from beam_inference.volumes.outputs import create_output
 from beam_inference.volumes.provenance import change_provenance, read_provenance
 from beam_inference.worker.worker import Worker
 
@@ -383,6 +386,25 @@ class TestHostileRecords:
         assert len(told) < 10**4
         assert main(["show", str(tmp_path / "out"), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == [strange, {}]
+
+
+def test_more_chunks_than_anybody_waits_for_are_refused(tmp_path):
+    bounds = BoundingBox((0, 0, 0), (20_000, 20_000, 20_000))
+    spec = OutputSpec(
+        url=f"file://{tmp_path}/in",
+        format="precomputed",
+        dtype="uint8",
+        channels=1,
+        bounds=bounds,
+        block_shape=(64, 64, 64),
+        voxel_size_nm=(1.0, 1.0, 1.0),
+    )
+    box = BoundingBox((0, 0, 0), (64, 64, 64))
+    create_output(spec).write(box, np.zeros((1, 64, 64, 64), np.uint8))
+    inference = {"chunk_shape": [64, 64, 64], "patch_overlap": [0, 0, 0]}
+    prepare(parse_job(job_values(tmp_path / "in", tmp_path / "out", inference=inference), tmp_path))
+    with pytest.raises(ConfigError, match="--sample 0.5 of 30,664,297 chunks"):
+        reproduce(str(tmp_path / "out"), 0.5)
 
 
 class TestWithoutRecord:
