@@ -131,6 +131,7 @@ def test_padding_that_would_change_nothing_or_cannot_be_is_refused(
         convert(str(tmp_path / "a"), str(tmp_path / target), pad=True, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", GROUPS)
 @pytest.mark.parametrize("start", [(8, -16, 24), (5, -7, 2)])
 def test_coarser_scales_of_a_translated_group_are_those_of_precomputed(tmp_path, format, start):

@@ -83,6 +83,7 @@ def test_values_are_near_those_in_float32(int8):
     assert 0 < np.sqrt(np.mean(difference**2)) < 1e-2
 
 
+@pytest.mark.slow
 def test_the_same_samples_give_the_same_network(int8):
     first = int8()
     content = int8.content

@@ -245,6 +245,7 @@ def test_a_layout_without_pytorch_is_refused(tmp_path, engine):
         parse_job(values, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_bits_of_channels_last_do_not_depend_on_the_chunk_shape(volume_in, tmp_path):
     found = []
     for chunk in ([16, 32, 32], [32, 64, 64]):

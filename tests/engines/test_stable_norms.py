@@ -48,6 +48,7 @@ def random_batch(*shape):
     return np.random.default_rng(0).random(shape, np.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("count", [2, 1], ids=["a full batch", "halved"])
 def test_a_network_of_python(engine, count):
@@ -66,6 +67,7 @@ def test_an_exported_file(tmp_path, engine):
     np.testing.assert_allclose(found, exact_answer(instances(), batch), rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_in_two_dimensions(engine):
     batch = random_batch(2, 1, 1, 32, 48)

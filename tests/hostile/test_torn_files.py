@@ -97,6 +97,7 @@ def test_descriptions_of_the_job_are_refused_by_name(
     assert files_of(tmp_path / "out") == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "output",
     [
@@ -134,6 +135,7 @@ def test_blocks_and_shards(
     assert files_of(tmp_path / "out") == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "format",
     [
@@ -163,6 +165,7 @@ def test_metadata_are_refused_by_name(
     assert files_of(tmp_path / "out") == files
 
 
+@pytest.mark.slow
 def test_levels_are_refused_by_name(
     job: Callable[..., str], tmp_path: Path, tear: Tear, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +184,7 @@ def test_levels_are_refused_by_name(
     assert files_of(tmp_path / "out") == files
 
 
+@pytest.mark.slow
 def test_records_of_stages(tmp_path: Path, tear: Tear, capsys: pytest.CaptureFixture[str]) -> None:
     array = np.random.default_rng(0).integers(1, 256, (96, 96, 96), dtype=np.uint8)
     write_volume(tmp_path / "in", array)

@@ -122,6 +122,7 @@ def test_a_network_that_is_not_that_of_the_first_launch_is_refused(
     assert network.is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("nncf")
 def test_workers_elsewhere_get_the_network_and_compare_it_too(
     make_job, tmp_path, monkeypatch, caplog

@@ -80,6 +80,7 @@ def test_a_launch_that_goes_on_and_one_from_the_start_try_it_no_more(
     assert is_tried.job == first
 
 
+@pytest.mark.slow
 def test_a_trial_that_is_known_needs_no_pytorch(make_job):
     code = (
         "import sys; from beam_inference.launch.prepare import prepare\n"

@@ -40,6 +40,7 @@ def test_components_returns_a_result_and_prints_nothing(image, tmp_path, capsys)
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_segment_with_coarser_scales_then_components_in_its_place(image, tmp_path):
     path, values = image
     write_volume(tmp_path / "affinities", np.stack([values] * 3), block_shape=(8, 8, 8))
@@ -62,6 +63,7 @@ def test_scales_need_a_format_that_holds_them(image, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", MULTISCALE)
 def test_a_pyramid_of_labels_in_every_format_that_holds_one(tmp_path, format):
     array = (np.indices((32, 64, 64)).sum(axis=0) % 20 < 15).astype(np.uint8)
