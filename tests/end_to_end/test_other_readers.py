@@ -40,6 +40,9 @@ def test_cloud_volume_reads_precomputed(done, tmp_path):
     volume = cloudvolume.CloudVolume(f"file://{tmp_path}/out", fill_missing=False, progress=False)
     np.testing.assert_array_equal(np.asarray(volume[:]).T, written)
     assert tuple(volume.resolution) == (8, 8, 40)
+    (step,) = volume.provenance.processing
+    assert step["method"]["task"] == "beam-inference run"
+    assert volume.provenance.sources == ["../in"]
 
 
 SHARDS = {"block_shape": [8, 8, 8], "shard_shape": [16, 16, 16]}
@@ -92,6 +95,7 @@ def test_zarr_python_reads_ome_zarr(done, tmp_path, format):
     image = group.attrs.get("ome", group.attrs)["multiscales"][0]
     np.testing.assert_array_equal(group[image["datasets"][0]["path"]][:], written)
     assert image["datasets"][0]["coordinateTransformations"][0]["scale"] == [1, 40, 8, 8]
+    assert group.attrs["beam_inference"][0]["sources"] == ["../in"]
 
 
 @pytest.mark.parametrize("encoding", ["png", "jpeg"])
@@ -133,3 +137,4 @@ def test_zarr_python_reads_zarr(done, tmp_path, format):
     array = zarr.open_array(str(tmp_path / "out"), mode="r")
     np.testing.assert_array_equal(array[:], written)
     assert array.metadata.zarr_format == int(format[-1])
+    assert array.attrs["beam_inference"][0]["sources"] == ["../in"]
