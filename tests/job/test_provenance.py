@@ -60,6 +60,27 @@ def test_an_output_tells_of_its_job_before_the_first_chunk(format, volume_at_zer
     assert entry["job"]["config"]["output"]["path"] == "."
 
 
+OTHERWISE = {
+    "inference.augment": {"mirror": ["z", "x"]},
+    "inference.blend": {"gaussian": 0.125, "floor": "nnunet"},
+    "inference.lattice": "spread",
+    "inference.patch_overlap": [4, 8, 8],
+    "model.activation": "sigmoid",
+    "model.normalize": [{"standard": {"mean": 3.0, "std": 2.0}}],
+    "input.fill": "edge",
+}
+
+
+@pytest.mark.parametrize("key", OTHERWISE)
+def test_what_changes_a_result_is_told(key, volume_in, tmp_path):
+    section, name = key.split(".")
+    keys = {"model": {"channels": [{}]}}
+    keys[section] = keys.get(section, {}) | {name: OTHERWISE[key]}
+    launch(tmp_path, volume_in, **keys)
+    told = entries(tmp_path)[0]["job"]["config"][section][name]
+    assert told == OTHERWISE[key] or told == [{"channels": None, **OTHERWISE[key][0]}]
+
+
 def test_it_tells_of_every_file_with_its_hash(volume_in, tmp_path):
     write_volume(tmp_path / "mask", np.ones((40, 70, 50), np.uint8))
     (tmp_path / "own.py").write_text(OPERATORS)
