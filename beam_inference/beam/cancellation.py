@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 _LAST_CHUNKS_SECONDS = 10.0
 """How long after a request to stop nothing is cancelled."""
 _UNKNOWN_SECONDS = 60.0
-"""The same, where the engine cannot be asked whether anything runs."""
+"""How long nothing is cancelled where the engine cannot be asked whether anything runs."""
 _LEAVE_SECONDS = 10.0
 _LOOK_SECONDS = 1.0
 

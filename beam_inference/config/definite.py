@@ -35,7 +35,7 @@ _DEFINITE_NORMALIZE: TypeAdapter[DefiniteNormalize] = TypeAdapter(DefiniteNormal
 
 
 def as_definite(normalize: Normalize) -> DefiniteNormalize:
-    """The same normalisation, which names no levels file."""
+    """A normalisation that names no levels file, as the type that says so."""
     return _DEFINITE_NORMALIZE.validate_python(normalize)
 
 

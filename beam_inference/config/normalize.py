@@ -90,7 +90,7 @@ class ClipStep(_Step):
     ] = Field(description="lowest and highest value, or a list with such a pair for each channel")
 
     @property
-    def listed(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
         """Length of each list with a value for each channel, by its key."""
         return {"clip": len(self.clip)} if isinstance(self.clip, list) else {}
 
@@ -110,9 +110,9 @@ class AffineStep(_Step):
         return self
 
     @property
-    def listed(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
         """Length of each list with a number for each channel, by its key."""
-        return _listed(self, "scale", "offset")
+        return _list_lengths(self, "scale", "offset")
 
 
 LEAST_DIVISOR = 2.0**-126
@@ -137,9 +137,9 @@ class StandardStep(_Step):
     standard: Moments
 
     @property
-    def listed(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
         """Length of each list with a number for each channel, by its key."""
-        return _listed(self.standard, "mean", "std")
+        return _list_lengths(self.standard, "mean", "std")
 
 
 class Statistics(Model):
@@ -224,7 +224,7 @@ def is_list_of_lists(value: object) -> bool:
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], list | tuple)
 
 
-def _listed(section: Model, *keys: str) -> dict[str, int]:
+def _list_lengths(section: Model, *keys: str) -> dict[str, int]:
     values = {key: getattr(section, key) for key in keys}
     return {key: len(value) for key, value in values.items() if isinstance(value, list)}
 
@@ -341,10 +341,10 @@ def rename_levels(normalize: Normalize, rename: Callable[[str], str]) -> Normali
         return normalize.model_copy(update={"levels": rename(normalize.levels)})
     if not isinstance(normalize, tuple):
         return normalize
-    return tuple(_renamed(step, rename) for step in normalize)
+    return tuple(_rename_step(step, rename) for step in normalize)
 
 
-def _renamed(step: Step, rename: Callable[[str], str]) -> Step:
+def _rename_step(step: Step, rename: Callable[[str], str]) -> Step:
     taken = statistics_of(step)
     if taken is None:
         return step
@@ -370,7 +370,7 @@ def check_listed(steps: Sequence[Step], channels: int) -> None:
             )
         if not isinstance(step, (ClipStep, AffineStep, StandardStep)):
             continue
-        for key, length in step.listed.items():
+        for key, length in step.lengths.items():
             if length != len(chosen):
                 origin = "input_channels" if step.channels is None else "channels"
                 raise ValueError(

@@ -182,7 +182,7 @@ def _same_space(grid: Grid, path: str, other: Grid, like: str) -> tuple[Grid, Gr
         The source's own grid and the voxels of the other that it covers, if these are whole voxels;
         else the other at the source's voxel size, of which the source is a part, and all of it.
     """
-    covered = _covered(grid, other)
+    covered = _covering_box(grid, other)
     if covered is not None:
         return grid, replace(other, bounds=covered)
     whole = _with_voxel_size(other, grid.voxel_size_nm, like)
@@ -197,7 +197,7 @@ def _same_space(grid: Grid, path: str, other: Grid, like: str) -> tuple[Grid, Gr
     return whole, other
 
 
-def _covered(grid: Grid, other: Grid) -> BoundingBox | None:
+def _covering_box(grid: Grid, other: Grid) -> BoundingBox | None:
     """The voxels of another grid that a grid covers; None where it ends between voxels."""
     with np.errstate(all="ignore"):  # sizes of any file: what is out of reach is refused below
         ratio = np.divide(grid.voxel_size_nm, other.voxel_size_nm)

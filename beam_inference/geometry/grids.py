@@ -191,7 +191,7 @@ class PatchLattice:
     kind: LatticeKind = "stride"
 
     def over(self, box: BoundingBox) -> PatchLattice:
-        """The same lattice over a box of at least one patch; over more if patches hang over."""
+        """This lattice over a box of at least one patch; over more if patches hang over."""
         if self.kind == "pad":
             strides = zyx.subtract(self.patch_shape, self.patch_overlap)
             room = zyx.subtract(box.shape, self.patch_shape)

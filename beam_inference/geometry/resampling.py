@@ -357,7 +357,7 @@ class Grid:
         stop = triple(start + count for start, count in zip(origin.voxel, counts, strict=True))
         return Grid(BoundingBox(origin.voxel, stop), (z, y, x), origin.rest)
 
-    def divided(self, by: Zyx) -> Grid:
+    def divide(self, by: Zyx) -> Grid:
         """The grid with each voxel divided into several.
 
         Raises:

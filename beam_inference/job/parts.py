@@ -38,7 +38,7 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     storage = config.storage
     stored = open_source(section.source(storage), cache_bytes=cache_bytes)
     whole = stored.bounds
-    stored = _cropped(stored, section.box)
+    stored = _crop(stored, section.box)
     scale = config.model.output_scale
     volume = as_input(stored, section.resample, config.resampled_voxel_size_nm, scale)
     volume = volume if section.box is None else replace(volume, whole=whole)
@@ -48,7 +48,7 @@ def open_input(config: JobConfig, cache_bytes: int = 0) -> InputVolume:
     return replace(volume, mask=mask)
 
 
-def _cropped(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
+def _crop(volume: Volume, box: Bounds | LevelsBox | None) -> Volume:
     if box is None:
         return volume
     assert isinstance(box, Bounds), "a launch puts the box of a levels file into its job"

@@ -39,7 +39,7 @@ class Normalization:
         return batch
 
     def undone(self) -> StepwiseNormalization:
-        """The same, undone on the network's values."""
+        """The steps that undo this normalisation on the network's values."""
         steps: list[DefiniteStep] = [AffineStep(scale=self.scale, offset=self.offset)]
         if self.clip is not None:
             steps.append(ClipStep(clip=self.clip))

@@ -465,7 +465,7 @@ def _row_of(table: Ints, key: Whole) -> Whole:
 
 @_compile
 def _grow(table: Ints) -> Ints:
-    """The same table with twice the rows."""
+    """Copy a table into one with twice the rows."""
     more = np.full((2 * len(table), 3), -1, np.int64)
     for row in range(len(table)):
         if table[row, 0] >= 0:

@@ -13,7 +13,7 @@ from beam_inference.environment import usable_memory
 from beam_inference.errors import VolumeError
 
 _COPIES = 2
-"""Of a block while it is read: as decoded, and in the library that decodes it."""
+"""Copies of a block while it is read: as decoded, and in the library that decodes it."""
 
 
 def check_block_memory(name: str, shape: Iterable[int | None], itemsize: int) -> None:

@@ -107,7 +107,8 @@ def _n5_grid(metadata: Json) -> tuple[str, str, Sequence[int], Sequence[int]]:
 
 
 _GRIDS = {"zarr": _zarr2_grid, "zarr3": _zarr3_grid, "n5": _n5_grid}
-"""By driver: what keys begin with, what separates positions, extents of arrays and of blocks."""
+"""How a driver names blocks: what keys begin with, what separates positions, and the extents of
+arrays and of blocks."""
 
 
 def _grid_names(

@@ -135,7 +135,7 @@ def as_input(
     source = Grid(stored.bounds, stored.voxel_size_nm or (1.0, 1.0, 1.0), stored.origin.rest)
     seen = source if wanted is None else _resampled_grid(stored, source, wanted)
     try:
-        target = seen.divided(output_scale)
+        target = seen.divide(output_scale)
     except ValueError as error:
         raise ConfigError(f"model.output_scale: {stored.url}: {error}") from None
     limits = () if request is None else request.limits

@@ -98,12 +98,12 @@ def change_provenance(
     if place is None:
         return
 
-    def changed(content: Json) -> Json:
+    def rewrite(content: Json) -> Json:
         before = _entries(place, content, url)
         after = change(list(before))
         return content if after == before else place.with_entries(content, after)
 
-    change_json(open_kvstore(url, storage), place.file, url, changed, otherwise={})
+    change_json(open_kvstore(url, storage), place.file, url, rewrite, otherwise={})
 
 
 def place_in(url: str, storage: Storage) -> ProvenancePlace | None:
