@@ -25,7 +25,7 @@ def space(dims):
     return "zyx"[3 - dims :]
 
 
-def described(dims=2, preprocessing=(), postprocessing=(), channels=1, outputs=2, **changes):
+def described(dims=2, preprocessing=(), postprocessing=(), channels=1, classes=2, **changes):
     """A description in format 0.5."""
     names = [f"c{number}" for number in range(channels)]
     sizes = {"min": 16, "step": 8}
@@ -51,7 +51,7 @@ def described(dims=2, preprocessing=(), postprocessing=(), channels=1, outputs=2
                 "id": "answer",
                 "axes": [
                     {"type": "batch"},
-                    {"type": "channel", "channel_names": ["a", "b"][:outputs]},
+                    {"type": "channel", "channel_names": ["a", "b"][:classes]},
                     *(
                         {
                             "type": "space",

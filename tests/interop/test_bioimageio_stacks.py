@@ -56,7 +56,7 @@ def differences(folder, monkeypatch):
 
 def test_where_the_halo_covers_all_that_the_network_sees_results_are_equal(tmp_path, monkeypatch):
     """A stack of 200 MB, in which contrast changes from section to section."""
-    content = made.described(2, [STANDARDISE], [{"id": "sigmoid"}], outputs=1)
+    content = made.described(2, [STANDARDISE], [{"id": "sigmoid"}], classes=1)
     for axis in content["inputs"][0]["axes"][2:]:
         axis["size"] = 512
     made.make_package(tmp_path / "model", content, outputs=1)
