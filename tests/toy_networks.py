@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,6 +123,59 @@ class Pair(nn.Module):
 
 def pair() -> nn.Module:
     return Pair()
+
+
+class Heads(nn.Module):
+    """Three heads, as a tuple: two channels, one, and one of fewer voxels. Notes its calls."""
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if "TOY_NETWORK_LOG" in os.environ:
+            with Path(os.environ["TOY_NETWORK_LOG"]).open("a") as log:
+                log.write(f"{len(batch)}\n")
+        positions = Position()(batch)
+        return positions, 20 * torch.sin(batch * 7), batch[..., ::2]
+
+
+class HeadsByName(nn.Module):
+    """Those of Heads, as a dict."""
+
+    def forward(self, batch: torch.Tensor) -> dict[str, torch.Tensor]:
+        places, waves, fewer = Heads()(batch)
+        return {"places": places, "waves": waves, "fewer": fewer}
+
+
+def heads() -> nn.Module:
+    return Heads()
+
+
+def heads_by_name() -> nn.Module:
+    return HeadsByName()
+
+
+class ConvHeads(nn.Module):
+    """Two heads of one convolution, which other engines can convert."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Conv3d(1, 4, 3, padding=1)
+        self.first = nn.Conv3d(4, 2, 1)
+        self.second = nn.Conv3d(4, 1, 1)
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shared = torch.relu(self.trunk(batch))
+        return self.first(shared), 50 * self.second(shared)
+
+
+def conv_heads() -> nn.Module:
+    return ConvHeads()
+
+
+def numpy_heads() -> Callable[[NDArray[np.float32]], Any]:
+    def network(batch: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        return [batch, 2 * batch]
+
+    return network
 
 
 class NotANumber(nn.Module):

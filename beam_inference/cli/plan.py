@@ -92,7 +92,7 @@ def add(subparsers: Subparsers) -> None:
 def plan(options: PlanOptions) -> int:
     """Print the size of a job, the best chunk shapes for it, or an estimate of time and cost."""
     from beam_inference.cli.plan_text import print_plan
-    from beam_inference.launch.output_pyramid import plan_output_pyramid
+    from beam_inference.launch.output_pyramid import plan_output_pyramids
     from beam_inference.launch.planned_job import plan_job
 
     if options.write and not options.suggest:
@@ -105,7 +105,7 @@ def plan(options: PlanOptions) -> int:
         return _suggest(job, options)
     if options.calibrate:
         return _calibrate(job, options)
-    print_plan(job, plan_output_pyramid(job), as_json=options.json)
+    print_plan(job, plan_output_pyramids(job), as_json=options.json)
     return COMPLETE
 
 
@@ -147,15 +147,16 @@ def _calibrate(job: PlannedJob, options: PlanOptions) -> int:
     from beam_inference.launch.cost import Prices, estimates, job_totals
     from beam_inference.launch.engine_trial import try_network_here
     from beam_inference.launch.job_files import load_prices
-    from beam_inference.launch.output_pyramid import add_pyramid, plan_output_pyramid
+    from beam_inference.launch.output_pyramid import add_pyramids, plan_output_pyramids
 
     prices = Prices() if options.prices is None else load_prices(options.prices)
     if options.worker_price is not None:
         prices = prices.model_copy(update={"worker_hour": options.worker_price})
     trial = try_network_here(job, THIS_PROCESS, trust=options.trust)
-    pyramid = plan_output_pyramid(job)
+    pyramids = plan_output_pyramids(job)
     measured = calibrate(job, trial)
-    whole = add_pyramid(job_totals(job, batch_size=trial.needs.batch_size), pyramid)
+    totals = job_totals(job, batch_size=trial.needs.batch_size)
+    whole = add_pyramids(totals, pyramids.values())
     expected = estimates(measured, whole, prices, options.workers, CHUNK_TIME_VARIATION)
-    print_estimates(job, pyramid, measured, whole, expected, as_json=options.json)
+    print_estimates(job, pyramids, measured, whole, expected, as_json=options.json)
     return COMPLETE

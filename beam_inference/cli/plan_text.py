@@ -14,7 +14,7 @@ from rich.table import Table
 from beam_inference.cli.terminal import table_console
 from beam_inference.cli.text import format_bytes, format_hours, format_shape, format_voxel_size
 from beam_inference.config.fields import Json
-from beam_inference.config.job import Gaussian, Inference
+from beam_inference.config.job import OUTPUT, Gaussian, Inference
 from beam_inference.config.volumes import Mask
 from beam_inference.geometry.chunk_shape import busiest_worker
 from beam_inference.geometry.exact_sums import largest_rounding
@@ -27,8 +27,8 @@ from beam_inference.launch.cost import (
     chunk_seconds,
     job_totals,
 )
-from beam_inference.launch.output_pyramid import add_pyramid
-from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob
+from beam_inference.launch.output_pyramid import add_pyramids
+from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, PlannedOutput
 
 if TYPE_CHECKING:
     from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
@@ -38,10 +38,10 @@ Row: TypeAlias = tuple[str, str]
 """A heading and a line; further lines of the same subject have an empty heading."""
 
 
-def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = False) -> None:
-    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramid, and strategies."""
+def print_plan(job: PlannedJob, pyramids: Mapping[str, Pyramid], *, as_json: bool = False) -> None:
+    """Print the size of a job: boxes, counts, bytes, objects, memory, pyramids, and strategies."""
     if as_json:
-        _print_json(plan_values(job, pyramid))
+        _print_json(plan_values(job, pyramids))
         return
     table = Table(show_header=False, box=None, pad_edge=False)
     for heading, line in [
@@ -50,7 +50,7 @@ def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = Fals
         *_geometry_rows(job),
         *_precision_rows(job),
         *_storage_rows(job),
-        *(_pyramid_rows(pyramid) if job.config.output.pyramid is not None else ()),
+        *_pyramids_rows(job, pyramids),
         *_memory_rows(job),
     ]:
         table.add_row(heading, line)
@@ -62,7 +62,6 @@ def print_plan(job: PlannedJob, pyramid: Pyramid | None, *, as_json: bool = Fals
 
 def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     plan = job.plan
-    output = job.output
     yield "input", f"{plan.volume}, {job.input.channels} channel(s) of {job.input.dtype.name}"
     if job.input.whole is not None:
         yield "", f"read as if it ended there; {job.input.whole} is stored"
@@ -78,11 +77,15 @@ def _volume_rows(job: PlannedJob) -> Iterator[Row]:
     if plan.chunks.roi != job.roi:
         yield "", f"with background around it in whole blocks, {plan.chunks.roi}"
     yield "domain", f"{plan.lattice.domain}, what the patch lattice tiles"
-    yield (
-        "output",
-        f"{output.bounds}, {output.channels} channel(s) of {output.dtype}, {output.format}",
-    )
-    yield "", "exists already" if job.output_exists else "will be created"
+    for key, each in job.outputs.items():
+        spec = each.spec
+        head = job.config.by_output[key].output.head
+        what = "" if head is None else f"head {head}, "
+        yield (
+            _name("output", key),
+            f"{spec.bounds}, {what}{spec.channels} channel(s) of {spec.dtype}, {spec.format}",
+        )
+        yield "", "exists already" if each.exists else "will be created"
 
 
 def _precision_rows(job: PlannedJob) -> Iterator[Row]:
@@ -161,6 +164,7 @@ def _unusual_blending(inference: Inference) -> str:
 
 def _storage_rows(job: PlannedJob) -> Iterator[Row]:
     whole = job_totals(job)
+    shapes = [format_shape(each.spec.write_shape) for each in job.outputs.values()]
     yield (
         "read",
         f"{format_bytes(whole.read_bytes)}, halo re-reads included, before rounding to storage "
@@ -169,7 +173,7 @@ def _storage_rows(job: PlannedJob) -> Iterator[Row]:
     yield (
         "written",
         f"{format_bytes(whole.written_bytes)} before compression, in {whole.blocks:,} blocks of "
-        f"{format_shape(job.output.write_shape)}",
+        f"{' and '.join(dict.fromkeys(shapes))}",
     )
     objects = f"{whole.blocks:,} blocks + {whole.receipts:,} receipts"
     if whole.seam_files:
@@ -177,13 +181,24 @@ def _storage_rows(job: PlannedJob) -> Iterator[Row]:
     yield "objects", objects
 
 
-def _pyramid_rows(pyramid: Pyramid | None) -> Iterator[Row]:
+def _pyramids_rows(job: PlannedJob, pyramids: Mapping[str, Pyramid]) -> Iterator[Row]:
+    for key, single in job.config.by_output.items():
+        if single.output.pyramid is not None:
+            yield from _pyramid_rows(_name("pyramid", key), pyramids.get(key))
+
+
+def _name(subject: str, output: str) -> str:
+    """The heading of a line on an output."""
+    return subject if output == OUTPUT else f"{subject} {output.removeprefix('outputs.')}"
+
+
+def _pyramid_rows(heading: str, pyramid: Pyramid | None) -> Iterator[Row]:
     if pyramid is None:
-        yield "pyramid", "no scale: one block holds the output"
+        yield heading, "no scale: one block holds the output"
         return
     coarsest = format_shape(pyramid.scales[-1].bounds.shape)
     yield (
-        "pyramid",
+        heading,
         f"{len(pyramid.scales)} scales by {pyramid.method}, the coarsest {coarsest} voxels; once "
         "every chunk is done",
     )
@@ -246,10 +261,11 @@ def _strategies_table(job: PlannedJob) -> Table:
     return table
 
 
-def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
-    """The size of a job, pyramid included, as JSON values: bytes are decoded, shapes ZYX."""
+def plan_values(job: PlannedJob, pyramids: Mapping[str, Pyramid]) -> Json:
+    """The size of a job, pyramids included, as JSON values: bytes are decoded, shapes ZYX."""
     plan = job.plan
-    whole = add_pyramid(job_totals(job), pyramid)
+    whole = add_pyramids(job_totals(job), pyramids.values())
+    pyramid = pyramids.get(OUTPUT)
     memory = job.memory(Place())
     return {
         "roi": asdict(job.roi),
@@ -263,7 +279,11 @@ def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
         "objects": whole.write_requests,
         "host_bytes_per_worker": memory.host_bytes,
         "device_bytes": memory.device_bytes,
+        "outputs": {key: _output_values(each) for key, each in job.outputs.items()},
         "pyramid": None if pyramid is None else pyramid_values(pyramid),
+        "further_pyramids": {
+            key: pyramid_values(each) for key, each in pyramids.items() if key != OUTPUT
+        },
         "strategies": {
             each.strategy: {
                 "network_calls": each.totals.patch_count,
@@ -273,6 +293,18 @@ def plan_values(job: PlannedJob, pyramid: Pyramid | None) -> Json:
             }
             for each in map(job.plan_in, get_args(Strategy))
         },
+    }
+
+
+def _output_values(output: PlannedOutput) -> Json:
+    spec = output.spec
+    return {
+        "url": spec.url,
+        "channels": spec.channels,
+        "dtype": spec.dtype,
+        "format": spec.format,
+        "block_shape": spec.write_shape,
+        "exists": output.exists,
     }
 
 
@@ -394,7 +426,7 @@ def _suggestion_values(
 
 def print_estimates(
     job: PlannedJob,
-    pyramid: Pyramid | None,
+    pyramids: Mapping[str, Pyramid],
     measured: Measured,
     whole: Totals,
     expected: Sequence[Estimate],
@@ -405,7 +437,7 @@ def print_estimates(
 
     Args:
         job: the job.
-        pyramid: the pyramid of its output, if it has one to make.
+        pyramids: those of its outputs that are to be made.
         measured: speeds measured here.
         whole: size of the job, pyramid included.
         expected: the estimates, one per kind of worker.
@@ -420,7 +452,7 @@ def print_estimates(
             "voxels_per_second_and_worker": speed,
             "estimates": [asdict(estimate) for estimate in expected],
         }
-        _print_json(plan_values(job, pyramid) | values)
+        _print_json(plan_values(job, pyramids) | values)
         return
     print(
         f"measured here: {measured.call_seconds:.3g} s a call, reading "
@@ -433,7 +465,7 @@ def print_estimates(
     )
     for estimate in expected:
         print(_estimate_line(estimate))
-    if pyramid is not None:
+    if pyramids:
         print("storage and request costs include the pyramid; hours do not")
     if expected[0].money_per_month:
         print(f"keeping the output, before compression: {expected[0].money_per_month:.2f} a month")

@@ -47,6 +47,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
         "error": outcome.error,
         "staged_at": outcome.staged_at,
         "output": config.output.path,
+        "outputs": {key: each.output.path for key, each in config.by_output.items()},
         "state": default_state_url(config),
     }
 
@@ -181,7 +182,8 @@ def _print_last_line(
         if outcome.pyramid is not None and not outcome.pyramid.complete:
             print(f"to do what is missing of it: {command}")
         else:
-            print(f"complete: {config.output.path}; to look at it: {view_command}")
+            paths = [each.output.path for each in config.by_output.values()]
+            print(f"complete: {' and '.join(paths)}; to look at it: {view_command}")
     elif outcome.done == outcome.chunks:
         print(
             f"the chosen chunks are done; {outcome.missing_of_job} others of the job are not: "

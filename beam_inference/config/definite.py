@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
@@ -10,7 +11,7 @@ from pydantic import Discriminator, Tag, TypeAdapter, model_validator
 from beam_inference.config.devices import DefiniteDevice, DeviceKind, kind_of
 from beam_inference.config.engines import DefiniteEngineName
 from beam_inference.config.fields import Count, Shape
-from beam_inference.config.job import Inference, JobConfig, Network
+from beam_inference.config.job import OUTPUT, FurtherOutput, Inference, JobConfig, Network
 from beam_inference.config.normalize import (
     Affine,
     DefiniteSteps,
@@ -84,7 +85,8 @@ class Settings:
         chunk_shape: the unit of work, voxels ZYX.
         strategy: how chunks get the values of patches that they share with neighbours.
         chunk_crop_margin: voxels cropped at chunk borders, ZYX; None unless ``seams`` is "crop".
-        value_range: values that map onto an integer dtype's range; None where nothing is scaled.
+        value_ranges: values that map onto an integer dtype's range, by the key of the output; None
+            where nothing is scaled.
     """
 
     device: DefiniteDevice
@@ -93,7 +95,7 @@ class Settings:
     chunk_shape: Zyx
     strategy: Strategy
     chunk_crop_margin: Zyx | None
-    value_range: tuple[float, float] | None
+    value_ranges: Mapping[str, tuple[float, float] | None]
 
     @property
     def device_kind(self) -> DeviceKind:
@@ -138,13 +140,21 @@ def make_definite(config: JobConfig, settings: Settings, engine: EngineSettings)
         "memory_format": engine.memory_format,
         "batch_size": engine.batch_size,
     }
-    output = _values(config.output) | {"value_range": settings.value_range}
+    ranges = settings.value_ranges
+    output = _values(config.output) | {"value_range": ranges[OUTPUT]}
+    outputs = {
+        name: FurtherOutput.model_validate(
+            _values(each) | {"value_range": ranges[f"outputs.{name}"]}
+        )
+        for name, each in config.outputs.items()
+    }
     return DefiniteConfig(
         input=config.input,
         output=Output.model_validate(output),
         model=DefiniteNetwork.model_validate(model),
         inference=DefiniteInference.model_validate(inference),
         postprocess=config.postprocess,
+        outputs=outputs,
         mask=config.mask,
         roi=config.roi,
         job=config.job,

@@ -103,6 +103,8 @@ class Engine:
         quantize: makes a network of integers of the request's, whose batches have one patch, by
             what it computes of some float32 NumPy arrays of that ``batch_shape``: the content of
             :attr:`LoadRequest.quantized`. None where ``precisions`` is without int8.
+        joins_heads: whether, of a file with one of its suffixes that has several outputs, it runs
+            those that ``model.heads`` names, and joins them as channels.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Engine:
     has_fixed_shape: bool = True
     auto_rank: int | None = None
     quantize: Callable[[LoadRequest, Sequence[Any]], bytes] | None = None
+    joins_heads: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""

@@ -29,6 +29,7 @@ from beam_inference.config.fields import (
     VoxelSize,
     WritableUrl,
 )
+from beam_inference.config.heads import Head, channel_ranges, common_activation
 from beam_inference.config.normalize import Normalize, check_listed, check_undone, sees_patches
 from beam_inference.config.operators import (
     InstalledOperator,
@@ -36,9 +37,10 @@ from beam_inference.config.operators import (
     gives_labels,
     interval_after,
     largest_label,
+    total_halo,
 )
 from beam_inference.config.storage import Storage
-from beam_inference.config.volumes import Input, Mask, Output, Roi
+from beam_inference.config.volumes import Bounds, Input, Mask, Output, Roi
 from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
@@ -47,6 +49,9 @@ from beam_inference.geometry.zyx import VoxelSizeNm, is_same_size
 
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
+
+OUTPUT = "output"
+"""The key of the output that every job has."""
 
 MOST_THREADS = 1024
 """Most ``inference.threads``: no machine has more cores, and each thread takes memory."""
@@ -92,6 +97,13 @@ class Network(Model):
     )
     input_channels: Count = 1
     output_channels: Count = 1
+    heads: Annotated[list[Head], Field(min_length=1)] | None = Field(
+        None,
+        description=(
+            "of a network that returns several arrays, those that are used, as channels one after "
+            "another; output_channels is their sum. output.head says which one is written"
+        ),
+    )
     channels: list[Channel] | None = Field(
         None, description="what each output channel says; inference.augment needs it"
     )
@@ -137,6 +149,73 @@ class Network(Model):
             return bound_above(self.prediction_bound)
         return None if self.activation == "none" else 1.0
 
+    @property
+    def stated_bounds(self) -> tuple[float | None, ...]:
+        """The stated bound of each head; of the whole network where it has none."""
+        if self.heads is None:
+            return (self.stated_bound,)
+        return tuple(head.stated_bound for head in self.heads)
+
+    @property
+    def channel_ranges(self) -> list[range]:
+        """The channels of each head; all of them where the network has none."""
+        return [range(self.output_channels)] if self.heads is None else channel_ranges(self.heads)
+
+    def of_head(self, key: int | str | None) -> Network:
+        """The network as one that returns a head alone, or its heads joined where key is None.
+
+        Raises:
+            ValueError: there is no such head.
+        """
+        if self.heads is None:
+            if key is not None:
+                raise ValueError(f"head: {key} needs model.heads, which says what {key} is")
+            return self
+        if key is None:
+            activation = common_activation(self.heads)
+            return self.model_copy(update={"heads": None, "activation": activation})
+        head, channels = self._find_head(key, self.heads)
+        described = None if self.channels is None else [self.channels[n] for n in channels]
+        return self.model_copy(
+            update={
+                "heads": None,
+                "output_channels": head.channels,
+                "channels": described,
+                "activation": head.activation,
+                "prediction_bound": head.prediction_bound,
+            }
+        )
+
+    def channels_of_head(self, key: int | str | None) -> range:
+        """The channels of a head among those of all; all of them where key is None."""
+        if key is None or self.heads is None:
+            return range(self.output_channels)
+        return self._find_head(key, self.heads)[1]
+
+    def _find_head(self, key: int | str, heads: list[Head]) -> tuple[Head, range]:
+        for head, channels in zip(heads, self.channel_ranges, strict=True):
+            if head.key == key:
+                return head, channels
+        known = ", ".join(str(head.key) for head in heads)
+        raise ValueError(f"head: {key} is not among model.heads: {known}")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _add_up_heads(cls, values: Any) -> Any:
+        """The channels of all heads are those of the network, which need not be written."""
+        heads = values.get("heads") if isinstance(values, dict) else None
+        if not isinstance(heads, list) or "output_channels" in values:
+            return values
+        counts = [
+            each.channels
+            if isinstance(each, Head)
+            else (each.get("channels", 1) if isinstance(each, dict) else None)
+            for each in heads
+        ]
+        if not all(isinstance(count, int) for count in counts):
+            return values  # what is wrong with it is told by its own check
+        return {**values, "output_channels": sum(counts)}
+
     @model_validator(mode="before")
     @classmethod
     def _beside(cls, values: Any) -> Any:
@@ -176,10 +255,36 @@ class Network(Model):
         if isinstance(self.normalize, tuple):
             check_listed(self.normalize, self.input_channels)
         self._check_channels()
+        self._check_heads()
         self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
         return self
+
+    def _check_heads(self) -> None:
+        if self.heads is None:
+            return
+        total = sum(head.channels for head in self.heads)
+        if total != self.output_channels:
+            raise ValueError(
+                f"heads have {total} channels together, output_channels says "
+                f"{self.output_channels}: remove output_channels, or make them agree"
+            )
+        keys = [head.key for head in self.heads]
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"heads: {keys} names one twice")
+        refused = {
+            "path: identity": self.path == "identity",
+            f"activation: {self.activation}": self.activation != "none",
+            "prediction_bound": self.prediction_bound is not None,
+            "denormalize": self.denormalize,
+        }
+        for key, is_asked in refused.items():
+            if is_asked:
+                raise ValueError(
+                    f"{key} does not go with heads: remove one of them. Each head has an "
+                    "activation and a prediction_bound of its own"
+                )
 
     def _check_channels(self) -> None:
         if self.channels is not None and len(self.channels) != self.output_channels:
@@ -437,6 +542,29 @@ class Inference(Model):
             )
 
 
+class FurtherOutput(Output):
+    """A volume that is written beside the output, in the same pass."""
+
+    postprocess: list[InstalledOperator] = Field(
+        [], description="what is done to the values that this volume is made of, in this order"
+    )
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.bounds is not None:
+            raise ValueError("bounds are those of output, which all volumes have: remove it")
+        return self
+
+    def as_output(self, bounds: Bounds | None) -> Output:
+        """This volume as the output of a job, with bounds of the job's own."""
+        values = {name: getattr(self, name) for name in Output.model_fields}
+        return Output.model_construct(**values | {"bounds": bounds})
+
+
+OutputName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+"""A name of a further output: letters, digits, _ and -."""
+
+
 class Timeouts(Model):
     """What a single step of a chunk may take, in seconds; what takes longer is given up."""
 
@@ -500,6 +628,9 @@ class JobConfig(Model):
     postprocess: list[InstalledOperator] = Field(
         [], description="what is done to the network's values, in this order"
     )
+    outputs: dict[OutputName, FurtherOutput] = Field(
+        {}, description="further volumes, by names of yours, that are written in the same pass"
+    )
     mask: Mask | None = Field(
         None, description="where the output is wanted; default: in the whole ROI"
     )
@@ -508,9 +639,36 @@ class JobConfig(Model):
     storage: Storage = Storage()
 
     @property
+    def output_model(self) -> Network:
+        """The network as the output sees it: as one that returns the output's head alone."""
+        return self.model.of_head(self.output.head)
+
+    @property
     def output_channels(self) -> int:
         """Channels of the output, which operators may have made of the network's."""
-        return channels_after(self.postprocess, self.model.output_channels)
+        return channels_after(self.postprocess, self.output_model.output_channels)
+
+    @property
+    def output_keys(self) -> list[str]:
+        """The keys of the outputs in the job file: "output" first, then "outputs.NAME"."""
+        return [OUTPUT, *(f"outputs.{name}" for name in self.outputs)]
+
+    @property
+    def by_output(self) -> dict[str, Self]:
+        """The job for each of its outputs, as if it wrote that one alone.
+
+        Returns:
+            By :attr:`output_keys`.
+        """
+        single = {OUTPUT: self.model_copy(update={"outputs": {}})}
+        for name, further in self.outputs.items():
+            values = {
+                "output": further.as_output(self.output.bounds),
+                "postprocess": further.postprocess,
+                "outputs": {},
+            }
+            single[f"outputs.{name}"] = self.model_copy(update=values)
+        return single
 
     @property
     def gives_labels(self) -> bool:
@@ -527,8 +685,8 @@ class JobConfig(Model):
 
     @property
     def network_interval(self) -> tuple[float, float] | None:
-        """Lowest and highest value of the network, known after an activation; else None."""
-        return None if self.model.activation == "none" else (0.0, 1.0)
+        """Lowest and highest value of the output's head, known after an activation; else None."""
+        return None if self.output_model.activation == "none" else (0.0, 1.0)
 
     @property
     def output_interval(self) -> tuple[float, float] | None:
@@ -537,22 +695,62 @@ class JobConfig(Model):
         Raises:
             ValueError: an operator makes no sense for the values that it is given.
         """
-        return interval_after(self.postprocess, self.network_interval, self.model.output_channels)
+        channels = self.output_model.output_channels
+        return interval_after(self.postprocess, self.network_interval, channels)
 
     @property
-    def largest_prediction(self) -> float:
-        """The largest magnitude that an activation allows; infinity without one."""
-        interval = self.network_interval
-        return math.inf if interval is None else max(map(abs, interval))
+    def largest_predictions(self) -> tuple[float, ...]:
+        """The largest magnitude that the activation of each head allows; infinity without one."""
+        heads = self.model.heads
+        activations = [self.model.activation] if heads is None else [h.activation for h in heads]
+        return tuple(math.inf if each == "none" else 1.0 for each in activations)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherit_blocks(cls, values: Any) -> Any:
+        """What a further output does not say of its format and blocks is as in the output."""
+        if not isinstance(values, dict) or not isinstance(values.get("outputs"), dict):
+            return values
+        output = values.get("output")
+        known = output if isinstance(output, dict) else {}
+        outputs = {}
+        for name, further in values["outputs"].items():
+            if not isinstance(further, dict):
+                return values
+            keys = ["format", "block_shape"]
+            if not {"format", "block_shape"} & further.keys():
+                keys.append("shard_shape")
+            outputs[name] = {key: known[key] for key in keys if key in known} | further
+        return {**values, "outputs": outputs}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        self._check_labels()
+        for key, single in self.by_output.items():
+            try:
+                single._check_labels()
+                single._check_output()
+            except ValueError as error:
+                text = str(error)
+                text = f"output.{text}" if text.startswith("head: ") else text
+                if key != OUTPUT:
+                    named = text.replace("output.", f"{key}.")
+                    text = named if named != text else f"{key}: {text}"
+                raise ValueError(text) from None
+        self._check_halos()
         self._check_resample()
         self._check_output_scale()
         self._check_inference()
-        self._check_output()
         return self
+
+    def _check_halos(self) -> None:
+        """Refuse crops that another output would move: each is as if it were alone."""
+        halos = {total_halo(single.postprocess) for single in self.by_output.values()}
+        if self.inference.seams == "crop" and len(halos) > 1:
+            raise ValueError(
+                "inference.seams: crop: operators that look beyond a voxel move the seams, and "
+                f"those of the outputs look {' and '.join(str(list(h)) for h in sorted(halos))} "
+                "voxels far (z, y, x): write seams: exact, or a job for each"
+            )
 
     def _check_labels(self) -> None:
         if self.gives_labels and (
@@ -563,7 +761,7 @@ class JobConfig(Model):
                 "are: write an integer output.dtype, and no output.value_range"
             )
         if self.gives_labels:
-            largest = largest_label(self.postprocess, self.model.output_channels)
+            largest = largest_label(self.postprocess, self.output_model.output_channels)
             if largest > np.iinfo(self.output.dtype).max:
                 raise ValueError(
                     f"postprocess gives labels up to {largest}, which {self.output.dtype} does not "
@@ -672,6 +870,11 @@ class JobConfig(Model):
                 "a 2-D network (model.dims: 2) has no z to flip: write inference.augment: xy, or "
                 "{mirror: [y, x]}"
             )
+        if model.heads is not None and inference.precision == "int8":
+            raise ValueError(
+                "inference.precision: int8 is for networks that return one array, and model.heads "
+                "names several: write precision: float32"
+            )
         if model.batch_norm == "batch" and inference.batch_size != 1:
             raise ValueError(
                 "model.batch_norm: batch needs inference.batch_size: 1, so that no patch sees its "
@@ -687,7 +890,7 @@ class JobConfig(Model):
             )
         interval = self.output_interval  # raises what operators cannot do with their values
         is_scaled = self.output.dtype in INTEGER_DTYPES and not self.gives_labels
-        is_known = interval is not None or self.model.activation != "none"
+        is_known = interval is not None or self.output_model.activation != "none"
         if is_scaled and self.output.value_range is None and not is_known:
             raise ValueError(
                 f"output.value_range is needed to write {self.output.dtype} without an activation: "

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import unknown_key_hint
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import FurtherOutput, JobConfig
 from beam_inference.config.normalize import Statistics, rename_levels
 from beam_inference.config.operators import Operator
 from beam_inference.config.volumes import Input, LevelsBox, Mask
@@ -97,6 +97,8 @@ def _key(location: tuple[int | str, ...]) -> tuple[str, ...]:
         parts[4:] = [part for part in parts[4:] if part not in ("number", "list", "pair")]
     if ".".join(parts[:2]) in _BRANCHED:
         del parts[2:3]
+    if parts[-2:-1] in (["head"], ["key"]):  # of a head: a place or a name
+        del parts[-1]
     return tuple(parts)
 
 
@@ -229,6 +231,14 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
     def levels(path: str) -> str:
         return volume(path, "model.normalize")
 
+    def further(section: FurtherOutput, key: str) -> FurtherOutput:
+        operators = [
+            operator(each, f"{key}.postprocess.{number}")
+            for number, each in enumerate(section.postprocess)
+        ]
+        path = volume(section.path, f"{key}.path")
+        return section.model_copy(update={"path": path, "postprocess": operators})
+
     state = job.job.state_path
     network = job.model.model_copy(
         update={
@@ -255,6 +265,9 @@ def rename_paths(job: AnyJob, *, file: Rename, volume: Rename) -> AnyJob:
                 operator(each, f"postprocess.{number}")
                 for number, each in enumerate(job.postprocess)
             ],
+            "outputs": {
+                name: further(each, f"outputs.{name}") for name, each in job.outputs.items()
+            },
             "mask": mask(job.mask, "mask.path"),
             "job": job.job.model_copy(
                 update={"state_path": None if state is None else volume(state, "job.state_path")}

@@ -39,6 +39,7 @@ from beam_inference.config.formats import (
     names_of,
     sharded_formats,
 )
+from beam_inference.config.heads import HeadKey
 from beam_inference.config.normalize import Clip, ClipPairs, Statistics, is_list_of_lists
 from beam_inference.config.storage import Storage
 from beam_inference.foreign_text import holds_credentials, is_secret_name, shorten_value
@@ -364,6 +365,10 @@ class Output(Model):
     """The volume to write."""
 
     path: WritableUrl = Field(description="URL or path; created at launch if absent")
+    head: HeadKey | None = Field(
+        None,
+        description="which of model.heads is written, by its key; default: all of them, joined",
+    )
     format: FormatName = Field(
         "precomputed",
         description=(

@@ -20,12 +20,14 @@ def load(request: LoadRequest) -> Callable[[Any], Any]:
     import torch
 
     from beam_inference.engines.conversion import quiet_conversion
+    from beam_inference.engines.torch_heads import JoinedHeads
     from beam_inference.engines.torch_network import lay_out, memory_format_of
 
     source = request.network
     lay_out(source, request)
     torch.set_num_threads(request.threads)
-    if isinstance(source, torch.jit.ScriptModule):
+    is_joined_script = isinstance(source, JoinedHeads) and source.is_scripted
+    if is_joined_script or isinstance(source, torch.jit.ScriptModule):
         raise EngineError(
             "a TorchScript network cannot be compiled; write engine: openvino or torch"
         )

@@ -195,7 +195,9 @@ def _load(
         description["parameters"] = source.parameters
     forward = _forward(engine, source, model, inference, quantized)
     if engine.arrays == "numpy":
-        forward = numpy_forward(forward, activation=model.activation, dims=model.dims)
+        forward = numpy_forward(
+            forward, activation=model.activation, dims=model.dims, heads=model.heads or ()
+        )
         return Predictor(NumpyDevice(), forward, description)
     import torch
 
@@ -207,6 +209,7 @@ def _load(
         torch.device(source.device),
         precision=inference.precision,
         activation=model.activation,
+        heads=model.heads or (),
         dims=model.dims,
         threads=inference.threads or 1,
         memory_format=torch_memory_format(model, inference),
@@ -242,6 +245,11 @@ def _source(engine: Engine, model: Network, inference: Inference, trust: Trust) 
                 f"{model.path} has BatchNorm as it was exported, which cannot be changed by "
                 "model.batch_norm: batch. Remove that."
             )
+        if model.heads is not None and not engine.joins_heads:
+            raise EngineError(
+                f"inference.engine: {engine.name} takes one array of {model.path}, and model.heads "
+                "names several: write engine: openvino or onnxruntime, or remove model.heads"
+            )
         return _Source(existing_file(model.path, "model.path"), "module", device)
     loaded = load_network(model, trust=trust)
     _check_runs(engine, loaded, model)
@@ -263,6 +271,10 @@ def _prepare_source(
     from beam_inference.engines.torch_network import prepare_network
 
     network = prepare_network(loaded, model, inference, device)
+    if model.heads is not None:
+        from beam_inference.engines.torch_heads import JoinedHeads
+
+        network = JoinedHeads(network, model.heads)
     return _Source(network, loaded.kind, device)
 
 
@@ -351,6 +363,7 @@ def _keeper(
             "settings": [
                 request.model.batch_norm,
                 request.model.dims,
+                *([each.model_dump() for each in request.model.heads or ()]),
                 request.inference.precision,
                 request.inference.memory_format,
                 request.threads,

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from beam_inference.config.heads import Head, channel_ranges
+from beam_inference.engines.heads import pick_heads
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError
 
 Array = NDArray[np.float32]
 
 
 def numpy_forward(
-    network: Callable[[Array], Any], *, activation: str = "none", dims: int = 3
+    network: Callable[[Array], Any],
+    *,
+    activation: str = "none",
+    heads: Sequence[Head] = (),
+    dims: int = 3,
 ) -> Callable[[Array], Array]:
     """The forward pass of a network on NumPy arrays.
 
     Args:
         network: maps a float32 array (N, C, Z, Y, X), or (N, C, Y, X) if ``dims`` is 2, to an array
-            of as many axes, or to what NumPy can convert to one.
+            of as many axes, or to what NumPy can convert to one; with heads, to a tuple, list or
+            dict of arrays.
         activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
+        heads: the arrays that are joined as channels, each with an activation of its own.
         dims: 2 or 3.
 
     Returns:
@@ -32,7 +40,8 @@ def numpy_forward(
     def forward(batch: Array) -> Array:
         batch = batch[:, :, 0] if dims == 2 else batch
         try:
-            result = np.asarray(network(np.ascontiguousarray(batch)))
+            answer = network(np.ascontiguousarray(batch))
+            result = np.concatenate(pick_heads(answer, heads), 1) if heads else np.asarray(answer)
         except MemoryError as error:
             raise DeviceOutOfMemory(str(error) or "out of memory") from error
         if result.dtype.kind not in "fiub":
@@ -42,7 +51,13 @@ def numpy_forward(
             )
         if dims == 2 and result.ndim == 4:
             result = result[:, :, None]
-        return activate(result.astype(np.float32, copy=False), activation)
+        values = result.astype(np.float32, copy=False)
+        if not heads:
+            return activate(values, activation)
+        for head, channels in zip(heads, channel_ranges(heads), strict=True):
+            part = slice(channels.start, channels.stop)
+            values[:, part] = activate(values[:, part], head.activation)
+        return values
 
     return forward
 

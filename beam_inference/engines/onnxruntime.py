@@ -22,8 +22,12 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
     import torch
 
     from beam_inference.engines.conversion import check_one_output, quiet_conversion
+    from beam_inference.engines.heads import pick_heads, place_of
+    from beam_inference.engines.torch_heads import join_tensors
 
     source = request.network
+    heads = request.model.heads or ()
+    wanted: list[str] | None = None
     with quiet_conversion("onnxruntime"):
         import onnxruntime
 
@@ -38,12 +42,20 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
             else request.keep(lambda: _as_onnx(source, request.batch_shape))
         )
         session = onnxruntime.InferenceSession(network, options, ["CPUExecutionProvider"])
-        check_one_output(len(session.get_outputs()))
+        names = [each.name for each in session.get_outputs()]
+        if isinstance(source, Path) and heads:
+            listed = [[each] for each in names]
+            wanted = [names[place_of(head, listed, str(source))] for head in heads]
+        else:
+            check_one_output(len(names))
         name = session.get_inputs()[0].name
 
     def forward(batch: Tensor) -> Tensor:
-        (result,) = session.run(None, {name: batch.contiguous().numpy()})
-        return torch.from_numpy(result)
+        results = session.run(wanted, {name: batch.contiguous().numpy()})
+        if wanted is None:
+            return torch.from_numpy(results[0])
+        arrays = {head.key: result for head, result in zip(heads, results, strict=True)}
+        return join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
 
     return forward
 
@@ -52,8 +64,10 @@ def _as_onnx(source: Any, shape: tuple[int, ...]) -> bytes:
     import torch
 
     from beam_inference.engines.conversion import export_network
+    from beam_inference.engines.torch_heads import JoinedHeads
 
-    if isinstance(source, torch.jit.ScriptModule):
+    is_joined_script = isinstance(source, JoinedHeads) and source.is_scripted
+    if is_joined_script or isinstance(source, torch.jit.ScriptModule):
         raise EngineError(
             "a TorchScript network cannot be exported to ONNX; write engine: openvino or torch"
         )
@@ -71,4 +85,5 @@ ENGINE = Engine(
     install="pip install 'beam-inference[onnxruntime]'",
     suffixes=(".onnx",),
     keeps_memory=True,
+    joins_heads=True,
 )

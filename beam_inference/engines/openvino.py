@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from beam_inference.config.engines import Engine, LoadRequest, make_anew
+from beam_inference.config.heads import Head
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ def load(request: LoadRequest) -> Callable[[Tensor], Tensor]:
         request.weights,
         request.keep,
         request.quantized,
+        request.model.heads or (),
     )
 
 
@@ -65,6 +67,7 @@ def openvino_forward(
     weights: Path | None = None,
     keep: Callable[[Callable[[], bytes]], bytes] = make_anew,
     quantized: bytes | None = None,
+    heads: Sequence[Head] = (),
 ) -> Callable[[Tensor], Tensor]:
     """Convert a network for OpenVINO, in float32.
 
@@ -76,6 +79,7 @@ def openvino_forward(
         weights: the file that holds the weights of ``source``, if that is a file of OpenVINO's.
         keep: see :attr:`beam_inference.config.engines.LoadRequest.keep`.
         quantized: what :func:`quantize` has made of the network, to be run in its place.
+        heads: outputs of a file that are joined; none if it has one.
 
     Raises:
         EngineError: OpenVINO is absent, or cannot convert the network.
@@ -83,7 +87,10 @@ def openvino_forward(
     import torch
 
     from beam_inference.engines.conversion import check_one_output, quiet_conversion
+    from beam_inference.engines.heads import pick_heads, place_of
+    from beam_inference.engines.torch_heads import join_tensors
 
+    places: list[int] = []
     with quiet_conversion("openvino"):
         core = _open_core()
         if quantized is None:
@@ -98,12 +105,19 @@ def openvino_forward(
             "INFERENCE_PRECISION_HINT": "f32",
         }
         compiled = core.compile_model(network, "CPU", settings)
-        check_one_output(len(compiled.outputs))
+        if isinstance(source, Path) and heads:
+            names = [sorted(each.get_names()) for each in compiled.outputs]
+            places = [place_of(head, names, str(source)) for head in heads]
+        else:
+            check_one_output(len(compiled.outputs))
         request = compiled.create_infer_request()
 
     def forward(batch: Tensor) -> Tensor:
         results = request.infer([batch.contiguous().numpy()], share_inputs=True, share_outputs=True)
-        return torch.from_numpy(results[0])
+        if not places:
+            return torch.from_numpy(results[0])
+        arrays = {head.key: results[n] for head, n in zip(heads, places, strict=True)}
+        return join_tensors(list(map(torch.from_numpy, pick_heads(arrays, heads))), heads)
 
     return forward
 
@@ -145,7 +159,12 @@ def _convert(source: Any, shape: tuple[int, ...]) -> Model:
 
     from beam_inference.engines.conversion import export_network
     from beam_inference.engines.openvino_norms import replace_long_sums
+    from beam_inference.engines.torch_heads import JoinedHeads
 
+    if isinstance(source, JoinedHeads) and source.is_scripted:
+        source = torch.jit.trace(  # type: ignore[no-untyped-call]
+            source, torch.zeros(shape), check_trace=False
+        )
     is_script = isinstance(source, torch.jit.ScriptModule)
     graph = source if is_script else export_network(source, shape)
     network = openvino.convert_model(graph, example_input=torch.zeros(shape))
@@ -183,4 +202,5 @@ ENGINE = Engine(
     keeps_memory=True,
     auto_rank=50,
     quantize=quantize,
+    joins_heads=True,
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from beam_inference.config.heads import Head, channel_ranges
 from beam_inference.engines.device_errors import device_errors
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.torch_device import TorchDevice
@@ -23,6 +24,7 @@ def torch_forward(
     *,
     precision: str = "float32",
     activation: str = "none",
+    heads: Sequence[Head] = (),
     dims: int = 3,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> Callable[[Tensor], Tensor]:
@@ -34,6 +36,7 @@ def torch_forward(
         device_type: as PyTorch names it, such as "cuda".
         precision: ``inference.precision``; in half precision the network is run by autocast.
         activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
+        heads: what the channels are, if each part of them has an activation of its own.
         dims: 2 or 3.
         memory_format: of the network's input.
 
@@ -59,7 +62,7 @@ def torch_forward(
                 result = result[:, :, None]
             # A network may return its input, which the next batch overwrites: never more than one
             # batch is alive.
-            return _activate(result.float(), activation)
+            return _activate_heads(result.float(), activation, heads)
 
     return forward
 
@@ -70,6 +73,7 @@ def torch_predictor(
     *,
     precision: str = "float32",
     activation: str = "none",
+    heads: Sequence[Head] = (),
     dims: int = 3,
     threads: int = 1,
     memory_format: torch.memory_format = torch.contiguous_format,
@@ -86,6 +90,7 @@ def torch_predictor(
         device.type,
         precision=precision,
         activation=activation,
+        heads=heads,
         dims=dims,
         memory_format=memory_format,
     )
@@ -94,6 +99,16 @@ def torch_predictor(
         forward,
         {"device": device.type, **(description or {})},
     )
+
+
+def _activate_heads(values: Tensor, activation: str, heads: Sequence[Head]) -> Tensor:
+    if all(head.activation == "none" for head in heads):
+        return _activate(values, activation)
+    parts = [
+        _activate(values[:, channels.start : channels.stop], head.activation)
+        for head, channels in zip(heads, channel_ranges(heads), strict=True)
+    ]
+    return torch.cat(parts, 1)
 
 
 def _activate(values: Tensor, activation: str) -> Tensor:

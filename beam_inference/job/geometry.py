@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from beam_inference.config.job import JobConfig
 from beam_inference.config.operators import total_halo
 from beam_inference.geometry import zyx
@@ -45,17 +47,31 @@ def plan_geometry(
         crop_margin=config.model.crop_margin,
         strategy=strategy,
         chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
-        block_shape=config.output.write_shape,
-        halo=total_halo(config.postprocess),
+        block_shape=common_write_shape(config),
+        halo=_largest_halo(config),
         input_block_shape=input_block_shape if resampling is None else (1, 1, 1),
         lattice=inference.lattice,
         written=None if config.input.box is None else _whole_blocks(config, roi, output),
     )
 
 
+def common_write_shape(config: JobConfig) -> Zyx:
+    """The smallest shape, ZYX, that is made of whole blocks, or shards, of every output."""
+    shapes = [single.output.write_shape for single in config.by_output.values()]
+    return zyx.triple(math.lcm(*sizes) for sizes in zip(*shapes, strict=True))
+
+
+def _largest_halo(config: JobConfig) -> Zyx:
+    """Voxels beyond its core that a chunk computes for the operators of any output."""
+    halo: Zyx = (0, 0, 0)
+    for single in config.by_output.values():
+        halo = zyx.maximum(halo, total_halo(single.postprocess))
+    return halo
+
+
 def _whole_blocks(config: JobConfig, roi: BoundingBox, output: BoundingBox) -> BoundingBox:
     """The blocks of the output that hold the ROI, which no levels file has put on their grid."""
-    shape = config.output.write_shape
+    shape = common_write_shape(config)
     relative = roi.translate(zyx.negative(output.start))
     blocks = relative.coarsen(shape).refine(shape).translate(output.start)
     return blocks.intersection(output)

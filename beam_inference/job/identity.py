@@ -16,11 +16,12 @@ from pydantic import BaseModel, TypeAdapter
 
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.fields import Json
-from beam_inference.config.job import Inference
+from beam_inference.config.job import OUTPUT, Inference
 from beam_inference.config.operators import Operator
 from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.exact_sums import step_of
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.operator_files import operator_key
 
 if TYPE_CHECKING:
     from beam_inference.job.resolved_job import ResolvedJob
@@ -46,6 +47,9 @@ FIRST_KEYS: Mapping[str, frozenset[str]] = {
     "Affine": frozenset({"scale", "offset", "clip"}),
     "Sections": frozenset({"start", "levels", "clip"}),
     "Output": frozenset(
+        {"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
+    ),
+    "FurtherOutput": frozenset(
         {"format", "dtype", "encoding", "block_shape", "shard_shape", "value_range"}
     ),
     "Smooth": frozenset({"operator", "sigma"}),
@@ -93,7 +97,7 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
         },
         "engine": {
             **engine,
-            **({} if job.prediction_bound is None else {"sum_step": step_of(job.prediction_bound)}),
+            **_identify_sums(job),
             "batch_size": config.inference.batch_size,
             "augment": _as_json(config.inference.augment),
         },
@@ -107,16 +111,34 @@ def identify_job(job: ResolvedJob) -> dict[str, Json]:
             "seams": _identify_seams(job),
             "chunk_crop_margin": list(plan.chunk_crop_margin),
         },
-        "postprocess": {
-            str(number): _identify_operator(
-                operator, job.operator_sha256.get(f"postprocess.{number}")
-            )
-            for number, operator in enumerate(config.postprocess)
-        },
+        "postprocess": _identify_operators(job, OUTPUT),
         "mask": {}
         if config.mask is None
         else {**identify(config.mask), **_identify_origin("origin", job.mask_origins.get("mask"))},
         "output": identify(config.output, without=places),
+        **_identify_outputs(job, places),
+    }
+
+
+def _identify_outputs(job: ResolvedJob, places: frozenset[str]) -> Json:
+    """The further outputs, by their names; nothing where there are none, as in all first jobs."""
+    outputs = {
+        name: {
+            **identify(output, without=places | {"postprocess"}),
+            "postprocess": _identify_operators(job, f"outputs.{name}"),
+        }
+        for name, output in sorted(job.config.outputs.items())
+    }
+    return {"outputs": outputs} if outputs else {}
+
+
+def _identify_operators(job: ResolvedJob, output: str) -> Json:
+    """The operators of an output, by their number."""
+    return {
+        str(number): _identify_operator(
+            operator, job.operator_sha256.get(operator_key(number, output))
+        )
+        for number, operator in enumerate(job.config.by_output[output].postprocess)
     }
 
 
@@ -133,6 +155,13 @@ def _identify_resampling(job: ResolvedJob) -> Json:
     clip = {"clip": limits[0] if len(limits) == 1 else limits} if limits else {}
     source = identify_box(resampling.source)
     return {"resampled": {"source": source, "orders": list(resampling.orders), **clip}}
+
+
+def _identify_sums(job: ResolvedJob) -> Json:
+    """The steps of sums: one, as in all first jobs, or one for each head."""
+    if job.head_bounds:
+        return {"sum_steps": [step_of(bound) for bound in job.head_bounds]}
+    return {} if job.prediction_bound is None else {"sum_step": step_of(job.prediction_bound)}
 
 
 def _identify_blending(inference: Inference) -> Json:

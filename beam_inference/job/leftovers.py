@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from beam_inference.config.job import JobConfig
 from beam_inference.volumes.drafts import sweep_drafts
 from beam_inference.volumes.kvstores import is_within, place_of_url
 
 
-def sweep_job_drafts(output_url: str, state_url: str) -> int:
+def sweep_job_drafts(config: JobConfig, state_url: str) -> int:
     """Remove drafts that killed writers left; see :func:`beam_inference.volumes.drafts`.
 
     Args:
-        output_url: URL of the output.
+        config: the job file.
         state_url: URL of the state folder, which need not lie in the output.
 
     Returns:
         How many were removed.
     """
-    removed = sweep_drafts(output_url)
-    if is_within(place_of_url(state_url), place_of_url(output_url)):
+    urls = [single.output.path for single in config.by_output.values()]
+    removed = sum(map(sweep_drafts, urls))
+    if is_within(place_of_url(state_url), place_of_url(config.output.path)):
         return removed
     return removed + sweep_drafts(state_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from beam_inference.config.job import OUTPUT
 from beam_inference.config.operators import Operator
 from beam_inference.config.storage import Storage
 from beam_inference.models.local_files import existing_file, file_sha256
@@ -15,6 +16,8 @@ def local_operators(
     operators: Sequence[Operator],
     storage: Storage = LOCAL,
     sha256: Mapping[str, str] | None = None,
+    *,
+    output: str = OUTPUT,
 ) -> list[Operator]:
     """Operators with their files on this machine: those in object stores are fetched, and kept.
 
@@ -23,32 +26,35 @@ def local_operators(
         storage: how stores are reached.
         sha256: what :func:`operator_sha256` gave at launch; copies that agree with it are used
             again, by every worker process of this machine.
+        output: the key of the output whose values they change.
 
     Raises:
         ModelContractError: a file is absent, cannot be fetched, or a fetched one is not the one
             that the job was launched with.
     """
     return [
-        _local_operator(operator, _key(number), storage, (sha256 or {}).get(_key(number)))
-        for number, operator in enumerate(operators)
+        _local_operator(operator, key, storage, (sha256 or {}).get(key))
+        for key, operator in _by_key(operators, output)
     ]
 
 
-def operator_sha256(operators: Sequence[Operator]) -> dict[str, str]:
+def operator_sha256(operators: Sequence[Operator], output: str = OUTPUT) -> dict[str, str]:
     """Hashes of the files that operators need, which are on this machine.
 
+    Args:
+        operators: of an output.
+        output: its key.
+
     Returns:
-        By ``postprocess.NUMBER``, for the operators that have files: the hash of its file, or
-        those of its files with a "+" between them.
+        By ``postprocess.NUMBER``, or ``outputs.NAME.postprocess.NUMBER``, for the operators that
+        have files: the hash of its file, or those of its files with a "+" between them.
 
     Raises:
         ModelContractError: a file is absent.
     """
     return {
-        _key(number): "+".join(
-            file_sha256(existing_file(path, _key(number))) for path in operator.needed_files
-        )
-        for number, operator in enumerate(operators)
+        key: "+".join(file_sha256(existing_file(path, key)) for path in operator.needed_files)
+        for key, operator in _by_key(operators, output)
         if operator.needed_files
     }
 
@@ -63,5 +69,16 @@ def _local_operator(operator: Operator, key: str, storage: Storage, sha256: str 
     return operator.with_absolute_paths(lambda path: local.get(path, path))
 
 
-def _key(number: int) -> str:
-    return f"postprocess.{number}"
+def _by_key(operators: Sequence[Operator], output: str) -> list[tuple[str, Operator]]:
+    return [(operator_key(number, output), each) for number, each in enumerate(operators)]
+
+
+def operator_key(number: int, output: str = OUTPUT) -> str:
+    """The key of an operator in the job file.
+
+    Args:
+        number: its place among those of its output.
+        output: the key of the output.
+    """
+    prefix = "" if output == OUTPUT else f"{output}."
+    return f"{prefix}postprocess.{number}"

@@ -103,7 +103,7 @@ def claim_output(output_url: str, owner: Owner, storage: Storage, *, replace: bo
 
 
 class Claim:
-    """A job's claim on its output, which workers look up before they write.
+    """A job's claim on one of its outputs, which workers look up before they write.
 
     Another job may have taken the output over since the launch, with ``--overwrite``, while this
     one still runs.
@@ -111,11 +111,12 @@ class Claim:
     Args:
         job: the job, whose launch has claimed the output.
         state_url: URL of its state folder.
+        output_url: URL of the output.
     """
 
-    def __init__(self, job: ResolvedJob, state_url: str) -> None:
+    def __init__(self, job: ResolvedJob, state_url: str, output_url: str) -> None:
         self._owner = owner_of(job, state_url)
-        self._output_url = job.config.output.path
+        self._output_url = output_url
         self._file = _OwnersFile(self._output_url, job.config.storage)
 
     def check(self) -> None:

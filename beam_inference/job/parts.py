@@ -8,7 +8,7 @@ from dataclasses import replace
 from beam_inference.arrays import AnyArray, AnyDtype
 from beam_inference.config.definite import DefiniteConfig, DefiniteNormalize
 from beam_inference.config.formats import OutputSpec
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import Affine, Sections
 from beam_inference.config.volumes import Bounds, LevelsBox
 from beam_inference.errors import ConfigError
@@ -131,9 +131,9 @@ def make_normalization(
     return made.undone() if is_undone else made
 
 
-def output_spec(job: ResolvedJob) -> OutputSpec:
-    """Describe a job's output."""
-    return describe_output(job.config, job.output_bounds, job.voxel_size_nm)
+def output_spec(job: ResolvedJob, key: str = OUTPUT) -> OutputSpec:
+    """Describe an output of a job, by its key in the job file."""
+    return describe_output(job.config.by_output[key], job.output_bounds, job.voxel_size_nm)
 
 
 def describe_output(

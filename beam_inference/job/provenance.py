@@ -83,7 +83,9 @@ class ProvenanceRecord(Frozen):
 
 
 def record_job(job: ResolvedJob, *, replace: bool = False) -> None:
-    """Tell in a job's output how it is made, unless it is told there.
+    """Tell in each of a job's outputs how it is made, unless it is told there.
+
+    Each tells of the job as if it wrote this output alone, which gives the same bits.
 
     Args:
         job: the job, as its first launch resolved it.
@@ -94,11 +96,13 @@ def record_job(job: ResolvedJob, *, replace: bool = False) -> None:
         UserError: the output's metadata cannot be understood, or a file of the network is gone.
         WorkerFault: they cannot be written.
     """
-    url = job.config.output.path
     storage = job.config.storage
-    entries = read_provenance(url, storage)
-    if replace or not _tells_of(entries, job.fingerprint):
-        _add(_job_record(job), url, storage, replace=replace)
+    for key in job.config.output_keys:
+        single = job.of_output(key)
+        url = single.config.output.path
+        entries = read_provenance(url, storage)
+        if replace or not _tells_of(entries, single.fingerprint):
+            _add(_job_record(single), url, storage, replace=replace)
 
 
 def record_command(command: str, job: StageJob, output: OutputSpec, source: str, how: Json) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
+from beam_inference.config.job import OUTPUT
+from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 
@@ -26,14 +28,26 @@ def receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
     if fault is not None:
         return fault
     box = job.plan.chunks.core_box(chunk)
-    parts = [part.box for part in receipt.parts]
+    for key, written in receipt.parts_by_output.items():
+        fault = _parts_fault([part.box for part in written], box)
+        if fault is not None:
+            return f"its receipt names {fault}{_of_output(key)}"
+    return None
+
+
+def _parts_fault(parts: list[BoundingBox], box: BoundingBox) -> str | None:
+    """What parts are, in words, if they do not make up a box, each voxel once."""
     if len(parts) > _MOST_PARTS:
-        return f"its receipt names {len(parts)} boxes"
+        return f"{len(parts)} boxes"
     inside = all(box.contains(part) for part in parts)
     disjoint = all(not a.intersection(b).size for a, b in combinations(parts, 2))
     if not inside or not disjoint or sum(part.size for part in parts) != box.size:
-        return f"its receipt names {', '.join(map(str, parts)) or 'nothing'}"
+        return ", ".join(map(str, parts)) or "nothing"
     return None
+
+
+def _of_output(key: str) -> str:
+    return "" if key == OUTPUT else f" of {key}"
 
 
 def first_receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | None:
@@ -48,9 +62,12 @@ def first_receipt_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str |
     if exchange is None:
         return "its first-stage receipt belongs to no job with seams: crop"
     private = exchange.private_box(chunk)
-    parts = [part.box for part in receipt.parts]
-    if parts and parts != [private]:
-        return f"its first-stage receipt names {', '.join(map(str, parts))}"
+    named = {key: [part.box for part in parts] for key, parts in receipt.parts_by_output.items()}
+    is_any = any(named.values())
+    for key, boxes in named.items():
+        if is_any and boxes != [private]:
+            text = ", ".join(map(str, boxes)) or "nothing"
+            return f"its first-stage receipt names {text}{_of_output(key)}"
     return None
 
 
@@ -59,4 +76,6 @@ def _identity_fault(receipt: Receipt, chunk: int, job: ResolvedJob) -> str | Non
         return f"its receipt is that of chunk {receipt.chunk}"
     if receipt.fingerprint != job.fingerprint:
         return f"its receipt belongs to another job, with fingerprint {receipt.fingerprint[:12]}"
+    if {OUTPUT, *receipt.further_parts} != set(job.config.output_keys):
+        return f"its receipt names the outputs {', '.join(receipt.parts_by_output)}"
     return None

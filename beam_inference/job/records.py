@@ -9,10 +9,11 @@ from typing import Annotated, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, AwareDatetime
+from pydantic import AfterValidator, AwareDatetime, Field
 
 from beam_inference.arrays import AnyArray
 from beam_inference.config.fields import Frozen, SafeText
+from beam_inference.config.job import OUTPUT
 from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
 
@@ -96,6 +97,7 @@ class Receipt(Frozen):
         parts: the boxes that were written, together the core box. With ``strategy: exchange``
             the blocks that the chunk shares with its neighbours are written apart from the rest; a
             receipt among the ``sums`` has the rest alone.
+        further_parts: the same of the job's further outputs, by their keys in the job file.
         batch_size: patches per network call; below the job's if the device ran out of memory.
         uniform_patches: number of patches whose input was one value throughout, and whose answer
             was known.
@@ -111,6 +113,7 @@ class Receipt(Frozen):
 
     chunk: int
     parts: list[Part]
+    further_parts: dict[SafeText, list[Part]] = Field(default_factory=dict)
     batch_size: int
     uniform_patches: int
     patches_beyond_bound: int = 0
@@ -120,6 +123,11 @@ class Receipt(Frozen):
     worker: SafeText
     launch: SafeText
     fingerprint: str
+
+    @property
+    def parts_by_output(self) -> dict[str, list[Part]]:
+        """The boxes that were written, by the key of the output in the job file."""
+        return {OUTPUT: self.parts, **self.further_parts}
 
 
 @dataclass(frozen=True, slots=True)

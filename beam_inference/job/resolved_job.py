@@ -23,6 +23,7 @@ from beam_inference.geometry.seam_exchange import SeamExchangePlan
 from beam_inference.geometry.zyx import VoxelSizeNm, Zyx
 from beam_inference.job.geometry import plan_geometry
 from beam_inference.job.identity import identify_job
+from beam_inference.job.operator_files import operator_key
 from beam_inference.limits import Numbers, cached_cutouts
 
 _LONGEST_VALUE = 120
@@ -77,6 +78,8 @@ class ResolvedJob(Frozen):
         engine: properties of the engine that determine bits, by name.
         prediction_bound: a power of two, how large the network's values are expected to be; see
             :mod:`beam_inference.geometry.exact_sums`. None in records of numerics less than 5.
+        head_bounds: the same for each head of the network, of which the former is the largest;
+            none if the network has no heads.
         working_set_bytes: memory that the network allocates for a batch, as measured; not part of
             the fingerprint.
         patch_seconds: time that the network took for a patch when it was tried, 0 if it was not;
@@ -104,6 +107,7 @@ class ResolvedJob(Frozen):
     operator_sha256: dict[str, str] = Field(default_factory=dict)
     engine: dict[str, str]
     prediction_bound: float | None = None
+    head_bounds: list[float] = Field(default_factory=list)
     working_set_bytes: int
     patch_seconds: float = 0.0
     quantization_error: QuantizationError | None = None
@@ -117,6 +121,13 @@ class ResolvedJob(Frozen):
         if not isinstance(values, dict):
             return values
         return {_FIRST_NAMES.get(key, key): value for key, value in values.items()}
+
+    @property
+    def sum_bounds(self) -> tuple[float, ...]:
+        """The prediction bound of each head; one if the network has none, none if it is unknown."""
+        if self.head_bounds:
+            return tuple(self.head_bounds)
+        return () if self.prediction_bound is None else (self.prediction_bound,)
 
     @property
     def quantized_sha256(self) -> str | None:
@@ -146,12 +157,30 @@ class ResolvedJob(Frozen):
             resampling=self.resampling,
         )
 
+    def of_output(self, key: str) -> ResolvedJob:
+        """This job as if it wrote one of its outputs alone, which has the same bits then.
+
+        Args:
+            key: the key of the output in the job file.
+        """
+        if not self.config.outputs:
+            return self
+        keys = {
+            operator_key(number, key): operator_key(number)
+            for number in range(len(self.config.by_output[key].postprocess))
+        }
+        hashes = {keys[k]: value for k, value in self.operator_sha256.items() if k in keys}
+        # Not a copy: that would keep what was derived of this one.
+        values = {name: getattr(self, name) for name in ResolvedJob.model_fields}
+        single = {"config": self.config.by_output[key], "operator_sha256": hashes}
+        return ResolvedJob(**(values | single))
+
     def with_config(
         self,
         config: DefiniteConfig,
         roi: BoundingBox,
         requested_normalize: LevelsRequest | None,
-        prediction_bound: float | None,
+        bounds: Sequence[float],
     ) -> ResolvedJob:
         """This job as another job file puts it; input, network and output are taken as they were.
 
@@ -159,7 +188,7 @@ class ResolvedJob(Frozen):
             config: the other job file, definite.
             roi: the box that it produces.
             requested_normalize: what it says of normalisation, where it names a levels file.
-            prediction_bound: as it follows from that file.
+            bounds: prediction bounds as they follow from that file: of each head, or one.
         """
         return ResolvedJob(
             config=config,
@@ -177,7 +206,8 @@ class ResolvedJob(Frozen):
             model_sha256=self.model_sha256,
             operator_sha256=self.operator_sha256,
             engine=self.engine,
-            prediction_bound=prediction_bound,
+            prediction_bound=max(bounds, default=None),
+            head_bounds=list(bounds) if config.model.heads else [],
             working_set_bytes=self.working_set_bytes,
             patch_seconds=self.patch_seconds,
             quantization_error=self.quantization_error,
@@ -217,8 +247,10 @@ class ResolvedJob(Frozen):
     def differences(self, other: ResolvedJob) -> list[str]:
         """List the keys in which this job's identity and another's differ, one line per key."""
         lines = []
-        for section, values in self.identity.items():
-            theirs = other.identity[section]
+        sections = {**self.identity, **other.identity}
+        for section in sections:
+            values = self.identity.get(section, {})
+            theirs = other.identity.get(section, {})
             for key in sorted({*values, *theirs}):
                 lines += _differences(f"{section}.{key}", values.get(key), theirs.get(key))
         return lines

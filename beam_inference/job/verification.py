@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from beam_inference.config.job import OUTPUT
 from beam_inference.errors import BeamInferenceError
 from beam_inference.job.chunk_records import folders
 from beam_inference.job.recomputed import Recomputation
-from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, crc32
+from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt, crc32
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
 from beam_inference.volumes.volume import Volume
@@ -50,7 +51,7 @@ class VerifyReport:
 def verify(
     job: ResolvedJob,
     state: State,
-    output: Volume | None = None,
+    outputs: Mapping[str, Volume] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> VerifyReport:
     """Compare a job's receipts with its plan, and its output with its receipts.
@@ -58,8 +59,8 @@ def verify(
     Args:
         job: the job.
         state: its state folder.
-        output: its output, every chunk of which is read back and compared by its CRC-32; None to
-            look at the receipts alone.
+        outputs: its outputs, by their keys in the job file: every chunk is read back and compared
+            by its CRC-32. None to look at the receipts alone.
         progress: is called with the number of chunks looked at so far.
 
     Raises:
@@ -79,7 +80,7 @@ def verify(
                 progress(start + len(present))
             report.receipts += 1
             report.patches_beyond_bound += receipt.patches_beyond_bound
-            wrong = None if output is None else parts_fault(receipt.parts, output)
+            wrong = None if outputs is None else written_fault(receipt, outputs)
             if wrong:
                 report.wrong.append(
                     f"chunk {receipt.chunk} {grid.core_box(receipt.chunk)}: {wrong}"
@@ -96,6 +97,23 @@ def verify(
         if progress:
             progress(stop)
     return report
+
+
+def written_fault(receipt: Receipt, outputs: Mapping[str, Volume]) -> str | None:
+    """Describe what is wrong with the blocks that a receipt names.
+
+    Args:
+        receipt: the receipt, which names all of these outputs.
+        outputs: the volumes, by their keys in the job file.
+
+    Returns:
+        The end of a sentence, or None if nothing is wrong.
+    """
+    for key, parts in receipt.parts_by_output.items():
+        fault = parts_fault(parts, outputs[key])
+        if fault is not None:
+            return fault if key == OUTPUT else f"{key}: {fault}"
+    return None
 
 
 def parts_fault(parts: Sequence[Part], output: Volume) -> str | None:

@@ -109,7 +109,8 @@ class _Calls:
     @cached_property
     def encoding(self) -> Encoding:
         config = self.trial.config
-        if config.postprocess or self.job.plan.exchange is not None:
+        is_split = bool(config.outputs) or config.output.head is not None
+        if config.postprocess or is_split or self.job.plan.exchange is not None:
             return AS_COMPUTED
         return Encoding(np.dtype(config.output.dtype), config.output.value_range)
 
@@ -201,7 +202,7 @@ def _scratch_folder(job: PlannedJob) -> Iterator[tuple[str, Any]]:
 def _write_seconds(job: PlannedJob) -> float:
     """Seconds to write a byte, in an object as large as a storage block of the output."""
     voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
-    size = min(MOST_WRITTEN_BYTES, math.prod(job.plan.block_shape) * voxel_bytes)
+    size = min(MOST_WRITTEN_BYTES, math.prod(job.output.write_shape) * voxel_bytes)
     content = np.random.default_rng(0).bytes(size)
     with _scratch_folder(job) as (url, store):
 

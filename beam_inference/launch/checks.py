@@ -17,6 +17,7 @@ from beam_inference.config.storage import check_url
 from beam_inference.errors import ConfigError, StateError
 from beam_inference.geometry import zyx
 from beam_inference.geometry.plan import InferencePlan
+from beam_inference.job.operator_files import operator_key
 from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
@@ -67,7 +68,6 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
     )
     paths = {
         "input.path": config.input.path,
-        "output.path": config.output.path,
         "job.state_path": config.job.state_path,
         "input.mask.path": config.input.mask.path if config.input.mask else None,
         "mask.path": config.mask.path if config.mask else None,
@@ -75,9 +75,13 @@ def check_paths(config: JobConfig, place: Place, chunks_file: str | None = None)
         "model.weights": config.model.weights,
         "--chunks": chunks_file,
     }
-    for number, operator in enumerate(config.postprocess):
-        paths |= {f"postprocess.{number}.function": path for path in operator.needed_files}
-    for key, path in paths.items():
+    named = list(paths.items())
+    for output, single in config.by_output.items():
+        named.append((f"{output}.path", single.output.path))
+        for number, operator in enumerate(single.postprocess):
+            key = f"{operator_key(number, output)}.function"
+            named += [(key, path) for path in operator.needed_files]
+    for key, path in named:
         if path is not None and (path.startswith("file://") or "://" not in path):
             raise ConfigError(
                 f"{key} {path} is on this machine, which remote workers cannot reach. Use gs:// or "

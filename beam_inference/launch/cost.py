@@ -216,10 +216,11 @@ def job_totals(
     """
     plan = plan or job.plan
     batch_size = batch_size or job.default_needs.batch_size
-    output_voxel_bytes = job.output.channels * np.dtype(job.output.dtype).itemsize
+    specs = [output.spec for output in job.outputs.values()]
+    output_voxel_bytes = sum(spec.channels * np.dtype(spec.dtype).itemsize for spec in specs)
     network_channels = job.config.model.output_channels
     written = plan.chunks.roi.size * output_voxel_bytes
-    blocks = ChunkGrid(plan.chunks.roi, plan.block_shape).count
+    blocks = sum(ChunkGrid(plan.chunks.roi, spec.write_shape).count for spec in specs)
     receipts = plan.chunks.count + plan.totals.owners
     seam_files = most_seam_files(plan.totals, network_channels)
     return Totals(

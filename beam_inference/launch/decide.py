@@ -7,6 +7,7 @@ resolved it. What an earlier launch has chosen is kept, because another choice w
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from beam_inference.config.definite import DefiniteNormalize, Settings
 from beam_inference.config.devices import TRAITS, DefiniteDevice, kind_of
@@ -23,6 +24,7 @@ from beam_inference.errors import ConfigError, ModelContractError, VolumeError
 from beam_inference.geometry.exact_sums import bound_after_trial
 from beam_inference.geometry.plan import Strategy
 from beam_inference.geometry.zyx import Zyx
+from beam_inference.job.geometry import common_write_shape
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.models.fetch import local_model
@@ -54,7 +56,7 @@ def decide_settings(
         chunk_shape=_preliminary_chunk_shape(config, earlier),
         strategy=decide_strategy(config, earlier) or "recompute",
         chunk_crop_margin=decide_chunk_crop_margin(config),
-        value_range=decide_value_range(config),
+        value_ranges={key: decide_value_range(single) for key, single in config.by_output.items()},
     )
 
 
@@ -274,7 +276,7 @@ def _preliminary_chunk_shape(config: JobConfig, earlier: ResolvedJob | None) -> 
     chunk_shape = config.inference.chunk_shape
     if chunk_shape != "auto":
         return chunk_shape
-    return config.output.write_shape if earlier is None else earlier.config.inference.chunk_shape
+    return common_write_shape(config) if earlier is None else earlier.config.inference.chunk_shape
 
 
 def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
@@ -290,24 +292,55 @@ def decide_value_range(config: JobConfig) -> tuple[float, float] | None:
     return output.value_range
 
 
-def decide_prediction_bound(config: JobConfig, earlier: ResolvedJob | None) -> float | None:
-    """Choose the power of two that the network's values are to stay within.
+def decide_prediction_bounds(
+    config: JobConfig, earlier: ResolvedJob | None
+) -> tuple[float | None, ...]:
+    """Choose the powers of two that the values of the network, or of its heads, are to stay within.
 
     Returns:
-        It, or None if only a trial of the network, or the output's range of values, can tell.
+        For each head, or for the whole network if it has none: the bound, or None if only a trial
+        of the network, or the output's range of values, can tell.
     """
-    stated = config.model.stated_bound
-    if stated is not None or earlier is None:
+    stated = config.model.stated_bounds
+    known = () if earlier is None else earlier.sum_bounds
+    if len(known) != len(stated):
         return stated
-    return earlier.prediction_bound
+    return tuple(
+        theirs if bound is None else bound for bound, theirs in zip(stated, known, strict=True)
+    )
 
 
-def prediction_bound_elsewhere(config: JobConfig) -> float:
-    """Choose the prediction bound of a network that cannot be tried here, and has no activation.
+def complete_bounds(bounds: Sequence[float | None], found: Sequence[float]) -> tuple[float, ...]:
+    """The bounds with those that are not known taken from others, which a trial has found."""
+    pairs = zip(bounds, found, strict=True)
+    return tuple(of_trial if bound is None else bound for bound, of_trial in pairs)
+
+
+def prediction_bounds_elsewhere(
+    config: JobConfig, bounds: Sequence[float | None]
+) -> tuple[float, ...]:
+    """Choose the prediction bounds of a network that cannot be tried here.
+
+    Args:
+        config: the job file.
+        bounds: those that are known; None for a head, or a network, without activation.
 
     Raises:
         ConfigError: the job file does not say how large its values are.
     """
+    heads = config.model.heads or ()
+    for number, head in enumerate(heads):
+        if bounds[number] is None:
+            raise ConfigError(
+                f"nothing says how large the values of the head {head.key} are: it has no "
+                "activation, and cannot be tried here, where its workers do not run. Write "
+                f"model.heads.{number}.prediction_bound: a magnitude that they stay within."
+            )
+    return tuple(_bound_elsewhere(config) if bound is None else bound for bound in bounds)
+
+
+def _bound_elsewhere(config: JobConfig) -> float:
+    """Choose the prediction bound of a network without heads by the output's range of values."""
     value_range = config.output.value_range
     if value_range is None or config.postprocess:  # operators may have changed the values' unit
         raise ConfigError(

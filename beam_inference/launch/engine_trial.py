@@ -37,7 +37,7 @@ from beam_inference.models.fetch import local_model
 from beam_inference.models.trust import Trust
 from beam_inference.worker.trial import (
     calibration_samples,
-    largest_prediction,
+    largest_predictions,
     patch_to_try,
     patches_to_try,
     try_network,
@@ -137,19 +137,22 @@ def choose_engine_elsewhere(
     return EngineSettings(engine, memory_format, batch_size)
 
 
-def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
-    """Find the power of two that a network's values are to stay within, by trying it.
+def find_prediction_bounds(job: PlannedJob, trial: NetworkTrial) -> tuple[float, ...]:
+    """Find the powers of two that a network's values are to stay within, by trying it.
 
     Args:
         job: the job.
         trial: its network, which has answered.
+
+    Returns:
+        One for each head, or one for a network without heads.
 
     Raises:
         ModelContractError: it returns NaN or infinite values.
     """
     config = trial.config
     try:
-        largest = largest_prediction(
+        largest = largest_predictions(
             trial.predictor,
             patches_to_try(config, job.input, job.plan),
             make_normalization(
@@ -158,17 +161,20 @@ def find_prediction_bound(job: PlannedJob, trial: NetworkTrial) -> float:
                 is_undone=config.model.denormalize,
             ),
             trial.report.batch_size,
+            config.model.channel_ranges,
         )
     except NonFiniteError as error:
         raise ModelContractError(
             f"{error} for a patch of the input. Check model.normalize, model.weights and "
             "inference.precision."
         ) from None
-    return bound_after_trial(largest)
+    return tuple(map(bound_after_trial, largest))
 
 
 def warn_of_range(config: JobConfig, low: float, high: float) -> None:
     """Warn where the values of the tried patch fit neither output.value_range nor postprocess."""
+    if config.model.heads or config.outputs:
+        return  # the values of a head are not known apart from those of others
     try:
         written = interval_after(config.postprocess, (low, high), config.model.output_channels)
     except ValueError as error:

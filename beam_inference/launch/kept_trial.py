@@ -39,7 +39,7 @@ from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.launch.decide import batch_size_request, engine_request
 from beam_inference.launch.engine_trial import (
     NetworkTrial,
-    find_prediction_bound,
+    find_prediction_bounds,
     open_inference,
     try_network_here,
 )
@@ -66,7 +66,8 @@ class TrialFindings(Frozen):
         working_set_bytes: memory that the network allocates for such a batch.
         seconds: that such a batch took.
         low, high: range of the values for the patch in the middle of the domain.
-        prediction_bound: power of two that the values stay within; None if the job states it.
+        prediction_bounds: powers of two that the values of each head stay within, or those of the
+            network if it has none; None if the job states them all.
         warnings: what the trial warned of.
     """
 
@@ -78,7 +79,7 @@ class TrialFindings(Frozen):
     seconds: PositiveFloat
     low: FiniteFloat
     high: FiniteFloat
-    prediction_bound: PositiveFloat | None
+    prediction_bounds: tuple[PositiveFloat, ...] | None
     warnings: Annotated[
         tuple[Annotated[str, Field(max_length=_LONGEST_TEXT)], ...],
         Field(max_length=_MOST_WARNINGS),
@@ -157,9 +158,9 @@ def find_out_about_network(
                 f"model.path {job.config.model.path}: the network's files were changed while they "
                 "were loaded. Give the same command again once nobody writes them."
             )
-        bound = find_prediction_bound(job, trial) if needs_bound else None
+        bounds = find_prediction_bounds(job, trial) if needs_bound else None
     tried = TriedNetwork(
-        findings=_findings(trial, bound, warnings),
+        findings=_findings(trial, bounds, warnings),
         description=trial.predictor.description,
         quantized=trial.quantized,
         difference=trial.report.difference,
@@ -170,7 +171,9 @@ def find_out_about_network(
     return tried
 
 
-def _findings(trial: NetworkTrial, bound: float | None, warnings: list[str]) -> TrialFindings:
+def _findings(
+    trial: NetworkTrial, bounds: tuple[float, ...] | None, warnings: list[str]
+) -> TrialFindings:
     engine = trial.engine
     report = trial.report
     return TrialFindings(
@@ -182,7 +185,7 @@ def _findings(trial: NetworkTrial, bound: float | None, warnings: list[str]) -> 
         seconds=report.seconds,
         low=report.low,
         high=report.high,
-        prediction_bound=bound,
+        prediction_bounds=bounds,
         warnings=tuple(text[:_LONGEST_TEXT] for text in warnings[:_MOST_WARNINGS]),
     )
 
@@ -273,7 +276,7 @@ def _keep(keys: _Keys, findings: TrialFindings) -> None:
     size = findings.fitting_batch_size
     later = _Request(findings.engine, findings.memory_format, size, needs_bound=False)
     if later != keys.request and not findings.warnings:
-        content = findings.model_copy(update={"batch_size": size, "prediction_bound": None})
+        content = findings.model_copy(update={"batch_size": size, "prediction_bounds": None})
         user_cache().write("trial", keys.key(later), content.model_dump_json().encode())
 
 
@@ -295,7 +298,8 @@ def _read(keys: _Keys, job: PlannedJob, model: Network) -> TriedNetwork | None:
         and request.batch_size in ("auto", findings.batch_size)
         and findings.fitting_batch_size <= findings.batch_size
         and findings.low <= findings.high
-        and request.needs_bound == (findings.prediction_bound is not None)
+        and request.needs_bound == (findings.prediction_bounds is not None)
+        and len(findings.prediction_bounds or model.stated_bounds) == len(model.stated_bounds)
     )
     available = available_memory()
     if not is_possible or (available is not None and findings.working_set_bytes > available):

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.errors import StateError
 from beam_inference.job import verification
 from beam_inference.job.leftovers import sweep_job_drafts
@@ -49,13 +49,13 @@ class LaunchedJob:
         return job_status(self.job, self.state, datetime.now(UTC))
 
     def pyramid_status(self) -> PyramidStatus | None:
-        """The progress of the pyramid of the output; None if the job has none to make."""
-        if self.config.output.pyramid is None:
+        """The progress of the pyramids of all outputs; None if the job has none to make."""
+        outputs = [single.output for single in self.config.by_output.values()]
+        if all(output.pyramid is None for output in outputs):
             return None
-        from beam_inference.launch.output_pyramid import output_pyramid, pyramid_status
+        from beam_inference.launch.output_pyramid import output_pyramids, pyramids_status
 
-        pyramid = output_pyramid(self.config)
-        return None if pyramid is None else pyramid_status(pyramid)
+        return pyramids_status(output_pyramids(self.config))
 
     def verify(
         self,
@@ -92,8 +92,11 @@ class LaunchedJob:
                 trust=trust,
                 progress=progress,
             )
-        output = self.open_output("nothing to verify") if deep else None
-        report = verification.verify(self.relocated_job, self.state, output, progress)
+        outputs = None
+        if deep:
+            keys = self.relocated_job.config.output_keys
+            outputs = {key: self.open_output("nothing to verify", key) for key in keys}
+        report = verification.verify(self.relocated_job, self.state, outputs, progress)
         report.recomputation = recomputation
         return report
 
@@ -108,11 +111,12 @@ class LaunchedJob:
 
         return relocate_job(self.config, self.job, self.state.url)
 
-    def open_output(self, consequence: str) -> Volume:
-        """Open the output.
+    def open_output(self, consequence: str, key: str = OUTPUT) -> Volume:
+        """Open an output.
 
         Args:
             consequence: what it means if there is none, such as "nothing to draw".
+            key: its key in the job file.
 
         Raises:
             StateError: there is none.
@@ -120,11 +124,10 @@ class LaunchedJob:
         from beam_inference.job.parts import output_spec
         from beam_inference.volumes.outputs import open_output
 
-        output = open_output(output_spec(self.relocated_job))
+        spec = output_spec(self.relocated_job, key)
+        output = open_output(spec)
         if output is None:
-            raise StateError(
-                f"{consequence}: the output {self.relocated_job.config.output.path} is gone"
-            )
+            raise StateError(f"{consequence}: the output {spec.url} is gone")
         return output
 
     def remove_seam_files(self) -> int:
@@ -146,7 +149,7 @@ class LaunchedJob:
 
     def remove_drafts(self) -> int:
         """Remove drafts that killed writers left in the output and its state; how many."""
-        return sweep_job_drafts(self.config.output.path, self.state.url)
+        return sweep_job_drafts(self.config, self.state.url)
 
 
 def find_launched_job(config: JobConfig, consequence: str = "nothing to tell") -> LaunchedJob:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -104,6 +105,36 @@ class ChunkShapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutputSizes:
+    """Sizes of the values of a voxel of a further output.
+
+    Attributes:
+        network_channels: of the network, those that the output is made of.
+        operator_bytes: bytes per voxel that its operators hold; 0 if there are none.
+        written_channels: of the output, which operators have made of the network's.
+        dtype: of the output.
+        is_read_back: whether what is written is read back, because its encoding is lossy.
+    """
+
+    network_channels: int
+    operator_bytes: int
+    written_channels: int
+    dtype: AnyDtype
+    is_read_back: bool
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of a voxel of the output."""
+        return self.dtype.itemsize * self.written_channels
+
+    @property
+    def finishing_bytes(self) -> int:
+        """Bytes of a voxel beside its sums and its result: a copy of the sums, and operators."""
+        held = FLOAT_BYTES * self.written_channels if self.operator_bytes else 0
+        return FLOAT_BYTES * self.network_channels + max(self.operator_bytes, held)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ValueSizes:
     """Sizes of the values of a voxel, on their way from input to output.
 
@@ -115,6 +146,9 @@ class ValueSizes:
         written_channels: of the output, which operators have made of the network's.
         output_dtype: of the output.
         is_read_back: whether what is written is read back, because its encoding is lossy.
+        is_split: whether outputs are made of copies of some of the network's channels: there are
+            several outputs, or one of a single head.
+        further: of the other outputs.
     """
 
     input_channels: int
@@ -124,6 +158,32 @@ class ValueSizes:
     written_channels: int
     output_dtype: AnyDtype
     is_read_back: bool
+    is_split: bool
+    further: Sequence[OutputSizes]
+
+    @property
+    def leaves_as_float(self) -> bool:
+        """Whether values leave the device as float32, for what is done to them on the host."""
+        return self.is_float or self.is_finished_on_host
+
+    @property
+    def is_finished_on_host(self) -> bool:
+        """Whether the host has more to do than to add up: operators, or several outputs."""
+        return self.operator_bytes > 0 or self.is_split
+
+    @property
+    def _main(self) -> OutputSizes:
+        return OutputSizes(
+            network_channels=self.output_channels,
+            operator_bytes=self.operator_bytes,
+            written_channels=self.written_channels,
+            dtype=self.output_dtype,
+            is_read_back=self.is_read_back,
+        )
+
+    @property
+    def _outputs(self) -> list[OutputSizes]:
+        return [self._main, *self.further]
 
     @property
     def is_float(self) -> bool:
@@ -137,22 +197,24 @@ class ValueSizes:
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes of a voxel of the output."""
-        return self.output_dtype.itemsize * self.written_channels
+        """Bytes of a voxel of all outputs."""
+        return sum(each.stored_bytes for each in self._outputs)
 
     @property
     def encoded_bytes(self) -> int:
-        """Bytes of a voxel of the output that are held beside the values it is made of."""
-        return 0 if self.is_float else self.stored_bytes
+        """Bytes of a voxel of the outputs that are held beside the values they are made of."""
+        return 0 if self.is_float and not self.is_split else self.stored_bytes
 
     @property
     def read_back_bytes(self) -> int:
         """Bytes of a voxel that is read back."""
-        return self.stored_bytes if self.is_read_back else 0
+        return sum(each.stored_bytes for each in self._outputs if each.is_read_back)
 
     @property
     def finishing_bytes(self) -> int:
         """Bytes of a voxel beside its sums while operators are applied and values are encoded."""
+        if self.is_split:  # one after the other, each of a copy of its values
+            return self.stored_bytes + max(each.finishing_bytes for each in self._outputs)
         if not self.operator_bytes:
             return self.encoded_bytes
         return max(self.operator_bytes, FLOAT_BYTES * self.written_channels + self.encoded_bytes)
@@ -274,11 +336,7 @@ class MemoryProjection:
     @property
     def blends_as_float(self) -> bool:
         """Whether a result leaves the accumulator as float32, or else encoded."""
-        return (
-            self.sizes.is_float
-            or self.sizes.operator_bytes > 0
-            or self.shapes.exchanged is not None
-        )
+        return self.sizes.leaves_as_float or self.shapes.exchanged is not None
 
     @property
     def leaving_bytes(self) -> Numbers:
@@ -352,7 +410,7 @@ class MemoryProjection:
         # its memory stays while the next chunk's seam files are written
         own = private * (sizes.encoded_bytes + sizes.read_back_bytes)
         own_at_store = self.at_store_bytes(exchanged.private)
-        if sizes.operator_bytes:
+        if sizes.is_finished_on_host:
             own_at_store += private * (
                 sizes.finishing_bytes - sizes.encoded_bytes + sizes.sums_bytes
             )

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import shlex
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.volumes import VolumeSource
 from beam_inference.errors import ConfigError
 from beam_inference.geometry import zyx
@@ -66,8 +66,12 @@ class PyramidStatus:
         return self.done == self.chunks and self.listed
 
 
-def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
+def plan_output_pyramid(job: PlannedJob, key: str = OUTPUT) -> Pyramid | None:
     """Plan the pyramid of a job's output, also where that is not there yet.
+
+    Args:
+        job: the job.
+        key: the key of the output in the job file.
 
     Returns:
         The pyramid; None if the job asks for none, or one block holds its output.
@@ -75,18 +79,39 @@ def plan_output_pyramid(job: PlannedJob) -> Pyramid | None:
     Raises:
         UserError: it cannot be made.
     """
-    output = job.output
-    if job.config.output.pyramid is not None and not job.output_exists:
+    config = job.config.by_output[key]
+    output = job.outputs[key].spec
+    if config.output.pyramid is not None and not job.outputs[key].exists:
         output = replace(output, url=f"memory://{uuid.uuid4().hex}/")
         create_output(output)
-    return output_pyramid(job.config, output.url)
+    return output_pyramid(config, output.url)
+
+
+def plan_output_pyramids(job: PlannedJob) -> dict[str, Pyramid]:
+    """Plan the pyramids that a job has to make, by the keys of its outputs.
+
+    Raises:
+        UserError: one cannot be made.
+    """
+    planned = {key: plan_output_pyramid(job, key) for key in job.outputs}
+    return {key: pyramid for key, pyramid in planned.items() if pyramid is not None}
+
+
+def output_pyramids(config: JobConfig) -> list[Pyramid]:
+    """Plan the pyramids that a job has to make of its outputs, which must be there.
+
+    Raises:
+        UserError: one cannot be made.
+    """
+    planned = map(output_pyramid, config.by_output.values())
+    return [pyramid for pyramid in planned if pyramid is not None]
 
 
 def output_pyramid(config: JobConfig, url: str | None = None) -> Pyramid | None:
-    """Plan the pyramid that a job asks for.
+    """Plan the pyramid that a job asks for, of its first output.
 
     Args:
-        config: the job file.
+        config: the job file, or what it says of one output.
         url: URL of a volume like the output; by default the output itself, which must be there.
 
     Returns:
@@ -119,8 +144,13 @@ def check_scales(config: JobConfig, *, overwrite: bool) -> None:
     Raises:
         ConfigError: it has other scales.
     """
-    if config.output.pyramid is None:
-        return
+    for single in config.by_output.values():
+        if single.output.pyramid is not None:
+            _check_scales_of(single, overwrite=overwrite)
+
+
+def _check_scales_of(config: JobConfig, *, overwrite: bool) -> None:
+    """Refuse an output whose scales are not those that ``config.output`` asks for."""
     output = volume_at(config.output.path, config.storage)
     if output is None or not output.is_multiscale:
         return  # There is no output, or one that the job is refused for later.
@@ -140,12 +170,20 @@ def check_scales(config: JobConfig, *, overwrite: bool) -> None:
         )
 
 
-def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
+def begin_all_scales(launch: Launch, *, overwrite: bool) -> list[Pyramid]:
+    """Begin the pyramids of all outputs of a launch; see :func:`begin_scales`."""
+    keys = launch.read_job().config.output_keys
+    begun = [begin_scales(launch, overwrite=overwrite, key=key) for key in keys]
+    return [pyramid for pyramid in begun if pyramid is not None]
+
+
+def begin_scales(launch: Launch, *, overwrite: bool, key: str = OUTPUT) -> Pyramid | None:
     """Record the pyramid that a launch will make of its output, and remove scales that are too old.
 
     Args:
         launch: the launch, whose output is there.
         overwrite: whether the output is made anew.
+        key: the key of the output in the job file.
 
     Returns:
         The pyramid; None if the job asks for none, or one block holds its output.
@@ -154,7 +192,7 @@ def begin_scales(launch: Launch, *, overwrite: bool) -> Pyramid | None:
         StateError: another launch is making another pyramid.
     """
     resolved = launch.read_job()
-    config = resolved.config
+    config = resolved.config.by_output[key]
     count = resolved.plan.chunks.count
     pyramid = output_pyramid(config)
     if pyramid is None:
@@ -221,10 +259,33 @@ def pyramid_status(pyramid: Pyramid) -> PyramidStatus:
     )
 
 
-def add_pyramid(whole: Totals, pyramid: Pyramid | None) -> Totals:
-    """Add a pyramid's bytes and requests to the totals of a job; its time is not counted."""
-    if pyramid is None:
-        return whole
+def pyramids_status(pyramids: Sequence[Pyramid]) -> PyramidStatus | None:
+    """Read how far the pyramids of a job are, all together; None if there are none.
+
+    Raises:
+        WorkerFault: their records cannot be read.
+    """
+    if not pyramids:
+        return None
+    statuses = list(map(pyramid_status, pyramids))
+    return PyramidStatus(
+        scales=sum(each.scales for each in statuses),
+        method=" and ".join(dict.fromkeys(each.method for each in statuses)),
+        chunks=sum(each.chunks for each in statuses),
+        done=sum(each.done for each in statuses),
+        listed=all(each.listed for each in statuses),
+        failures=[failure for each in statuses for failure in each.failures],
+    )
+
+
+def add_pyramids(whole: Totals, pyramids: Iterable[Pyramid]) -> Totals:
+    """Add the bytes and requests of pyramids to the totals of a job; their time is not counted."""
+    for pyramid in pyramids:
+        whole = _add_pyramid(whole, pyramid)
+    return whole
+
+
+def _add_pyramid(whole: Totals, pyramid: Pyramid) -> Totals:
     sources = [pyramid.base.bounds, *(scale.bounds for scale in pyramid.scales[:-1])]
     read = sum(ChunkGrid(bounds, pyramid.base.read_shape).count for bounds in sources)
     return replace(

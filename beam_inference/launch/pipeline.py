@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import apache_beam as beam
 
@@ -18,18 +18,18 @@ from beam_inference.pyramid.pyramid import list_complete_scales, remove_scales
 
 
 def build(
-    pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramid: StageJob | None = None
+    pipeline: beam.Pipeline, launch: Launch, workers: int = 1, pyramids: Sequence[StageJob] = ()
 ) -> None:
-    """Apply a whole job to a pipeline: its chunks, the launch's summary, and then its pyramid.
+    """Apply a whole job to a pipeline: its chunks, the launch's summary, and then its pyramids.
 
-    The stages of the pyramid come after the summary, so that no runner begins them before all
+    The stages of a pyramid come after the summary, so that no runner begins them before all
     chunks are through. They do nothing where a chunk of the job has no receipt.
 
     Args:
         pipeline: the pipeline.
         launch: the launch.
         workers: worker processes that run at a time, as far as known.
-        pyramid: the stages that make the output's pyramid, if it is to have one.
+        pyramids: the stages that make the pyramid of each output that is to have one.
     """
     summarized = (
         pipeline
@@ -38,12 +38,14 @@ def build(
         | "Summarize" >> beam.CombineGlobally(CountOutcomes())
         | "WriteSummary" >> beam.Map(_write_summary, launch)
     )
-    if pyramid is not None:
+    for number, pyramid in enumerate(pyramids, 1):
+        nth = "" if number == 1 else str(number)
+        left = beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
         _ = (
             summarized
-            | "WithoutReceipt" >> beam.Map(_without_receipt, launch, pyramid).with_output_types(int)
-            | "Pyramid" >> DoStages(pyramid, workers)
-            | "ListScales" >> beam.Map(_list_scales, pyramid)
+            | f"WithoutReceipt{nth}" >> left
+            | f"Pyramid{nth}" >> DoStages(pyramid, workers)
+            | f"ListScales{nth}" >> beam.Map(_list_scales, pyramid)
         )
 
 

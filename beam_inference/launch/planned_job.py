@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config.definite import Settings
 from beam_inference.config.formats import OutputSpec, get_format
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import OUTPUT, JobConfig
 from beam_inference.config.normalize import (
     Contrast,
     LevelsRequest,
@@ -27,7 +27,7 @@ from beam_inference.config.normalize import (
 from beam_inference.config.operators import operator_bytes
 from beam_inference.engines.choice import keeps_memory
 from beam_inference.engines.devices import device_memory
-from beam_inference.errors import AlignmentError, ConfigError, VolumeError
+from beam_inference.errors import AlignmentError, ConfigError, UserError, VolumeError
 from beam_inference.geometry.alignment import check_alignment
 from beam_inference.geometry.blending import kept_bytes
 from beam_inference.geometry.bounding_box import BoundingBox, grown_shape
@@ -56,6 +56,7 @@ from beam_inference.launch.memory import (
     ChunkShapes,
     Exchanged,
     MemoryProjection,
+    OutputSizes,
     ProcessSettings,
     ValueSizes,
 )
@@ -99,6 +100,19 @@ class NetworkNeeds:
         return cls(batch_size, working_set_bytes, keeps_memory(engine))
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedOutput:
+    """An output before the launch.
+
+    Attributes:
+        spec: its description; it is there or is to be made.
+        exists: whether it is there.
+    """
+
+    spec: OutputSpec
+    exists: bool
+
+
 @dataclass(frozen=True)
 class PlannedJob:
     """A job whose input is open and whose geometry is decided; its network was not loaded.
@@ -112,6 +126,7 @@ class PlannedJob:
         output: description of the output, which is there or is to be made.
         output_exists: whether it is there.
         operator_sha256: hashes of the files that operators need.
+        further_outputs: the other outputs, by their keys in the job file.
     """
 
     config: JobConfig
@@ -122,6 +137,12 @@ class PlannedJob:
     output: OutputSpec
     output_exists: bool
     operator_sha256: Mapping[str, str]
+    further_outputs: Mapping[str, PlannedOutput] = field(default_factory=dict)
+
+    @property
+    def outputs(self) -> dict[str, PlannedOutput]:
+        """All outputs, by their keys in the job file."""
+        return {OUTPUT: PlannedOutput(self.output, self.output_exists), **self.further_outputs}
 
     @cached_property
     def plan(self) -> InferencePlan:
@@ -234,14 +255,17 @@ class PlannedJob:
                 else Exchanged(extremes.private, extremes.touched, extremes.shared)
             ),
         )
+        main, *further = map(_output_sizes, config.by_output.values())
         sizes = ValueSizes(
             input_channels=self.input.channels,
             input_itemsize=FLOAT_BYTES if by_section else self.input.dtype.itemsize,
             output_channels=config.model.output_channels,
-            operator_bytes=operator_bytes(config.postprocess, config.model.output_channels),
-            written_channels=config.output_channels,
-            output_dtype=np.dtype(config.output.dtype),
-            is_read_back=config.output.encoding in LOSSY,
+            operator_bytes=main.operator_bytes,
+            written_channels=main.written_channels,
+            output_dtype=main.dtype,
+            is_read_back=main.is_read_back,
+            is_split=bool(further) or main.network_channels != config.model.output_channels,
+            further=further,
         )
         process = ProcessSettings(
             threads=place.threads_per_process,
@@ -283,6 +307,18 @@ class PlannedJob:
         return self.input.channels * (stored * stored_bytes + made)
 
 
+def _output_sizes(config: JobConfig) -> OutputSizes:
+    """Sizes of the values of a job's output, as if it were the only one."""
+    channels = config.output_model.output_channels
+    return OutputSizes(
+        network_channels=channels,
+        operator_bytes=operator_bytes(config.postprocess, channels),
+        written_channels=config.output_channels,
+        dtype=np.dtype(config.output.dtype),
+        is_read_back=config.output.encoding in LOSSY,
+    )
+
+
 def plan_job(
     config: JobConfig,
     place: Place = THIS_PROCESS,
@@ -309,7 +345,8 @@ def plan_job(
     _check_output_is_apart(config, volume, masks)
     normalize = decide.decide_normalization(config, volume.stored, earlier)
     check_sections(normalize, volume)
-    check_halos(config.postprocess, volume)
+    for single in config.by_output.values():
+        check_halos(single.postprocess, volume)
     make_normalization(normalize, volume.values_dtype)
     _check_fill_values(config, volume, masks)
     check_voxel_size(config, volume)
@@ -320,25 +357,41 @@ def plan_job(
             f"stop exclusive{_of_voxels(volume)}). The part inside is "
             f"{roi.intersection(volume.bounds)}."
         )
-    output, exists = _find_output(config, volume, roi)
+    main, *others = _find_outputs(config, volume, roi).items()
     settings = decide.decide_settings(config, place, normalize, earlier)
-    operators = local_operators(config.postprocess, config.storage)
-    hashes = operator_sha256(operators)
-    build_functions(operators)
-    job = PlannedJob(config, settings, volume, masks, roi, output, exists, hashes)
+    hashes = _check_operators(config)
+    job = PlannedJob(
+        config, settings, volume, masks, roi, main[1].spec, main[1].exists, hashes, dict(others)
+    )
     if earlier is None:
         job = _with_cheapest_plan(job, place, workers)
     check_output_scale(config, job.plan)
-    check_alignment(job.plan.chunks, output.write_shape, output.bounds, volume.bounds)
-    has_background = config.roi is None and volume.whole == output.bounds
-    is_filled = has_background or _is_filled(output, roi)
-    if config.output.pyramid is not None and not is_filled:
-        raise ConfigError(
-            f"output.pyramid: the output {output.url} exists with {output.bounds}, and this job "
-            f"fills {roi} only. A pyramid is of the whole volume: remove the key, and give the "
-            "command beam-inference pyramid once all of it is there."
-        )
+    has_background = config.roi is None and volume.whole == job.output.bounds
+    for key, planned in job.outputs.items():
+        spec = planned.spec
+        check_alignment(job.plan.chunks, spec.write_shape, spec.bounds, volume.bounds)
+        is_filled = has_background or _is_filled(spec, roi)
+        if config.by_output[key].output.pyramid is not None and not is_filled:
+            raise ConfigError(
+                f"{key}.pyramid: the output {spec.url} exists with {spec.bounds}, and this job "
+                f"fills {roi} only. A pyramid is of the whole volume: remove the key, and give the "
+                "command beam-inference pyramid once all of it is there."
+            )
     return job
+
+
+def _check_operators(config: JobConfig) -> dict[str, str]:
+    """Build the operators of every output once; the hashes of their files.
+
+    Raises:
+        ModelContractError: a file is absent, or a function cannot be imported.
+    """
+    hashes: dict[str, str] = {}
+    for key, single in config.by_output.items():
+        operators = local_operators(single.postprocess, config.storage, output=key)
+        hashes |= operator_sha256(operators, key)
+        build_functions(operators)
+    return hashes
 
 
 def best_plan_for(
@@ -385,23 +438,27 @@ def _open_checked_input(config: JobConfig) -> InputVolume:
 
 
 def _check_output_is_apart(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
-    """Refuse an output that would overwrite the input or a mask."""
-    place = place_of_url(config.output.path, config.storage)
+    """Refuse an output that would overwrite the input, a mask, or another output."""
     volumes = {"the input": volume} | {f"{key}, a mask": masks[key].volume for key in masks}
-    for name, each in volumes.items():
-        if is_within(each.place, place):
-            raise ConfigError(
-                f"output.path {config.output.path} is {name}: choose another place, so as not to "
-                "overwrite it"
-            )
+    taken = {name: each.place for name, each in volumes.items()}
+    for key, single in config.by_output.items():
+        place = place_of_url(single.output.path, config.storage)
+        for name, other in taken.items():
+            if is_within(other, place) or (name in config.by_output and is_within(place, other)):
+                raise ConfigError(
+                    f"{key}.path {single.output.path} is {name}: choose another place, so as not "
+                    "to overwrite it"
+                )
+        taken[key] = place
 
 
 def _check_fill_values(config: JobConfig, volume: Volume, masks: Mapping[str, Mask]) -> None:
     if config.input.fill == "constant" and config.input.network_fill is None:
         check_fill_value("input.fill_value", config.input.fill_value, volume.dtype)
     for key, mask in masks.items():
-        dtype = volume.dtype if key == "input.mask" else np.dtype(config.output.dtype)
-        check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
+        dtypes = [np.dtype(single.output.dtype) for single in config.by_output.values()]
+        for dtype in [volume.dtype] if key == "input.mask" else dtypes:
+            check_fill_value(f"{key}.fill_value", mask.fill_value, dtype)
 
 
 def _of_voxels(volume: InputVolume) -> str:
@@ -411,15 +468,33 @@ def _of_voxels(volume: InputVolume) -> str:
     return f"; in voxels of {list(volume.voxel_size_nm or ())} nm, by input.resample"
 
 
-def _find_output(
+def _find_outputs(
     config: JobConfig, volume: InputVolume, roi: BoundingBox
-) -> tuple[OutputSpec, bool]:
-    """Describe the output; the second value says whether it is there already."""
+) -> dict[str, PlannedOutput]:
+    """Describe the outputs, by their keys; all have the bounds of the first."""
+    found: dict[str, PlannedOutput] = {}
+    for key, single in config.by_output.items():
+        bounds = found[OUTPUT].spec.bounds if found else None
+        try:
+            found[key] = _find_output(single, volume, roi, bounds)
+        except UserError as error:
+            if key == OUTPUT:
+                raise
+            raise type(error)(f"{key}: {error}") from None
+    return found
+
+
+def _find_output(
+    config: JobConfig, volume: InputVolume, roi: BoundingBox, given: BoundingBox | None
+) -> PlannedOutput:
+    """Describe an output; ``given`` are its bounds, if they are decided already."""
     output = config.output
     bounds = roi
     if volume.whole is not None and volume.resampling is None and config.roi is None:
         bounds = volume.whole
-    if output.bounds is not None:
+    if given is not None:
+        bounds = given
+    elif output.bounds is not None:
         bounds = BoundingBox(output.bounds.start, output.bounds.stop)
         if not get_format(output.format).has_offset and any(bounds.start):
             raise ConfigError(
@@ -427,26 +502,31 @@ def _find_output(
                 "offset: write start: [0, 0, 0]"
             )
     voxel_size = voxel_size_nm(config, volume)
-    if voxel_size is None:
+    if voxel_size is None and given is None:
         logger.warning(
             "the input does not say its voxel size, nor does model.voxel_size_nm: the output will "
             "say 1 nm"
         )
-        voxel_size = (1.0, 1.0, 1.0)
-    spec = replace(describe_output(config, bounds, voxel_size), rest=volume.origin.rest)
+    size = voxel_size or (1.0, 1.0, 1.0)
+    spec = replace(describe_output(config, bounds, size), rest=volume.origin.rest)
     existing = open_output(spec)
     if existing is None:
         if output.bounds is None:
             padding = f"write output.bounds: {{start: [0, 0, 0], stop: {list(bounds.stop)}}}"
             default_bounds(output.format, bounds, padding)
         check_output(spec)
-        return spec, False
+        return PlannedOutput(spec, exists=False)
+    if given is not None and existing.bounds != bounds:
+        raise VolumeError(
+            f"the volume {output.path} exists with bounds {existing.bounds}, and the job's output "
+            f"has {bounds}: all its volumes have the same. Choose another path."
+        )
     if output.bounds is not None and existing.bounds != bounds:
         raise VolumeError(
             f"the output {output.path} exists with bounds {existing.bounds}, output.bounds say "
             f"{bounds}. Remove output.bounds, or choose another output.path."
         )
-    return replace(spec, bounds=existing.bounds), True
+    return PlannedOutput(replace(spec, bounds=existing.bounds), exists=True)
 
 
 def _is_filled(output: OutputSpec, roi: BoundingBox) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import platform
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -24,7 +24,7 @@ from beam_inference.errors import ConfigError, StateError, VolumeError, WorkerFa
 from beam_inference.geometry.sampling import sample_chunks
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.job.messages import Launch
-from beam_inference.job.ownership import check_owner, claim_output, owner_of
+from beam_inference.job.ownership import Owner, check_owner, claim_output, owner_of
 from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
@@ -33,16 +33,17 @@ from beam_inference.job.state import State, default_state_url
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.decide import (
     batch_size_request,
-    decide_prediction_bound,
+    complete_bounds,
+    decide_prediction_bounds,
     engine_request,
-    prediction_bound_elsewhere,
+    prediction_bounds_elsewhere,
     warn_of_smaller_batch,
 )
 from beam_inference.launch.engine_trial import (
     choose_engine_elsewhere,
     warn_of_range,
 )
-from beam_inference.launch.kept_trial import find_out_about_network
+from beam_inference.launch.kept_trial import TriedNetwork, find_out_about_network
 from beam_inference.launch.memory import check_memory, check_trial_memory
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import (
@@ -133,13 +134,12 @@ def prepare(
             state.clear()
         # Before the output: where the state cannot be written, nothing is created.
         state.note_start(launch.id)
-        claim_output(config.output.path, owner, config.storage, replace=overwrite)
+        _claim_outputs(planned, owner, replace=overwrite)
         if chunks is not None:
             state.write_chunks(launch.id, chunks)
         if quantized is not None:
             state.write_network(quantized)
-        if not planned.output_exists:
-            create_output(planned.output)
+        _create_outputs(planned)
         # Another first launch may have come before this one.
         recorded = state.create_job(job)
         check_same(recorded, job, state.url)
@@ -159,11 +159,23 @@ def _record_provenance(earlier: ResolvedJob, job: ResolvedJob, *, overwrite: boo
         ) from None
 
 
+def _claim_outputs(planned: PlannedJob, owner: Owner, *, replace: bool) -> None:
+    for output in planned.outputs.values():
+        claim_output(output.spec.url, owner, planned.config.storage, replace=replace)
+
+
+def _create_outputs(planned: PlannedJob) -> None:
+    for output in planned.outputs.values():
+        if not output.exists:
+            create_output(output.spec)
+
+
 def _check_earlier_launches(planned: PlannedJob, job: ResolvedJob, state: State) -> list[int]:
     """Check what earlier launches wrote. Returns chunks that are to be done again."""
     config = planned.config
     with _state_errors():
-        check_owner(config.output.path, owner_of(job, state.url), config.storage)
+        for output in planned.outputs.values():
+            check_owner(output.spec.url, owner_of(job, state.url), config.storage)
         return check_receipts(state.of(job), job, planned)
 
 
@@ -214,7 +226,7 @@ def _resolve(
     sha256 = model_sha256(model)
     requested_batch_size = None
     quantization_error = None
-    prediction_bound = decide_prediction_bound(config, earlier)
+    bounds = decide_prediction_bounds(config, earlier)
     if place.is_this_machine or config.inference.precision == "int8":
         tried = find_out_about_network(
             planned,
@@ -222,16 +234,11 @@ def _resolve(
             model,
             trust=trust,
             earlier=earlier,
-            needs_bound=prediction_bound is None,
+            needs_bound=None in bounds,
             quantized=quantized,
         )
         quantized = tried.quantized
-        if quantized is not None and tried.difference is not None:
-            quantization_error = QuantizationError(
-                root_mean_square=tried.difference.typical,
-                largest=tried.difference.largest,
-                allowed=tried.difference.allowed,
-            )
+        quantization_error = _quantization_error(tried)
         trial = tried.findings
         engine = trial.settings
         fitting = trial.fitting_batch_size
@@ -250,7 +257,8 @@ def _resolve(
         needs = NetworkNeeds.of_engine(
             engine.engine, definite.inference.batch_size, trial.working_set_bytes
         )
-        prediction_bound = prediction_bound or trial.prediction_bound
+        if trial.prediction_bounds is not None:
+            bounds = complete_bounds(bounds, trial.prediction_bounds)
         patch_seconds = trial.seconds / fitting
         warn_of_range(definite, trial.low, trial.high)
     else:
@@ -258,7 +266,7 @@ def _resolve(
         definite = make_definite(config, planned.settings, engine)
         description = describe_engine(model, definite.inference)
         needs = NetworkNeeds.of_engine(engine.engine, engine.batch_size)
-        prediction_bound = prediction_bound or prediction_bound_elsewhere(config)
+        bounds = prediction_bounds_elsewhere(config, bounds)
         patch_seconds = 0.0
     _check_memory(planned, place, needs)
     job = _record(
@@ -267,7 +275,7 @@ def _resolve(
             config=definite,
             sha256=sha256,
             engine=description,
-            prediction_bound=prediction_bound,
+            bounds=_known(bounds),
             working_set_bytes=needs.working_set_bytes,
             patch_seconds=patch_seconds,
             requested_batch_size=requested_batch_size,
@@ -275,6 +283,18 @@ def _resolve(
         ),
     )
     return job, quantized
+
+
+def _quantization_error(tried: TriedNetwork) -> QuantizationError | None:
+    """What the trial of a network of integers has measured; None of any other network."""
+    difference = tried.difference
+    if tried.quantized is None or difference is None:
+        return None
+    return QuantizationError(
+        root_mean_square=difference.typical,
+        largest=difference.largest,
+        allowed=difference.allowed,
+    )
 
 
 def _resolve_what_is_left(
@@ -353,7 +373,7 @@ def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> Resolv
             config=definite,
             sha256=model_sha256(model),
             engine=engine,
-            prediction_bound=decide_prediction_bound(config, earlier),
+            bounds=_known(decide_prediction_bounds(config, earlier)),
             working_set_bytes=earlier.working_set_bytes,
             patch_seconds=earlier.patch_seconds,
             quantization_error=earlier.quantization_error,
@@ -368,11 +388,16 @@ class _ResolvedNetwork:
     config: DefiniteConfig
     sha256: str
     engine: Mapping[str, str]
-    prediction_bound: float | None
+    bounds: Sequence[float]
     working_set_bytes: int
     patch_seconds: float
     requested_batch_size: int | None = None
     quantization_error: QuantizationError | None = None
+
+
+def _known(bounds: Sequence[float | None]) -> list[float]:
+    """Bounds that are known: all of them, but for jobs that began by older rules."""
+    return [bound for bound in bounds if bound is not None]
 
 
 def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
@@ -392,7 +417,8 @@ def _record(planned: PlannedJob, network: _ResolvedNetwork) -> ResolvedJob:
         model_sha256=network.sha256,
         operator_sha256=dict(planned.operator_sha256),
         engine=dict(network.engine),
-        prediction_bound=network.prediction_bound,
+        prediction_bound=max(network.bounds, default=None),
+        head_bounds=list(network.bounds) if network.config.model.heads else [],
         working_set_bytes=network.working_set_bytes,
         patch_seconds=network.patch_seconds,
         quantization_error=network.quantization_error,
@@ -469,9 +495,11 @@ def _state_errors() -> Iterator[None]:
 def _extension_versions(config: DefiniteConfig) -> dict[str, str]:
     """Versions of the distributions that bring the job's extensions."""
     suffixes = [suffix_of(config.model).removeprefix(".")] if loader_of(config.model) else []
+    outputs = config.by_output.values()
+    operators = [each.operator for single in outputs for each in single.postprocess]
     return (
-        list_versions("operators", [each.operator for each in config.postprocess])
-        | list_versions("formats", [config.output.format])
+        list_versions("operators", operators)
+        | list_versions("formats", [single.output.format for single in outputs])
         | list_versions("engines", [config.inference.engine])
         | list_versions("models", suffixes)
     )

@@ -8,7 +8,7 @@ and the output's encoding follow. So the bits are those of either strategy. Noth
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from beam_inference.arrays import AnyArray
+from beam_inference.config.job import OUTPUT
 from beam_inference.errors import (
     BeamInferenceError,
     ChunkFault,
@@ -36,9 +37,9 @@ from beam_inference.job.resolved_job import NUMERICS, ResolvedJob
 from beam_inference.job.state import State, default_state_url
 from beam_inference.models.trust import Trust
 from beam_inference.volumes.kvstores import delete_folder, open_kvstore
-from beam_inference.volumes.outputs import LOSSY, create_output
+from beam_inference.volumes.outputs import create_output
 from beam_inference.worker.chunk_steps import ChunkSteps
-from beam_inference.worker.open_job import OpenJob, open_job
+from beam_inference.worker.open_job import OpenJob, OpenOutput, open_job
 from beam_inference.worker.worker import make_chunk_inference
 
 if TYPE_CHECKING:
@@ -264,33 +265,47 @@ class _Recomputer:
         """How a chunk differs from the output; None if it does not."""
         box = self._plan.chunks.core_box(index)
         try:
-            expected = self._as_stored(box, self._compute(index, box))
+            arrays = self._compute(index, box)
         except ChunkFault as fault:
             return Fault(f"it cannot be computed again: {fault}")
+        faults = [
+            found
+            for output, array in zip(self._opened.outputs, arrays, strict=True)
+            if (found := self._fault_in(output, box, array)) is not None
+        ]
+        return min(faults, key=lambda each: each.is_rounding, default=None)  # the worst of them
+
+    def _fault_in(self, output: OpenOutput, box: BoundingBox, array: AnyArray) -> Fault | None:
+        """How what was computed of a box differs from an output; None if it does not."""
+        config = self._opened.job.config.by_output[output.key]
+        name = "" if output.key == OUTPUT else f"{output.key}: "
         try:
-            found = self._opened.output.read(box)
+            found = output.volume.read(box)
         except BeamInferenceError as error:
-            return Fault(str(error))
-        difference = find_difference(expected, found, box)
-        if difference is not None and not found.any():
+            return Fault(f"{name}{error}")
+        difference = find_difference(self._as_stored(output, box, array), found, box)
+        if difference is None:
+            return None
+        if not found.any():
             text = f"{difference.text}; the output is zero throughout, as where nothing is written"
             difference = replace(difference, text=text)
-        if difference is not None and self._opened.job.config.gives_labels:
-            return replace(difference, is_rounding=False)
-        return difference
+        is_rounding = difference.is_rounding and not config.gives_labels
+        return Fault(f"{name}{difference.text}", is_rounding)
 
-    def _compute(self, index: int, box: BoundingBox) -> AnyArray:
+    def _compute(self, index: int, box: BoundingBox) -> Sequence[AnyArray]:
         if self._steps.is_masked(index):
             return self._opened.postprocessing.blank(box)
         read = self._steps.read(index, self._plan.work(index).input_box)
-        return self._steps.infer_core(index, read).array
+        return self._steps.infer_core(index, read).arrays
 
-    def _as_stored(self, box: BoundingBox, array: AnyArray) -> AnyArray:
+    def _as_stored(self, output: OpenOutput, box: BoundingBox, array: AnyArray) -> AnyArray:
         """The values that read back once an array is written: others, where blocks are lossy."""
-        job = self._opened.job
-        if job.config.output.encoding not in LOSSY:
+        if not output.is_lossy:
             return array
-        spec = replace(output_spec(job), url=f"memory://recomputed/{secrets.token_hex(8)}")
+        spec = replace(
+            output_spec(self._opened.job, output.key),
+            url=f"memory://recomputed/{secrets.token_hex(8)}",
+        )
         try:
             volume = create_output(spec)
             volume.write(box, array)

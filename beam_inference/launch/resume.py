@@ -62,11 +62,12 @@ def relocate_job(config: JobConfig, earlier: ResolvedJob, url: str) -> ResolvedJ
         batch_size=before.batch_size if batch_size == "auto" else batch_size,
     )
     roi = config.roi
+    bounds = decide.decide_prediction_bounds(config, earlier)
     job = earlier.with_config(
         make_definite(config, settings, engine),
         roi=earlier.input_bounds if roi is None else BoundingBox(roi.start, roi.stop),
         requested_normalize=levels_request(config),
-        prediction_bound=decide.decide_prediction_bound(config, earlier),
+        bounds=[bound for bound in bounds if bound is not None],
     )
     check_same(earlier, job, url)
     return job
@@ -207,17 +208,20 @@ def check_receipts(state: State, job: ResolvedJob, planned: PlannedJob) -> list[
     witnesses = find_witnesses(state, job)
     if not witnesses:
         return []
-    output = open_output(planned.output) if planned.output_exists else None
-    if output is None:
-        raise StateError(
-            f"{state.url} holds receipts, but there is no output at {planned.output.url}: going on "
-            "would report missing data as complete. Restore the output, or pass --overwrite to "
-            "compute every chunk again."
-        )
+    outputs = {}
+    for key, each in planned.outputs.items():
+        output = open_output(each.spec) if each.exists else None
+        if output is None:
+            raise StateError(
+                f"{state.url} holds receipts, but there is no output at {each.spec.url}: going on "
+                "would report missing data as complete. Restore the output, or pass --overwrite to "
+                "compute every chunk again."
+            )
+        outputs[key] = output
     if not job.config.job.resume:
         raise StateError(
             f"job.resume is false, but {state.url} holds receipts of an earlier launch. Pass "
             "--overwrite to compute every chunk again, or set job.resume: true to do what is "
             "missing."
         )
-    return witnesses.damaged_chunks(output)
+    return witnesses.damaged_chunks(outputs)

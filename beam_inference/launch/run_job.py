@@ -34,9 +34,9 @@ from beam_inference.job.state import State
 from beam_inference.launch.checks import check_paths
 from beam_inference.launch.output_pyramid import (
     PyramidStatus,
-    begin_scales,
+    begin_all_scales,
     check_scales,
-    pyramid_status,
+    pyramids_status,
 )
 from beam_inference.launch.prepare import prepare
 from beam_inference.launch.several_devices import with_process_per_device
@@ -68,7 +68,7 @@ class JobOutcome:
         patches_beyond_bound: patches of the job whose predictions were too large for exact sums.
         seconds: wall time of the pipeline.
         error: text of the error that ended the launch early, if one did.
-        pyramid: progress of the output's pyramid; None if the job has none to make.
+        pyramid: progress of the outputs' pyramids; None if the job has none to make.
         staged_at: place of the pipeline, where it is staged for another to run
             (``--template_location``, ``--output_executable_path``) instead of being run.
     """
@@ -202,27 +202,28 @@ def run_job(
         workers=workers,
     )
     work = ChunksToDo.of(launch)
-    pyramid = begin_scales(launch, overwrite=overwrite)
+    pyramids = begin_all_scales(launch, overwrite=overwrite)
     # A pipeline that is staged for another to run is staged in any case.
     is_staged = options is not None and _template_of(options) is not None
-    outcome = None if is_staged else _judge_finished(work, pyramid)
-    return outcome or _execute(work, pyramid, options, workers)
+    outcome = None if is_staged else _judge_finished(work, pyramids)
+    return outcome or _execute(work, pyramids, options, workers)
 
 
-def _judge_finished(work: ChunksToDo, pyramid: Pyramid | None) -> JobOutcome | None:
-    """Judge a launch that has nothing to do, pyramid included; None if there is something."""
+def _judge_finished(work: ChunksToDo, pyramids: Sequence[Pyramid]) -> JobOutcome | None:
+    """Judge a launch that has nothing to do, pyramids included; None if there is something."""
     start = time.monotonic()
     count = work.count_of_job
     if work.list_done_of_job() < count:
         return None
-    if pyramid is not None and not pyramid_status(pyramid).complete:
+    status = pyramids_status(pyramids)
+    if status is not None and not status.complete:
         return None
     tally = work.state.tally_receipts(count)
     if tally.chunks < count:
         return None
     summary = LaunchSummary(done=0, skipped=work.count, quarantined=0)
     work.state.write_summary(work.launch.id, summary)
-    return _judge(work, pyramid, tally, time.monotonic() - start)
+    return _judge(work, pyramids, tally, time.monotonic() - start)
 
 
 def _template_of(options: PipelineOptions) -> str | None:
@@ -233,7 +234,7 @@ def _template_of(options: PipelineOptions) -> str | None:
 
 
 def _execute(
-    work: ChunksToDo, pyramid: Pyramid | None, options: PipelineOptions | None, workers: int
+    work: ChunksToDo, pyramids: Sequence[Pyramid], options: PipelineOptions | None, workers: int
 ) -> JobOutcome:
     """Run a launch's pipeline to its end, and judge it."""
     from beam_inference.beam.execution import execute
@@ -242,24 +243,24 @@ def _execute(
     from beam_inference.launch import pipeline as job_pipeline
 
     launch = work.launch
-    scales = None if pyramid is None else replace(pyramid.job(), launch=launch.id)
+    scales = [replace(pyramid.job(), launch=launch.id) for pyramid in pyramids]
     start = time.monotonic()
     phases = list_phases(work)
-    if pyramid is not None and scales is not None:
-        phases.append(
-            Phase(
-                "chunks of the pyramid",
-                pyramid.count,
-                pyramid.voxels_per_chunk,
-                StageRecords(scales).chunk_counter(),
-            )
+    phases += [
+        Phase(
+            "chunks of the pyramid",
+            pyramid.count,
+            pyramid.voxels_per_chunk,
+            StageRecords(job).chunk_counter(),
         )
+        for pyramid, job in zip(pyramids, scales, strict=True)
+    ]
 
     def request_stop() -> None:
         work.state.request_stop(launch.id)
-        if scales is not None:
+        for job in scales:
             # Its state lies beside the output, where the job's own may not be.
-            scales.state().request_stop(launch.id)
+            job.state().request_stop(launch.id)
 
     options = beam_options(()) if options is None else options
     execution = execute(
@@ -271,7 +272,7 @@ def _execute(
         f"beam-inference-{launch.id}",
     )
     tally = work.state.tally_receipts(work.count_of_job)
-    outcome = _judge(work, pyramid, tally, time.monotonic() - start, execution)
+    outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
     staged_at = _template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
@@ -305,7 +306,7 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
 
 def _judge(
     work: ChunksToDo,
-    pyramid: Pyramid | None,
+    pyramids: Sequence[Pyramid],
     tally: ReceiptTally,
     seconds: float,
     execution: ExecutionResult | None = None,
@@ -314,7 +315,7 @@ def _judge(
 
     Args:
         work: the chunks to do.
-        pyramid: the pyramid to make.
+        pyramids: those to make.
         tally: of the receipts of the whole job.
         seconds: how long the launch took.
         execution: how its pipeline ended; None if it needed none.
@@ -332,7 +333,7 @@ def _judge(
         files = SeamFiles(work.state.url, work.job.config.storage, work.job.fingerprint)
         files.forget_all()
     if is_job_done:
-        sweep_job_drafts(work.job.config.output.path, work.state.url)
+        sweep_job_drafts(work.job.config, work.state.url)
     outcome = JobOutcome(
         exit_code=FAILED,
         chunks=work.count,
@@ -343,7 +344,7 @@ def _judge(
         patches_beyond_bound=tally.patches_beyond_bound,
         seconds=seconds,
         error=None,
-        pyramid=None if pyramid is None else pyramid_status(pyramid),
+        pyramid=pyramids_status(pyramids),
     )
     exit_code = _exit_code(
         outcome,

@@ -7,7 +7,7 @@ their chunks are done again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -18,7 +18,7 @@ from beam_inference.job.chunk_records import CHUNKS_PER_FOLDER
 from beam_inference.job.records import Receipt
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
-from beam_inference.job.verification import parts_fault
+from beam_inference.job.verification import written_fault
 from beam_inference.volumes.volume import Volume
 
 logger = logging.getLogger(__name__)
@@ -52,14 +52,14 @@ class Witnesses:
     def __bool__(self) -> bool:
         return self.receipt is not None or self.sums is not None
 
-    def damaged_chunks(self, output: Volume) -> list[int]:
+    def damaged_chunks(self, outputs: Mapping[str, Volume]) -> list[int]:
         """Find chunks whose blocks are not what their receipts say, though others are.
 
         As long as the first witnesses say yes, no other is heard: ``verify --deep`` finds all
         damaged blocks.
 
         Args:
-            output: the volume that the job writes.
+            outputs: the volumes that the job writes, by their keys in the job file.
 
         Returns:
             Chunks that are to be done again.
@@ -67,17 +67,18 @@ class Witnesses:
         Raises:
             StateError: the output as a whole may be another one.
         """
+        places = ", ".join(output.url for output in outputs.values())
         first = [each for each in (self.receipt, self.sums) if each is not None]
-        heard = _hear(first, output)
+        heard = _hear(first, outputs)
         if not heard.faults:
             return []
         further, are_all = _further_witnesses(self.state, self.job)
-        heard = _hear([*first, *further], output)
+        heard = _hear([*first, *further], outputs)
         needed = 1 if are_all else _AGREEING * len(heard.faults)
         if len(heard.agreeing) < needed:
             chunk, fault = next(iter(heard.faults.items()))
             raise StateError(
-                f"{self.state.url} says that chunk {chunk} is done, but in {output.url} "
+                f"{self.state.url} says that chunk {chunk} is done, but in {places} "
                 f"{fault}, and other chunks bear no witness that only this one was changed. The "
                 "output was changed, or these receipts belong to another output. See what is left "
                 "with verify --deep, or pass --overwrite to compute every chunk again."
@@ -87,7 +88,7 @@ class Witnesses:
                 "chunk %d is done again. Its receipt says that it is done, but in %s %s. %d others "
                 "that were looked at hold what they should; verify --deep looks at all",
                 chunk,
-                output.url,
+                places,
                 fault,
                 len(heard.agreeing),
             )
@@ -115,16 +116,24 @@ class _Heard:
     agreeing: Collection[int]
 
 
-def _hear(receipts: Sequence[Receipt], output: Volume) -> _Heard:
+def _hear(receipts: Sequence[Receipt], outputs: Mapping[str, Volume]) -> _Heard:
     faults: dict[int, str] = {}
     agreeing = set()
     for receipt in receipts:
-        fault = parts_fault(receipt.parts, output)
+        fault = written_fault(receipt, outputs)
         if fault is not None:
             faults.setdefault(receipt.chunk, fault)
-        elif any(each.min != each.max for part in receipt.parts for each in part.channels):
+        elif _varies(receipt):
             agreeing.add(receipt.chunk)
     return _Heard(faults, agreeing - faults.keys())
+
+
+def _varies(receipt: Receipt) -> bool:
+    """Whether every output has more than one value where a receipt names its blocks."""
+    return all(
+        any(each.min != each.max for part in parts for each in part.channels)
+        for parts in receipt.parts_by_output.values()
+    )
 
 
 def _further_witnesses(state: State, job: ResolvedJob) -> tuple[list[Receipt], bool]:

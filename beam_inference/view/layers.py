@@ -288,13 +288,23 @@ def _view_of_job(config: JobConfig, *, patches: bool) -> View:
     channels = section.channel or list(range(source.channels))
     visible = roi if resampling is None else resampling.source_box(roi)
     shown = [_show_image("input", source, config.storage, visible, channels)]
-    output = None if launched is None else open_output(output_spec(launched))
-    if output is not None:
-        shader = None if config.gives_labels else output_shader(output, config.model, roi)
-        shown.append(Shown("output", output, config.storage, shader, 0.5))
+    shown += [] if launched is None else _outputs_to_show(config, launched, roi)
     shown += _masks_to_show(config, launched)
     name = config.output.path.rstrip("/").rpartition("/")[2]
     return View(name, shown, plan, launched, patches, roi, voxel_size)
+
+
+def _outputs_to_show(config: JobConfig, launched: ResolvedJob, roi: BoundingBox) -> list[Shown]:
+    """Make a layer of each output of a job that is there."""
+    shown = []
+    for key, single in config.by_output.items():
+        output = open_output(output_spec(launched, key))
+        if output is not None:
+            shader = (
+                None if single.gives_labels else output_shader(output, single.output_model, roi)
+            )
+            shown.append(Shown(key, output, config.storage, shader, 0.5))
+    return shown
 
 
 def _masks_to_show(config: JobConfig, launched: ResolvedJob | None) -> list[Shown]:

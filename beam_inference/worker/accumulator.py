@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,26 @@ class _Download:
     wait: Callable[[], AnyArray]
 
 
+@dataclass(frozen=True, slots=True)
+class BoundedChannels:
+    """Channels of a network's predictions, and how large they are.
+
+    Attributes:
+        channels: the channels.
+        bound: their prediction bound, a power of two.
+        largest: the largest prediction that their activation allows; infinity without one.
+    """
+
+    channels: slice
+    bound: float
+    largest: float = math.inf
+
+    @property
+    def can_exceed(self) -> bool:
+        """Whether predictions may be too large for exact sums."""
+        return self.largest > largest_exact(self.bound)
+
+
 class Accumulator:
     """Blends a chunk's core in a slab on the device, which moves along z; encodes what it leaves.
 
@@ -35,8 +56,7 @@ class Accumulator:
         device: holds the slab.
         channels: output channels of the network.
         encoding: dtype and value range of the core.
-        bound: the job's prediction bound, a power of two.
-        largest: the largest prediction that the network's activation allows; infinity without one.
+        heads: the channels of each head of the network; all of them together if it has none.
         window: what a patch's voxels weigh where patches overlap.
     """
 
@@ -47,13 +67,13 @@ class Accumulator:
         device: Device,
         channels: int,
         encoding: Encoding,
-        bound: float,
-        largest: float,
+        heads: Sequence[BoundedChannels],
         window: BlendWindow,
     ) -> None:
         self._depth, y, x = work.core_box.shape
+        bound = max(head.bound for head in heads)
         self._bound = bound
-        self._can_exceed = largest > largest_exact(bound)
+        self._heads = heads
         self._beyond_bound: Any = 0
         self._slices = slices
         self._device = device
@@ -93,12 +113,25 @@ class Accumulator:
         weighted = self._weighted[region]
         self._device.multiply(prediction.swapaxes(0, 1)[region], weights, weighted)
         sums = self._slab_rows(z.core.start, z.core.stop)[:, :, y.core, x.core]
-        self._device.add_rounded(sums, weighted, step_of(self._bound))
-        if self._can_exceed:
-            # A comparison with NaN is false: NaN is noticed where rows leave the slab. On a GPU the
-            # count stays there, so that nobody waits for it.
-            largest = self._device.largest_magnitude(prediction)
-            self._beyond_bound = self._beyond_bound + (largest > largest_exact(self._bound))
+        for head in self._heads:
+            terms = weighted[:, head.channels]
+            if head.bound != self._bound:  # by a power of two, which rounds nothing
+                terms *= self._bound / head.bound
+            self._device.add_rounded(sums[:, head.channels], terms, step_of(head.bound))
+        self._beyond_bound = self._beyond_bound + self._exceeds(prediction)
+
+    def _exceeds(self, prediction: Any) -> Any:
+        """Whether a patch's predictions are too large for exact sums, in any head: 1 or 0.
+
+        A comparison with NaN is false: NaN is noticed where rows leave the slab. On a GPU the
+        answer stays there, so that nobody waits for it.
+        """
+        exceeds: Any = 0
+        for head in self._heads:
+            if head.can_exceed:
+                largest = self._device.largest_magnitude(prediction[head.channels])
+                exceeds = exceeds | (largest > largest_exact(head.bound))
+        return exceeds
 
     def count_beyond_bound(self) -> int:
         """Count the patches so far whose predictions were too large: their sums may be rounded.

@@ -38,7 +38,7 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.chunk_work import ChunkWork
 from beam_inference.geometry.zyx import Zyx
 from beam_inference.operators.normalize_steps import predict_normalized
-from beam_inference.worker.accumulator import Accumulator
+from beam_inference.worker.accumulator import Accumulator, BoundedChannels
 from beam_inference.worker.chunk_input import ChunkInput
 from beam_inference.worker.patches import ChunkPatches
 
@@ -99,6 +99,8 @@ class ChunkInference:
         batch_size: patches per network call.
         bound: the prediction bound, a power of two.
         largest: the largest prediction that the network's activation allows; infinity without one.
+        heads: channels of the network with bounds of their own, all of them, instead of ``bound``
+            and ``largest``.
         uniform_answers: number of uniform values whose predictions are kept.
         window: what a patch's voxels weigh where patches overlap.
         fill: what patches see beyond the volume, if it is not to be normalised.
@@ -118,6 +120,7 @@ class ChunkInference:
         bound: float,
         *,
         largest: float = math.inf,
+        heads: Sequence[BoundedChannels] = (),
         uniform_answers: int = UNIFORM_ANSWERS,
         window: BlendWindow = BUMP,
         fill: NetworkFill | None = None,
@@ -127,8 +130,7 @@ class ChunkInference:
         self._predictor = predictor
         self._normalize = normalize
         self._channels = channels
-        self._bound = bound
-        self._largest = largest
+        self._heads = heads or [BoundedChannels(slice(None), bound, largest)]
         self._uniform_answers = uniform_answers
         self._window = window
         self._fill = fill
@@ -170,8 +172,7 @@ class ChunkInference:
                     self._predictor.device,
                     self._channels,
                     encoding,
-                    self._bound,
-                    self._largest,
+                    self._heads,
                     self._window,
                 )
             waiting = deque(product(*work.patches))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from beam_inference.arrays import AnyArray
@@ -14,25 +15,45 @@ from beam_inference.job.ownership import Claim
 from beam_inference.job.parts import cutout
 from beam_inference.job.records import Part
 from beam_inference.job.state import StopRequest
-from beam_inference.volumes.outputs import LOSSY
 from beam_inference.volumes.volume import TransientWriteError, Volume
 from beam_inference.worker.chunk_inference import ChunkInference
-from beam_inference.worker.device_turns import ChunkOutput, DeviceTurns, ReadInput
+from beam_inference.worker.device_turns import DeviceTurns, ReadInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.journal import Journal
 from beam_inference.worker.open_job import OpenJob
 from beam_inference.worker.read_infer_write import Pace
+from beam_inference.worker.retries import Success
 
 MOST_STALLED_READS = 3
 """Reads that a process gives up, one after the other, before it is itself at fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenPart:
-    """A durably written box, and the number of attempts that this took."""
+class WrittenBox:
+    """A box that was durably written in every output.
 
-    part: Part
+    Attributes:
+        parts: what was written in each output, by its key in the job file.
+        attempts: the most attempts that one of them took.
+    """
+
+    parts: Mapping[str, Part]
     attempts: int
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOutput:
+    """A chunk as it is to be written.
+
+    Attributes:
+        arrays: of each output, shape (channels, Z, Y, X).
+        read_bytes: bytes of the input.
+        effort: what the chunk has cost so far.
+    """
+
+    arrays: Sequence[AnyArray]
+    read_bytes: int
+    effort: Effort
 
 
 class ChunkSteps:
@@ -55,7 +76,10 @@ class ChunkSteps:
         self.journal = Journal(opened.launch, opened.job, opened.state)
         self.device = DeviceTurns(opened, inference, self.journal)
         self.should_stop = StopRequest(opened.state, opened.launch.id)
-        self._claim = Claim(opened.job, opened.state.url)
+        self._claims = [
+            Claim(opened.job, opened.state.url, single.output.path)
+            for single in opened.job.config.by_output.values()
+        ]
         self.pace = Pace(opened.launch.io_depth)
         self._inference = inference
         self._stalled_reads = 0
@@ -116,7 +140,7 @@ class ChunkSteps:
                 "the same command again, or raise job.timeouts.read if the store is only slow."
             ) from fault
 
-    def infer_core(self, index: int, read: ReadInput) -> ChunkOutput:
+    def infer_core(self, index: int, read: ReadInput) -> CoreOutput:
         """Compute a chunk's core as it is to be written, from every patch that touches it.
 
         Raises:
@@ -128,16 +152,22 @@ class ChunkSteps:
         work = plan.work(index)
         output = self.device.infer(index, read, work, postprocessing.device_encoding)
         core_box = plan.chunks.core_box(index)
-        array = postprocessing.finish(output.array, work.core_box, core_box)
-        return ChunkOutput(array, output.read_bytes, output.effort)
+        arrays = postprocessing.finish(output.array, work.core_box, core_box)
+        return CoreOutput(arrays, output.read_bytes, output.effort)
 
-    def write(self, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
-        """Write whole blocks of a chunk, durably.
+    def write(self, index: int, box: BoundingBox, arrays: Sequence[AnyArray]) -> WrittenBox:
+        """Write whole blocks of a chunk into every output, durably.
+
+        Args:
+            index: the chunk.
+            box: the blocks.
+            arrays: of each output, shape (channels, Z, Y, X).
 
         Raises:
             WorkerFault: they cannot be written, or read back, or are another job's by now.
         """
-        return self._write(self.opened.output, index, box, array)
+        volumes = [output.volume for output in self.opened.outputs]
+        return self._write_all(volumes, index, box, arrays)
 
     def write_blank(self, index: int) -> Record:
         """Write a chunk in which the output is wanted nowhere, and its receipt.
@@ -147,24 +177,45 @@ class ChunkSteps:
         """
         opened = self.opened
         box = opened.job.plan.chunks.core_box(index)
-        array = opened.postprocessing.blank(box)
-        written = self._write(opened.blank_output, index, box, array)
+        arrays = opened.postprocessing.blank(box)
+        volumes = [output.blank_volume for output in opened.outputs]
+        written = self._write_all(volumes, index, box, arrays)
         effort = Effort(opened.job.config.inference.patches_per_call)
         effort = effort.with_attempts("write", written.attempts)
-        opened.state.write_receipt(self.journal.receipt(index, [written.part], effort))
-        return Record(index, "done", 0, array.nbytes)
+        parts = {key: [part] for key, part in written.parts.items()}
+        opened.state.write_receipt(self.journal.receipt(index, parts, effort))
+        return Record(index, "done", 0, sum(array.nbytes for array in arrays))
 
-    def _write(self, output: Volume, index: int, box: BoundingBox, array: AnyArray) -> WrittenPart:
-        is_lossy = self.opened.job.config.output.encoding in LOSSY
+    def _write_all(
+        self,
+        volumes: Sequence[Volume],
+        index: int,
+        box: BoundingBox,
+        arrays: Sequence[AnyArray],
+    ) -> WrittenBox:
+        parts: dict[str, Part] = {}
+        attempts = 1
+        for claim in self._claims:
+            claim.check()
+        outputs = self.opened.outputs
+        for output, volume, array in zip(outputs, volumes, arrays, strict=True):
+            success = self._write(volume, index, box, array, is_lossy=output.is_lossy)
+            parts[output.key] = Part.of(box, success.value)
+            attempts = max(attempts, success.attempts)
+        return WrittenBox(parts, attempts)
+
+    def _write(
+        self, output: Volume, index: int, box: BoundingBox, array: AnyArray, *, is_lossy: bool
+    ) -> Success[AnyArray]:
+        """Write an array, and return what reads back; the number of attempts comes with it."""
         timeouts = self.opened.job.config.job.timeouts
-        self._claim.check()
 
         def write() -> AnyArray:
             output.write(box, array, timeouts.write)
             return output.read(box, timeouts.read) if is_lossy else array
 
         try:
-            success = self.journal.attempt(
+            return self.journal.attempt(
                 write,
                 index,
                 "write",
@@ -172,4 +223,3 @@ class ChunkSteps:
             )
         except ChunkFault as fault:  # the destination's, not the chunk's
             raise WorkerFault(f"chunk {index} cannot be written, or read back: {fault}") from fault
-        return WrittenPart(Part.of(box, success.value), success.attempts)

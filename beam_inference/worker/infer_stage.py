@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Sequence
 
 from beam_inference.job.messages import Record
-from beam_inference.worker.chunk_steps import ChunkSteps
-from beam_inference.worker.device_turns import ChunkOutput, ReadInput
+from beam_inference.worker.chunk_steps import ChunkSteps, CoreOutput
+from beam_inference.worker.device_turns import ReadInput
 from beam_inference.worker.read_infer_write import run_chunks
 
 
@@ -49,18 +49,19 @@ class InferStage:
     def _read(self, index: int) -> ReadInput:
         return self._steps.read(index, self._plan.work(index).input_box)
 
-    def _write(self, index: int, output: ChunkOutput) -> Record:
+    def _write(self, index: int, output: CoreOutput) -> Record:
         steps = self._steps
         start = time.perf_counter()
-        written = steps.write(index, self._plan.chunks.core_box(index), output.array)
+        written = steps.write(index, self._plan.chunks.core_box(index), output.arrays)
         effort = output.effort.with_seconds("write", time.perf_counter() - start)
         effort = effort.with_attempts("write", written.attempts)
-        steps.opened.state.write_receipt(steps.journal.receipt(index, [written.part], effort))
+        parts = {key: [part] for key, part in written.parts.items()}
+        steps.opened.state.write_receipt(steps.journal.receipt(index, parts, effort))
         return Record(
             index,
             "done",
             output.read_bytes,
-            output.array.nbytes,
+            sum(array.nbytes for array in output.arrays),
             dict(effort.seconds),
             effort.uniform_patches,
         )

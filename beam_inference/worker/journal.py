@@ -7,10 +7,11 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from beam_inference.config.job import OUTPUT
 from beam_inference.errors import ChunkFault, Stage
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.records import DamagedRecord, Part, QuarantineRecord, Receipt
@@ -65,11 +66,19 @@ class Journal:
         # A replayed bundle finds what its own first attempt did: that is done, not skipped.
         return Record(receipt.chunk, "done" if receipt.launch == self._launch.id else "skipped")
 
-    def receipt(self, index: int, parts: Sequence[Part], effort: Effort) -> Receipt:
-        """A receipt of this process, finished now."""
+    def receipt(self, index: int, parts: Mapping[str, Sequence[Part]], effort: Effort) -> Receipt:
+        """A receipt of this process, finished now.
+
+        Args:
+            index: the chunk.
+            parts: what was written, by the key of the output; an output without any may be absent.
+            effort: what it took.
+        """
+        by_output = {key: list(parts.get(key, ())) for key in self._job.config.output_keys}
         return Receipt(
             chunk=index,
-            parts=list(parts),
+            parts=by_output.pop(OUTPUT),
+            further_parts=by_output,
             batch_size=effort.batch_size,
             uniform_patches=effort.uniform_patches,
             patches_beyond_bound=effort.patches_beyond_bound,

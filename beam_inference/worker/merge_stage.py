@@ -16,8 +16,8 @@ from beam_inference.geometry.bounding_box import BoundingBox
 from beam_inference.geometry.seam_sums import Sums, merge_sums, seam_boxes
 from beam_inference.job.messages import Record
 from beam_inference.job.records import Receipt
-from beam_inference.worker.chunk_steps import ChunkSteps
-from beam_inference.worker.device_turns import ChunkOutput, ReadInput
+from beam_inference.worker.chunk_steps import ChunkSteps, CoreOutput
+from beam_inference.worker.device_turns import ReadInput
 from beam_inference.worker.effort import Effort
 from beam_inference.worker.read_infer_write import run_chunks
 
@@ -44,16 +44,16 @@ class _FinishedChunk:
     """Boxes to write of a chunk.
 
     Attributes:
-        boxes: each with its output.
+        boxes: each with what is to be written of every output.
         receipt: the chunk's first receipt, if that tells of further boxes.
         seconds: time spent on reading and merging sums.
         core: the whole chunk, if it was computed without its neighbours.
     """
 
-    boxes: list[tuple[BoundingBox, AnyArray]]
+    boxes: Sequence[tuple[BoundingBox, Sequence[AnyArray]]]
     receipt: Receipt | None
     seconds: float
-    core: ChunkOutput | None = None
+    core: CoreOutput | None = None
 
 
 class MergeStage:
@@ -137,7 +137,7 @@ class MergeStage:
         core_box = self._plan.chunks.core_box(index)
         if isinstance(read, ReadInput):
             core = self._steps.infer_core(index, read)
-            return _FinishedChunk([(core_box, core.array)], None, 0.0, core)
+            return _FinishedChunk([(core_box, core.arrays)], None, 0.0, core)
         start = time.perf_counter()
         encode = self._steps.opened.postprocessing.encode
         merged = merge_sums(self._exchange, index, read.of_contributors, self._channels)
@@ -152,11 +152,12 @@ class MergeStage:
         core = merged.core
         receipt = merged.receipt
         start = time.perf_counter()
-        parts = list(receipt.parts) if receipt else []
+        parts = {} if receipt is None else {k: list(v) for k, v in receipt.parts_by_output.items()}
         written_bytes = 0
         for box, values in merged.boxes:
-            parts.append(self._steps.write(index, box, values).part)
-            written_bytes += values.nbytes
+            for key, part in self._steps.write(index, box, values).parts.items():
+                parts.setdefault(key, []).append(part)
+            written_bytes += sum(array.nbytes for array in values)
         if core is not None:
             effort = core.effort
         elif receipt is not None:

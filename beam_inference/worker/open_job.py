@@ -21,13 +21,30 @@ from beam_inference.job.state import State
 from beam_inference.models.fetch import local_model
 from beam_inference.models.hashes import model_sha256
 from beam_inference.operators.normalize import AnyNormalization
-from beam_inference.volumes.outputs import open_output
+from beam_inference.volumes.outputs import LOSSY, open_output
 from beam_inference.volumes.volume import Volume
 from beam_inference.worker.network_watch import NetworkWatch
 from beam_inference.worker.output_mask import OutputMask, open_output_mask
 from beam_inference.worker.postprocessing import Postprocessing
 from beam_inference.worker.seam_files import SeamFiles
 from beam_inference.worker.trial import try_network
+
+
+@dataclass(frozen=True, slots=True)
+class OpenOutput:
+    """An output of a job, open.
+
+    Attributes:
+        key: its key in the job file.
+        volume: the volume; blank blocks written through it are kept.
+        blank_volume: the volume; blank blocks written through it are absent from the store.
+        is_lossy: whether its voxels do not read back as they were written.
+    """
+
+    key: str
+    volume: Volume
+    blank_volume: Volume
+    is_lossy: bool
 
 
 @dataclass(frozen=True)
@@ -39,8 +56,7 @@ class OpenJob:
         job: the resolved job.
         state: its state folder.
         input: the input volume.
-        output: the output volume; blank blocks written through it are kept.
-        blank_output: the output volume; blank blocks written through it are absent from the store.
+        outputs: the output volumes, in the order of the job file.
         mask: where the output is wanted.
         postprocessing: the steps between blended values and the output.
         predictor: the network on its device.
@@ -54,8 +70,7 @@ class OpenJob:
     job: ResolvedJob
     state: State
     input: Volume
-    output: Volume
-    blank_output: Volume
+    outputs: Sequence[OpenOutput]
     mask: OutputMask
     postprocessing: Postprocessing
     predictor: Predictor
@@ -84,8 +99,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
             f"the input {input_volume.url} is {input_volume.bounds} (z, y, x), and was "
             f"{job.input_bounds} when the job began: it is another volume, or lies elsewhere"
         )
-    output = _open_output(job, keep_blank=True)
-    blank_output = _open_output(job, keep_blank=False)
+    outputs = [_open_output(job, key) for key in config.output_keys]
     mask = open_output_mask(job)
     operators = _local_operators(job)
     postprocessing = Postprocessing(job, mask, operators)
@@ -106,8 +120,7 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
         job=job,
         state=state,
         input=input_volume,
-        output=output,
-        blank_output=blank_output,
+        outputs=outputs,
         mask=mask,
         postprocessing=postprocessing,
         predictor=predictor,
@@ -118,11 +131,12 @@ def open_job(launch: Launch, predictor: Predictor | None = None) -> OpenJob:
     )
 
 
-def _open_output(job: ResolvedJob, *, keep_blank: bool) -> Volume:
-    output = open_output(output_spec(job), keep_blank=keep_blank)
-    if output is None:
-        raise WorkerFault(f"the output {job.config.output.path} is gone: it was there at launch")
-    return output
+def _open_output(job: ResolvedJob, key: str) -> OpenOutput:
+    spec = output_spec(job, key)
+    volume, blank_volume = (open_output(spec, keep_blank=each) for each in (True, False))
+    if volume is None or blank_volume is None:
+        raise WorkerFault(f"the output {spec.url} is gone: it was there at launch")
+    return OpenOutput(key, volume, blank_volume, is_lossy=spec.encoding in LOSSY)
 
 
 def _local_network(job: ResolvedJob) -> NetworkConfig:
@@ -141,16 +155,21 @@ def _check_network(model: NetworkConfig, job: ResolvedJob) -> None:
         )
 
 
-def _local_operators(job: ResolvedJob) -> list[Operator]:
-    """The operators with their files on this machine, those that the job was launched with."""
+def _local_operators(job: ResolvedJob) -> list[list[Operator]]:
+    """The operators of each output with their files on this machine, those of the launch."""
     config = job.config
-    operators = local_operators(config.postprocess, config.storage, job.operator_sha256)
+    operators = [
+        local_operators(single.postprocess, config.storage, job.operator_sha256, output=key)
+        for key, single in config.by_output.items()
+    ]
     _check_operators(operators, job)
     return operators
 
 
-def _check_operators(operators: Sequence[Operator], job: ResolvedJob) -> None:
-    sha256 = operator_sha256(operators)
+def _check_operators(operators: Sequence[Sequence[Operator]], job: ResolvedJob) -> None:
+    sha256: dict[str, str] = {}
+    for key, some in zip(job.config.output_keys, operators, strict=True):
+        sha256 |= operator_sha256(some, key)
     if sha256 != job.operator_sha256:
         raise WorkerFault(
             f"the operators' files have the sha256 {sha256}, the job was launched with "

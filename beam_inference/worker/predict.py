@@ -30,7 +30,7 @@ from beam_inference.job.parts import make_normalization
 from beam_inference.models.fetch import local_model
 from beam_inference.models.loading import LoadedNetwork, as_network
 from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
-from beam_inference.worker.trial import boxes_to_try, largest_prediction
+from beam_inference.worker.trial import boxes_to_try, largest_predictions
 
 _AT_HAND = "beam_inference.worker.predict:network"
 """Stands for the path of a network that is given itself."""
@@ -160,15 +160,16 @@ def predict(
     bound = config.model.stated_bound
     if bound is None:
         patches = (_cut_out(channels, box, config) for box in boxes_to_try(plan))
-        largest = largest_prediction(predictor, patches, normalization, batch_size)
-        bound = bound_after_trial(largest)
+        everything = [range(output_channels)]
+        largest = largest_predictions(predictor, patches, normalization, batch_size, everything)
+        bound = bound_after_trial(*largest)
     inference = ChunkInference(
         predictor,
         normalization,
         output_channels,
         batch_size,
         bound,
-        largest=config.largest_prediction,
+        largest=config.largest_predictions[0],
         window=config.inference.window,
         fill=None if fill_units == "stored" else NetworkFill(plan.volume, fill_value),
     )

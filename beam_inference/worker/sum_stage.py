@@ -102,7 +102,7 @@ class SumStage:
         """Write a first receipt without sums: the chunk's patches need not be computed."""
         opened = self._steps.opened
         effort = Effort(opened.job.config.inference.patches_per_call)
-        opened.state.write_sums(self._steps.journal.receipt(index, [], effort))
+        opened.state.write_sums(self._steps.journal.receipt(index, {}, effort))
 
     def _done_chunks(self, chunks: Collection[int]) -> set[int]:
         """Return the chunks that have a receipt; a listing says which are worth a request."""
@@ -146,7 +146,7 @@ class SumStage:
         for receiver, pieces in split_sums(self._exchange, index, output.array):
             if receiver in receivers:
                 opened.seam_files.write(receiver, index, pieces)
-        parts: list[Part] = []
+        parts: dict[str, list[Part]] = {}
         attempts = 1
         written_bytes = 0
         private = self._exchange.private_box(index)
@@ -154,11 +154,11 @@ class SumStage:
             core = self._owned_work(index).core_box
             summed = private.intersection(core)  # beyond it there is only background
             sums = output.array[(slice(None), *summed.slices_in(core))]
-            array = opened.postprocessing.encode(sums, summed, private)
-            written = self._steps.write(index, private, array)
-            parts = [written.part]
+            arrays = opened.postprocessing.encode(sums, summed, private)
+            written = self._steps.write(index, private, arrays)
+            parts = {key: [part] for key, part in written.parts.items()}
             attempts = written.attempts
-            written_bytes = array.nbytes
+            written_bytes = sum(array.nbytes for array in arrays)
         effort = effort.with_seconds("write", time.perf_counter() - start)
         effort = effort.with_attempts("write", attempts)
         opened.state.write_sums(self._steps.journal.receipt(index, parts, effort))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
@@ -117,12 +117,13 @@ def _read(config: DefiniteConfig, volume: Volume, box: BoundingBox) -> AnyArray:
         return np.zeros((volume.channels, *box.shape), volume.dtype)
 
 
-def largest_prediction(
+def largest_predictions(
     predictor: Predictor,
     patches: Iterable[AnyArray],
     normalize: Callable[[Any], Any],
     batch_size: int,
-) -> float:
+    channels: Sequence[range],
+) -> list[float]:
     """Measure how large a network's predictions are.
 
     Args:
@@ -131,14 +132,15 @@ def largest_prediction(
             too: networks may say little of background.
         normalize: maps a float32 batch of stored values to the network's input.
         batch_size: patches of a batch that fits the device.
+        channels: channels of the predictions that are looked at together.
 
     Returns:
-        The largest magnitude among the predictions.
+        The largest magnitude among the predictions of each of these.
 
     Raises:
         NonFiniteError: there are NaN or infinite values among them.
     """
-    largest = 0.0
+    largest = [0.0] * len(channels)
     device = predictor.device
     with device.session():
         for patch in patches:
@@ -146,10 +148,12 @@ def largest_prediction(
                 batch = device.empty((batch_size, *values.shape))
                 batch[:] = device.upload(values)
                 predictions = predict_normalized(predictor.predict, normalize, batch)
-                magnitude = float(device.largest_magnitude(predictions))
-                if not math.isfinite(magnitude):
-                    raise NonFiniteError("the network returns NaN or infinite values")
-                largest = max(largest, magnitude)
+                for number, some in enumerate(channels):
+                    part = predictions[:, some.start : some.stop]
+                    magnitude = float(device.largest_magnitude(part))
+                    if not math.isfinite(magnitude):
+                        raise NonFiniteError("the network returns NaN or infinite values")
+                    largest[number] = max(largest[number], magnitude)
     return largest
 
 

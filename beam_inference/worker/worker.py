@@ -9,6 +9,7 @@ from beam_inference.engines.predictor import Predictor
 from beam_inference.job.messages import Launch, Record
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.state import State
+from beam_inference.worker.accumulator import BoundedChannels
 from beam_inference.worker.chunk_inference import ChunkInference, NetworkFill
 from beam_inference.worker.chunk_steps import ChunkSteps
 from beam_inference.worker.infer_stage import InferStage
@@ -19,17 +20,24 @@ from beam_inference.worker.sum_stage import SumStage
 
 def make_chunk_inference(opened: OpenJob) -> ChunkInference:
     """Make the inference of an opened job."""
-    bound = opened.job.prediction_bound
-    assert bound is not None  # a job that began by older rules was refused at launch
-    value = opened.job.config.input.network_fill
+    config = opened.job.config
+    bounds = opened.job.sum_bounds
+    assert bounds  # a job that began by older rules was refused at launch
+    heads = [
+        BoundedChannels(slice(channels.start, channels.stop), bound, largest)
+        for channels, bound, largest in zip(
+            config.model.channel_ranges, bounds, config.largest_predictions, strict=True
+        )
+    ]
+    value = config.input.network_fill
     return ChunkInference(
         opened.predictor,
         opened.normalize,
-        opened.job.config.model.output_channels,
+        config.model.output_channels,
         opened.batch_size,
-        bound,
-        largest=opened.job.config.largest_prediction,
-        window=opened.job.config.inference.window,
+        max(bounds),
+        heads=heads,
+        window=config.inference.window,
         fill=None if value is None else NetworkFill(opened.job.input_bounds, value),
     )
 

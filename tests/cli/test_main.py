@@ -232,6 +232,7 @@ def test_schema_is_valid_json_and_knows_every_section(capsys):
     assert set(schema["properties"]) == {
         "input",
         "output",
+        "outputs",
         "model",
         "inference",
         "postprocess",

@@ -69,7 +69,7 @@ def resolved(chunk_shape: Zyx = (16, 16, 16), **sections: Any) -> ResolvedJob:
         chunk_shape=chunk_shape,
         strategy=config.stated_strategy or "recompute",
         chunk_crop_margin=inference.chunk_crop_margin,
-        value_range=config.output.value_range,
+        value_ranges={"output": config.output.value_range},
     )
     engine = EngineSettings(
         inference.engine, inference.memory_format, cast("int", inference.batch_size)

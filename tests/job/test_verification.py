@@ -35,12 +35,14 @@ def receipts_folder(worker, tmp_path):
 
 
 def check(worker, deep=False):
-    return verify(worker.job, worker.state, open_output(output_spec(worker.job)) if deep else None)
+    outputs = {"output": open_output(output_spec(worker.job))} if deep else None
+    return verify(worker.job, worker.state, outputs)
 
 
 def test_all_is_there(done):
     seen = []
-    report = verify(done.job, done.state, open_output(output_spec(done.job)), seen.append)
+    outputs = {"output": open_output(output_spec(done.job))}
+    report = verify(done.job, done.state, outputs, seen.append)
     assert report.complete
     assert report.receipts == report.chunks == done.job.plan.chunks.count
     assert seen[-1] == report.chunks

@@ -44,6 +44,8 @@ BASE = {
     "written_channels": 3,
     "operator_bytes": 0,
     "is_read_back": False,
+    "is_split": False,
+    "further": (),
     "block_depth": 8,
     "batch_size": 2,
     "working_set_bytes": 10**6,

@@ -400,7 +400,7 @@ def test_the_graph_does_not_grow_with_the_chunks(job):
         path = job(roi={"start": [3, -5, 2], "stop": stop}, **blocks)
         launch = prepare(load_job(path, [f"output.path=out{number}"]))
         pipeline = beam.Pipeline(runner=BundleBasedDirectRunner(), options=PipelineOptions())
-        build(pipeline, launch, 2, begin_scales(launch, overwrite=False).job())
+        build(pipeline, launch, 2, [begin_scales(launch, overwrite=False).job()])
         sizes.append(len(pipeline.to_runner_api().SerializeToString()))
     assert launch.read_job().plan.chunks.count == 2340
     assert sizes[1] < sizes[0] + 20_000 < 200_000

@@ -237,13 +237,13 @@ def test_a_chunks_mask_is_read_once(tmp_path):
         tmp_path, "out", tmp_path / "in", {"path": mask, "fill_value": 9}, model=MODEL
     ).read_job()
     mask = open_output_mask(job)
-    postprocessing = Postprocessing(job, mask, [])
+    postprocessing = Postprocessing(job, mask, [[]])
     box = BoundingBox((0, 0, 0), (16, 32, 32))
     assert not mask.excludes(box)
     shutil.rmtree(tmp_path / "mask")
     values = INPUT[(slice(None), *box.slices_in(box))].copy()
     expected = np.where(at_full_resolution()[box.slices_in(box)], values, 9)
-    np.testing.assert_array_equal(postprocessing.finish(values, box, box), expected)
+    np.testing.assert_array_equal(postprocessing.finish(values, box, box)[0], expected)
     assert not mask.excludes(box)
 
 

@@ -52,7 +52,7 @@ def check_complete(output):
     from beam_inference.job.parts import output_spec
     from beam_inference.volumes.outputs import open_output
 
-    assert verify(job, state, open_output(output_spec(job))).complete
+    assert verify(job, state, {"output": open_output(output_spec(job))}).complete
     assert not [
         path for path in (output / "_beam_inference").rglob("seams/*/*/*/*") if path.is_file()
     ], "all are read"

@@ -66,7 +66,7 @@ def test_a_launch_whose_output_was_taken_over_writes_nothing_more(volume_in, tmp
     outcomes(later)
     with pytest.raises(WorkerFault, match="writes nothing more: .* belongs to another job"):
         outcomes(earlier, [2])
-    report = verify(later.job, later.state, open_volume(f"file://{tmp_path}/out"))
+    report = verify(later.job, later.state, {"output": open_volume(f"file://{tmp_path}/out")})
     assert report.complete
 
 
@@ -109,7 +109,7 @@ def worker_that_fails(launch, check):
 
 
 def is_complete(worker, output):
-    return verify(worker.job, worker.state, open_volume(f"file://{output}")).complete
+    return verify(worker.job, worker.state, {"output": open_volume(f"file://{output}")}).complete
 
 
 def test_chunks_are_done_with_receipts_that_hold(launch, tmp_path):
