@@ -11,7 +11,7 @@ FLINK := .venv-flink
 SPARK := .venv-spark
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers igneous-test interop-test flink-test spark-test prism-test load chaos fuzz airflow-test airflow-parse clean
+.PHONY: help setup demo test test-all test-gpu lint type format bench bench-gpu bench-peers bench-nnunet igneous-test interop-test flink-test spark-test prism-test load chaos fuzz airflow-test airflow-parse clean
 .DEFAULT_GOAL := setup
 
 help:  ## list the targets
@@ -57,6 +57,9 @@ bench-gpu: $(READY)  ## measure a GPU in eight minutes at most; PRICES="1.2 3" i
 
 bench-peers: $(READY) $(PEERS)/.ready  ## compare the patch loop with MONAI, nnU-Net, torchio and chunkflow; half an hour
 	$(BIN)/python -m benchmarks.peers --python $(PEERS)/bin/python
+
+bench-nnunet: $(READY) $(INTEROP)/.ready  ## compare a whole results folder with nnU-Net; half an hour
+	PYTHONPATH=.:tests $(BIN)/python -m benchmarks.nnunet --python $(INTEROP)/bin/python
 
 $(PEERS)/.ready: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $(PEERS)

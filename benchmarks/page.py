@@ -86,6 +86,11 @@ left out on both sides.
 |---|---|
 {jobs}
 
+## A results folder against nnU-Net
+
+From the image on disk to labels on disk ([I have an nnU-Net model](nnunet.md)), with the engine
+that beam-inference chooses by itself. {nnunet}
+
 {seams}
 
 {estimates}
@@ -126,6 +131,7 @@ def page() -> str:
         threads=_ratio(job["two processes / one"]["one of two threads"]),
         idle=_idle(job, "a U-Net of widths 4 and 8"),
         latencies=_latencies(),
+        nnunet=_nnunet(),
         startup=_startup(),
         gpu=_gpu(),
         integers=_integers(),
@@ -297,6 +303,40 @@ def _latencies() -> str:
         cells = " | ".join(f"{of_latency[each]:.1%}" for each in computing)
         lines.append(f"| {latency:g} s | {cells} |")
     return "\n".join(lines)
+
+
+def _nnunet() -> str:
+    """Time and memory of whole results folders, against nnU-Net."""
+    results = json.loads((RESULTS / "nnunet.json").read_text())
+    peaks = results["peak_bytes"]
+    rows = [
+        _row(
+            f"peak memory of an image of {name}",
+            *(f"{peaks[key][tool] / 2**20:.0f} MiB" for tool in ("beam-inference", "nnU-Net")),
+            f"{peaks[key]['beam-inference'] / peaks[key]['nnU-Net']:.2f}",
+        )
+        for key, name in (("once", "1 megavoxel"), ("eight times", "8 megavoxels"))
+    ]
+    time = results["time"]
+    rows.append(
+        _row(
+            "time",
+            f"{time['seconds']:.0f} s",
+            f"{time['against_seconds']:.0f} s",
+            _ratio(time),
+        )
+    )
+    return "\n".join(
+        [
+            f"nnU-Net {results['nnunetv2']}, one fold, no mirroring. {results['task']}. Memory is "
+            "the peak beyond what the process holds between runs. Start-up is left out on both "
+            "sides.",
+            "",
+            _row("", "ours", "nnU-Net", "ratio"),
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
 
 
 def _startup() -> str:

@@ -1,6 +1,9 @@
 """Results folders as nnU-Net 2.8.1 writes them, with small networks of random weights."""
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +21,7 @@ CT_PROPERTIES = {
 LABELS = {"background": 0, "vessel": 1, "fibre": 2}
 
 
-def architecture(name="PlainConvUNet", dims=3):
+def architecture(name: str = "PlainConvUNet", dims: int = 3) -> dict[str, Any]:
     """How plans describe a small network."""
     of_stage = "n_conv_per_stage" if name == "PlainConvUNet" else "n_blocks_per_stage"
     return {
@@ -43,7 +46,7 @@ def architecture(name="PlainConvUNet", dims=3):
     }
 
 
-def configuration(**changes):
+def configuration(**changes: Any) -> dict[str, Any]:
     """A configuration of plans."""
     return {
         "data_identifier": "nnUNetPlans_3d_fullres",
@@ -62,7 +65,7 @@ def configuration(**changes):
     } | changes
 
 
-def resampling(what, **keys):
+def resampling(what: str, **keys: Any) -> dict[str, Any]:
     """How plans say that something is resampled."""
     return {
         f"resampling_fn_{what}": "resample_data_or_seg_to_shape",
@@ -70,7 +73,7 @@ def resampling(what, **keys):
     }
 
 
-def plans(**changes):
+def plans(**changes: Any) -> dict[str, Any]:
     """The content of plans.json."""
     return {
         "dataset_name": "Dataset001_Vessels",
@@ -86,7 +89,7 @@ def plans(**changes):
     } | changes
 
 
-def dataset(**changes):
+def dataset(**changes: Any) -> dict[str, Any]:
     """The content of dataset.json."""
     return {
         "name": "Vessels",
@@ -98,7 +101,7 @@ def dataset(**changes):
     } | changes
 
 
-def make_network(config, channels, classes, seed):
+def make_network(config: dict[str, Any], channels: int, classes: int, seed: int) -> torch.nn.Module:
     """The network that a configuration describes, with random weights."""
     from dynamic_network_architectures.architectures import unet
 
@@ -111,12 +114,18 @@ def make_network(config, channels, classes, seed):
         "nonlin": torch.nn.LeakyReLU,
     }
     name = described["network_class_name"].rpartition(".")[2]
-    return getattr(unet, name)(
+    network: torch.nn.Module = getattr(unet, name)(
         input_channels=channels, num_classes=classes, deep_supervision=False, **arguments
-    ).eval()
+    )
+    return network.eval()
 
 
-def checkpoint(network, name="3d_fullres", mirror_axes=(0, 1, 2), trainer="nnUNetTrainer"):
+def checkpoint(
+    network: torch.nn.Module,
+    name: str = "3d_fullres",
+    mirror_axes: Sequence[int] | None = (0, 1, 2),
+    trainer: str = "nnUNetTrainer",
+) -> dict[str, Any]:
     """The content of a checkpoint, with what stands beside the weights in real ones."""
     return {
         "network_weights": network.state_dict(),
@@ -131,7 +140,15 @@ def checkpoint(network, name="3d_fullres", mirror_axes=(0, 1, 2), trainer="nnUNe
     }
 
 
-def make_folder(folder, *, folds=(0,), name="3d_fullres", made=None, described=None, **keys):
+def make_folder(
+    folder: Path,
+    *,
+    folds: Sequence[int | str] = (0,),
+    name: str = "3d_fullres",
+    made: dict[str, Any] | None = None,
+    described: dict[str, Any] | None = None,
+    **keys: Any,
+) -> tuple[Path, list[torch.nn.Module]]:
     """Write a results folder, and return it with the networks of its folds.
 
     Args:
@@ -151,7 +168,7 @@ def make_folder(folder, *, folds=(0,), name="3d_fullres", made=None, described=N
     (folder / "dataset.json").write_text(json.dumps(described))
     networks = []
     for fold in folds:
-        seed = 7 if fold == "all" else fold
+        seed = fold if isinstance(fold, int) else 7
         network = make_network(config, len(described["channel_names"]), classes, seed)
         inner = folder / f"fold_{fold}"
         inner.mkdir()
