@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -35,19 +36,18 @@ def beam_inference(folder: Path) -> Callable[[], float]:
 
     values = parse_yaml((folder / "job.yaml").read_text())
     assert isinstance(values, dict)
-    number = 0
+    output = folder / "labels"
+    values["output"]["path"] = output.name
 
     def run() -> float:
-        nonlocal number
-        number += 1
-        values["output"]["path"] = f"labels-{number}"
+        shutil.rmtree(output, ignore_errors=True)  # of an earlier run, which would be resumed
         start = time.perf_counter()
         count_levels(str(folder / "image"), str(folder / "levels.json"), overwrite=True)
         counted = time.perf_counter() - start
         outcome = run_job(parse_job(values, folder))
         ended = time.time()
         assert outcome.exit_code == 0, outcome
-        first, *_ = work_of(f"file://{folder}/labels-{number}")
+        first, *_ = work_of(f"file://{output}")
         arrays.give_back()  # else the next peak would be counted from what this run has left
         return counted + ended - first
 
