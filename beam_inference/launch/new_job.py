@@ -24,6 +24,7 @@ from beam_inference.launch.job_grid import (
 )
 from beam_inference.models.fetch import fetch_package
 from beam_inference.models.hashes import model_sha256
+from beam_inference.models.hugging_face import SCHEME, parse_address
 from beam_inference.models.packages import Folds, Recipe, Setting
 
 _SECTIONS = ("input", "output", "model", "inference", "postprocess")
@@ -88,9 +89,14 @@ def describe_package(path: str, folds: Folds | None) -> Package:
         if not isinstance(local, Path):
             local = package.path
         network = Network(path=str(local), folds=None if folds is None else list(folds))
-        named = path if file is None else str(local)
+        named = _pin(path, package.path) if file is None else str(local)
         is_packed = file is not None and local == package.path
         return Package(path, folds, model_sha256(network), recipe, None if is_packed else named)
+
+
+def _pin(path: str, folder: Path) -> str:
+    """The same package, by its commit where it lies on Hugging Face."""
+    return parse_address(path).at(folder.name) if path.startswith(SCHEME) else path
 
 
 def make_job(package: Package, input_path: str, output_path: str, folder: Path) -> NewJob:

@@ -95,8 +95,14 @@ def try_package(path: str, folds: Folds | None, *, is_trusted: bool = False) -> 
 
 def _compare_with_tool(package: Package, *, is_trusted: bool) -> PackageTest:
     recipe = package.network.describe()
-    image = _make_image(recipe)
-    prediction = _predict(package.network.load(is_trusted=is_trusted), recipe, image)
+    if recipe.obstacle is not None:
+        raise ModelContractError(f"{package.path}: it cannot be run here: {recipe.obstacle}")
+    if recipe.network_file is None and "model.output_scale" not in recipe.values:
+        image = _make_image(recipe)
+        prediction = _predict(package.network.load(is_trusted=is_trusted), recipe, image)
+    else:
+        image = _make_patch(recipe)
+        prediction = _predict_whole(package, recipe, image, is_trusted=is_trusted)
     test = partial(
         PackageTest,
         recipe.title,
@@ -157,7 +163,7 @@ def _predict_whole(
     """What a job makes of an image that is one patch, the halo included."""
     image = image.astype(np.float32)
     with _open_predictor(package, recipe, image.shape, is_trusted=is_trusted) as predictor:
-        normalize = _NORMALIZE.validate_python(recipe.values["model.normalize"])
+        normalize = _NORMALIZE.validate_python(recipe.values.get("model.normalize", "none"))
         definite = normalization_of_array(normalize, image)
         if isinstance(definite, Sections):
             batch = by_section(image, np.arange(image.shape[1]), definite)
@@ -222,6 +228,19 @@ def _make_image(recipe: Recipe) -> NDArray[np.float32]:
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
+def _make_patch(recipe: Recipe) -> NDArray[np.float32]:
+    """Random numbers as the network is given them for one patch."""
+    values = recipe.values
+    patch = values["inference.patch_shape"]
+    margins = values.get("model.crop_margin", [0, 0, 0])
+    scales = values.get("model.output_scale", [1, 1, 1])
+    shape = [
+        (n + 2 * margin) // scale for n, margin, scale in zip(patch, margins, scales, strict=True)
+    ]
+    channels = values["model.input_channels"]
+    return np.random.default_rng(0).normal(size=[channels, *shape]).astype(np.float32)
+
+
 def _predict(network: Any, recipe: Recipe, image: NDArray[np.float32]) -> NDArray[np.float32]:
     values = recipe.values
     return predict(
@@ -229,6 +248,7 @@ def _predict(network: Any, recipe: Recipe, image: NDArray[np.float32]) -> NDArra
         network,
         patch_shape=values["inference.patch_shape"],
         patch_overlap=values["inference.patch_overlap"],
+        crop_margin=values.get("model.crop_margin", (0, 0, 0)),
         lattice=values.get("inference.lattice", "stride"),
         blend=values.get("inference.blend", "bump"),
         augment=values.get("inference.augment", "none"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from beam_inference.config.factories import factory_parts
 from beam_inference.config.job import Network
 from beam_inference.config.storage import Storage
+from beam_inference.models.hugging_face import SCHEME, fetch_repository
 from beam_inference.models.local_files import local_path
 from beam_inference.models.packages import Folds, Package, open_package
 from beam_inference.volumes.fetch import fetch_file
@@ -45,6 +46,8 @@ def local_model(model: Network, storage: Storage = LOCAL, sha256: str | None = N
         ModelContractError: a file cannot be fetched, or is not the one that the job was launched
             with.
     """
+    if model.path.startswith(SCHEME):
+        return model.model_copy(update={"path": str(fetch_repository(model.path))})
     hashes = sha256.split("+") if sha256 is not None else [None, None]
     factory = factory_parts(model.path)
     path = fetch_file(factory[0] if factory else model.path, "model.path", storage, hashes[0])

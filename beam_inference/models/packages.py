@@ -137,7 +137,7 @@ class NotCompared(Exception):
 class PackagedNetwork(Protocol):
     """What was read of a package. Weights may still lie in its files until they are loaded."""
 
-    def load(self, *, is_trusted: bool) -> torch.nn.Module:
+    def load(self, *, is_trusted: bool) -> torch.nn.Module | torch.export.ExportedProgram:
         """The network, in PyTorch, on the CPU.
 
         Args:

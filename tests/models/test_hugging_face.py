@@ -1,0 +1,109 @@
+"""Packages on Hugging Face, from a local server: fetched by commit, kept, and refused by name."""
+
+import logging
+
+import cellmap_packages as made
+import pytest
+from fakes.hugging_face import files_of_folder, serve_repository
+from helpers import write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.config.job import Network
+from beam_inference.errors import ModelContractError
+from beam_inference.launch.job_files import load_job
+from beam_inference.models.fetch import local_model
+from beam_inference.models.hashes import model_sha256
+from beam_inference.models.hugging_face import fetch_repository, parse_address
+
+pytest.importorskip("huggingface_hub")
+
+FIRST = "1" * 40
+SECOND = "2" * 40
+NAME = "cellmap/mito"
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server with two commits of a package, and a cache of its own."""
+    folder = made.make_package(tmp_path / "package")
+    (folder / "training.zarr").write_bytes(b"large")
+    files = files_of_folder(folder)
+    changed = files | {"metadata.json": files["metadata.json"].replace(b'"mito"', b'"new"')}
+    fetch_repository.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    with serve_repository(NAME, {FIRST: files, SECOND: changed}) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+    fetch_repository.cache_clear()
+
+
+def hash_of(path):
+    """Hash of a network, wherever it lies."""
+    return model_sha256(local_model(Network(path=path, output_channels=2)))
+
+
+def test_a_repository_is_its_files(server, tmp_path):
+    folder = fetch_repository(f"hf://{NAME}@{FIRST}")
+    assert folder.name == FIRST
+    assert sorted(path.name for path in folder.iterdir()) == ["metadata.json", "model.ts"]
+    assert hash_of(f"hf://{NAME}@{FIRST}") == hash_of(str(tmp_path / "package"))
+    assert hash_of(f"hf://{NAME}@{SECOND}") != hash_of(str(tmp_path / "package"))
+
+
+def test_a_commit_is_fetched_once(server):
+    fetch_repository(f"hf://{NAME}@{FIRST}")
+    fetch_repository.cache_clear()
+    server.requests.clear()
+    fetch_repository(f"hf://{NAME}@{FIRST}")
+    assert not [request for request in server.requests if request.endswith("model.ts")]
+
+
+def test_without_a_revision_the_commit_is_told(server, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert fetch_repository(f"hf://{NAME}").name == SECOND
+    assert f"write hf://{NAME}@{SECOND} to keep it" in caplog.text
+
+
+def test_init_names_the_commit(server, tmp_path, monkeypatch):
+    import numpy as np
+
+    monkeypatch.chdir(tmp_path)
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 16), dtype=np.uint8)
+    write_volume(tmp_path / "em", image, voxel_size_nm=(16, 16, 16))
+    assert main(["init", "--model", f"hf://{NAME}", "--input", "em"]) == 0
+    model = load_job("job.yaml").model
+    assert model.path == f"hf://{NAME}@{SECOND}"
+    assert model.sha256 == hash_of(f"hf://{NAME}@{SECOND}")
+    assert main(["run", "job.yaml"]) == 0
+    assert main(["verify", "job.yaml", "--recompute", "1"]) == 0
+    assert SECOND in (tmp_path / "prediction" / "_beam_inference" / "job.json").read_text()
+
+
+def test_another_commit_than_the_job_began_with_is_refused(server):
+    digest = hash_of(f"hf://{NAME}@{FIRST}")
+    network = Network(path=f"hf://{NAME}@{SECOND}", output_channels=2, sha256=digest)
+    with pytest.raises(ModelContractError, match=r"the job says model\.sha256"):
+        model_sha256(local_model(network))
+
+
+@pytest.mark.parametrize("path", [f"hf://{NAME}@{'3' * 40}", "hf://cellmap/absent"])
+def test_what_is_absent_is_told(path, server):
+    with pytest.raises(ModelContractError, match=f"model.path {path} cannot be fetched"):
+        fetch_repository(path)
+
+
+def test_a_server_that_does_not_answer_is_told(tmp_path, monkeypatch):
+    fetch_repository.cache_clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelContractError, match="cannot be fetched"):
+        fetch_repository(f"hf://{NAME}")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["hf://mito", "hf://a/b/c", "hf://../b", "hf://a/b@", "hf://a/b@-x", "hf://a/..", "hf:a/b"],
+)
+def test_addresses_that_are_none_are_refused(path):
+    with pytest.raises(ModelContractError, match="expected hf://organisation/repository"):
+        parse_address(path)
