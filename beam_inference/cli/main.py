@@ -25,6 +25,7 @@ from beam_inference.cli import (
     plan,
     provenance,
     run,
+    training,
     volumes,
 )
 from beam_inference.cli.command import EXIT_CODES, CommandParser
@@ -36,7 +37,19 @@ from beam_inference.foreign_text import clean_text, describe_error
 
 logger = logging.getLogger(__name__)
 
-COMMAND_MODULES = (model, plan, run, jobs, provenance, look, volumes, labels, cache, other)
+COMMAND_MODULES = (
+    model,
+    plan,
+    run,
+    jobs,
+    provenance,
+    look,
+    volumes,
+    labels,
+    training,
+    cache,
+    other,
+)
 """Modules that declare commands by a function ``add(subparsers)``, in the order of the help."""
 
 

@@ -1,0 +1,340 @@
+"""Streams of samples: patches of labelled volumes, in an order that the seed alone determines.
+
+Sample k is drawn from random numbers of (seed, k), whoever reads it and whenever. So the sequence
+is the same for any number of worker processes and ranks, after a resume, and however long stores
+take; and no process needs to know what another has drawn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from beam_inference.arrays import AnyArray
+from beam_inference.config.fields import Json
+from beam_inference.errors import ConfigError, StateError, VolumeError
+from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.geometry.zyx import Zyx
+from beam_inference.training.labelled_volumes import (
+    Cutout,
+    LabelledVolume,
+    OpenLabelledVolume,
+    as_source,
+    box_weight,
+    open_labelled_volume,
+)
+from beam_inference.training.look_ahead import LookAhead
+from beam_inference.training.split import PATCHES_PER_BLOCK, Split, Subset
+
+logger = logging.getLogger(__name__)
+
+Transform: TypeAlias = Callable[[Cutout, np.random.Generator], Mapping[str, AnyArray]]
+"""Makes of a cutout what a network is trained with: arrays (channels, Z, Y, X) by name."""
+
+_MOST_THREADS = 64
+_MOST_REFUSALS = 300
+"""Boxes in a row that may be refused for what they weigh."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples for one step of one rank.
+
+    Attributes:
+        number: of the step, from 0.
+        volumes: for each sample, which of the stream's volumes it is from.
+        boxes: the patch of each sample.
+        arrays: what the stream's transform made of each sample, stacked (N, channels, Z, Y, X).
+    """
+
+    number: int
+    volumes: Sequence[int]
+    boxes: Sequence[BoundingBox]
+    arrays: Mapping[str, torch.Tensor]
+
+
+def plain_arrays(cutout: Cutout, _random: np.random.Generator) -> Mapping[str, AnyArray]:
+    """The transform of a stream that has no other: ``image``, ``labels`` and ``valid``."""
+    return {"image": cutout.image, "labels": cutout.labels, "valid": cutout.valid}
+
+
+class SampleStream(IterableDataset[Batch]):
+    """Batches of patches of labelled volumes, one batch for each step.
+
+    Patches are read ahead by threads; no worker process is needed. Where the transform takes longer
+    than a step, take worker processes (:meth:`batches`).
+
+    Args:
+        volumes: what patches are cut from.
+        patch_shape: voxels of a patch, ZYX.
+        crop_margin: voxels of the image around a patch, on each side, ZYX.
+        batch_size: samples of a step, of this rank.
+        split: how blocks belong to sets; by default in blocks of four patches.
+        subset: the set that all voxels of all samples belong to, those around a patch included.
+        seed: determines the sequence.
+        label_weights: weights of voxels by label, others weighing 1: a box is taken with the
+            probability of its mean weight, over the largest. With a mask, voxels outside weigh 0.
+        transform: what is made of each cutout, in the threads that read.
+        length: batches until the stream ends, counted from step 0; without end if None.
+        rank: of this process.
+        world_size: number of ranks. The samples of a step are the same, however many ranks share
+            them.
+        cache_bytes: decoded blocks that are kept, of all volumes of a process together.
+        ahead_bytes: bytes of samples that may be read ahead.
+
+    Raises:
+        VolumeError: a volume cannot be read, or has no room for a patch.
+        ConfigError: no volume has a patch of the set, or a weight is negative.
+    """
+
+    def __init__(
+        self,
+        volumes: Sequence[LabelledVolume],
+        patch_shape: Zyx,
+        *,
+        crop_margin: Zyx = (0, 0, 0),
+        batch_size: int = 1,
+        split: Split | None = None,
+        subset: Subset = "train",
+        seed: int = 0,
+        label_weights: Mapping[int, float] | None = None,
+        transform: Transform = plain_arrays,
+        length: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        cache_bytes: int = 2**28,
+        ahead_bytes: int = 2**30,
+    ) -> None:
+        super().__init__()
+        z, y, x = (PATCHES_PER_BLOCK * n for n in patch_shape)
+        self.split = Split((z, y, x)) if split is None else split
+        self.subset = subset
+        self._volumes = tuple(volumes)
+        self._patch_shape = patch_shape
+        self._crop_margin = crop_margin
+        self._batch_size = batch_size
+        self._seed = seed
+        self._label_weights = None if label_weights is None else dict(label_weights)
+        self._transform = transform
+        self._length = length
+        self._rank = rank
+        self._world_size = world_size
+        self._cache_bytes = cache_bytes
+        self._ahead_bytes = ahead_bytes
+        self._position = 0
+        self._opened: _OpenVolumes | None = None
+        self._check_weights()
+        self._open()
+
+    def _check_weights(self) -> None:
+        weights = [*(self._label_weights or {}).values(), *(each.weight for each in self._volumes)]
+        if not all(0 <= weight < float("inf") for weight in weights):
+            raise ConfigError(f"weights are {weights}; expected finite numbers from 0 on")
+        if not self._volumes:
+            raise ConfigError("there is no volume to take samples from; expected at least one")
+
+    def _open(self) -> _OpenVolumes:
+        if self._opened is None:
+            self._opened = _open_volumes(
+                [
+                    open_labelled_volume(
+                        each, self._patch_shape, self._crop_margin, self._cache_bytes
+                    )
+                    for each in self._volumes
+                ],
+                self.split,
+                self.subset,
+            )
+        if self._opened.process != os.getpid():
+            raise ConfigError(
+                "this process was forked from one that had opened the volumes, and reads in it "
+                "would never end. Take stream.batches(workers=…), or give the DataLoader "
+                "multiprocessing_context='spawn'."
+            )
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def __iter__(self) -> Iterator[Batch]:
+        opened = self._open()
+        worker = get_worker_info()
+        first = self._position + (0 if worker is None else worker.id)
+        stride = 1 if worker is None else worker.num_workers
+        most = self._ahead_bytes // max(each.sample_bytes for each in opened.volumes)
+        ahead = LookAhead(self._make_sample, max(1, min(most, _MOST_THREADS)))
+        samples = ahead.items(
+            number for step in self._steps(first, stride) for number in self._samples_of(step)
+        )
+        try:
+            for step in self._steps(first, stride):
+                batch = _as_batch(step, [next(samples) for _ in range(self._batch_size)])
+                self._position = step + 1
+                yield batch
+        finally:
+            samples.close()
+
+    def _steps(self, first: int, stride: int) -> Iterator[int]:
+        step = first
+        while self._length is None or step < self._length:
+            yield step
+            step += stride
+
+    def _samples_of(self, step: int) -> range:
+        """Numbers of this rank's samples of a step."""
+        first = (step * self._world_size + self._rank) * self._batch_size
+        return range(first, first + self._batch_size)
+
+    def batches(self, workers: int = 0) -> Iterator[Batch]:
+        """The batches from the stream's position on, which follows what is taken.
+
+        Args:
+            workers: processes that read and transform; 0 for threads of this process alone.
+        """
+        if workers == 0:
+            yield from self
+            return
+        loader = DataLoader(
+            self, batch_size=None, num_workers=workers, multiprocessing_context="spawn"
+        )
+        for batch in loader:
+            self._position = batch.number + 1
+            yield batch
+
+    def state_dict(self) -> Json:
+        """The position in the sequence, after the last batch that was taken; it is JSON."""
+        return {"step": self._position, "sequence": self._sequence}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on after the last batch that was taken when :meth:`state_dict` was called.
+
+        Raises:
+            StateError: the state is one of a stream with another sequence.
+        """
+        if state.get("sequence") != self._sequence:
+            raise StateError(
+                "the position is one in another sequence of samples: volumes, patch shape, split, "
+                "weights, seed or samples of a step were changed since. Train with what they were, "
+                "or begin anew."
+            )
+        self._position = int(state["step"])
+
+    @property
+    def _sequence(self) -> str:
+        """A hash of everything that determines the sequence of all ranks together."""
+        parts = [
+            [_place(each) for each in self._volumes],
+            self._patch_shape,
+            self._crop_margin,
+            self._batch_size * self._world_size,
+            asdict(self.split),
+            self.subset,
+            self._seed,
+            sorted((self._label_weights or {}).items()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _make_sample(self, number: int) -> _Sample:
+        opened = self._open()
+        random = np.random.default_rng([self._seed, 0, number])
+        for _ in range(_MOST_REFUSALS):
+            index = int(np.searchsorted(opened.edges, random.random(), side="right"))
+            volume = opened.volumes[index]
+            box = volume.draw_box(self.split, self.subset, random)
+            if box is None:
+                raise VolumeError(_no_patch(volume, self.split, self.subset))
+            labels, valid = volume.read_labels(box)
+            if random.random() < box_weight(labels, valid, self._label_weights):
+                cutout = Cutout(box, volume.read_image(box), labels, valid)
+                transform_random = np.random.default_rng([self._seed, 1, number])
+                arrays = self._transform(cutout, transform_random)
+                return _Sample(opened.numbers[index], box, arrays)
+        raise VolumeError(
+            f"{_MOST_REFUSALS} boxes of the {self.subset} set in a row were refused, the last "
+            f"being {box} of {volume.labels.url}: by mask and label_weights nearly all weigh "
+            "nothing. Widen the mask, or raise weights of labels that are frequent."
+        )
+
+
+@dataclass(frozen=True)
+class _Sample:
+    volume: int
+    box: BoundingBox
+    arrays: Mapping[str, AnyArray]
+
+
+@dataclass(frozen=True)
+class _OpenVolumes:
+    """The volumes that have patches of the set.
+
+    Attributes:
+        volumes: open in one process.
+        numbers: which of the stream's volumes each one is.
+        edges: where the share of each one ends, the last one's left out, from 0 to 1.
+        process: the id of that process.
+    """
+
+    volumes: Sequence[OpenLabelledVolume]
+    numbers: Sequence[int]
+    edges: AnyArray
+    process: int
+
+
+def _open_volumes(
+    volumes: Sequence[OpenLabelledVolume], split: Split, subset: Subset
+) -> _OpenVolumes:
+    random = np.random.default_rng(0)
+    numbers = []
+    for number, volume in enumerate(volumes):
+        if volume.draw_box(split, subset, random) is not None:
+            numbers.append(number)
+        else:
+            logger.warning("%s", _no_patch(volume, split, subset))
+    shares = [volumes[number].starts.size * volumes[number].weight for number in numbers]
+    if sum(shares) <= 0:
+        raise ConfigError(
+            f"no volume has a patch whose blocks all belong to the {subset} set: blocks are "
+            f"{list(split.block_shape)} voxels (z, y, x). Make blocks or patches smaller, change "
+            f"the set's share or the split's seed; beam-inference split VOLUME shows the sets."
+        )
+    edges = np.cumsum(shares)[:-1] / sum(shares)
+    return _OpenVolumes([volumes[number] for number in numbers], numbers, edges, os.getpid())
+
+
+def _no_patch(volume: OpenLabelledVolume, split: Split, subset: Subset) -> str:
+    return (
+        f"{volume.image.url} has no patch of {list(volume.patch_shape)} voxels whose blocks of "
+        f"{list(split.block_shape)} all belong to the {subset} set: no sample comes from it"
+    )
+
+
+def _place(volume: LabelledVolume) -> list[object]:
+    """What of a volume determines samples; not how its store is reached."""
+    sources = [as_source(each) for each in (volume.image, volume.labels)]
+    places = [
+        [each.path, each.spec, each.scale, each.channel, dict(each.select)] for each in sources
+    ]
+    mask = None if volume.mask is None else volume.mask.model_dump(mode="json")
+    return [places, mask, volume.name, volume.weight]
+
+
+def _as_batch(number: int, samples: Sequence[_Sample]) -> Batch:
+    arrays = {
+        name: torch.from_numpy(np.stack([sample.arrays[name] for sample in samples]))
+        for name in samples[0].arrays
+    }
+    return Batch(
+        number,
+        [sample.volume for sample in samples],
+        [sample.box for sample in samples],
+        arrays,
+    )
