@@ -1,0 +1,105 @@
+"""Targets, voxel by voxel, and under every flip, transpose and offset."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from beam_inference.engines.augmented import symmetries
+from beam_inference.training.symmetry import map_array, map_channels
+from beam_inference.training.targets import Affinities, Boundaries, Classes, Distance
+
+ALL = symmetries("zyx", transpose=True)
+offsets = st.lists(
+    st.tuples(*[st.integers(-6, 6)] * 3).filter(any), min_size=1, max_size=6, unique=True
+)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def random_labels(seed, shape=(4, 6, 6)):
+    random = np.random.default_rng(seed)
+    return random.integers(0, 3, shape), random.random(shape) < 0.9
+
+
+@settings(max_examples=20)
+@given(seeds, offsets)
+def test_affinities_are_of_pairs(seed, offsets):
+    labels, valid = random_labels(seed)
+    target = Affinities(offsets=offsets, unlabelled=2).compute(labels, valid)
+    for voxel in product(*map(range, labels.shape)):
+        for channel, offset in enumerate(offsets):
+            other = tuple(a + b for a, b in zip(voxel, offset, strict=True))
+            is_inside = all(0 <= a < n for a, n in zip(other, labels.shape, strict=True))
+            pair = (voxel, other)
+            known = is_inside and all(valid[each] and labels[each] != 2 for each in pair)
+            assert target.known[(channel, *voxel)] == known
+            if known:
+                joined = labels[voxel] == labels[other] != 0
+                assert target.values[(channel, *voxel)] == joined
+
+
+@pytest.mark.parametrize("symmetry", ALL, ids=str)
+@settings(max_examples=20)
+@given(seeds, offsets)
+def test_mapped_affinities_are_those_of_mapped_labels(symmetry, seed, offsets):
+    labels, valid = random_labels(seed)
+    config = Affinities(offsets=offsets)
+    target = config.compute(labels, valid)
+    mapped_labels, mapped_valid = (map_array(each[None], symmetry)[0] for each in (labels, valid))
+    expected = config.compute(mapped_labels, mapped_valid)
+    values, known = map_channels(target.values, target.known, symmetry, config.channel_offsets)
+    np.testing.assert_array_equal(values[known], expected.values[known])
+    for channel, offset in enumerate(offsets):
+        back = symmetry.maps_back(offset)
+        if back in offsets or tuple(-n for n in back) in offsets:
+            np.testing.assert_array_equal(known[channel], expected.known[channel])
+        else:
+            assert not known[channel].any()
+
+
+@pytest.mark.parametrize("target", [Boundaries(unlabelled=2), Classes(count=3)], ids=str)
+@pytest.mark.parametrize("symmetry", ALL, ids=str)
+def test_other_targets_move_with_their_voxels(symmetry, target):
+    labels, valid = random_labels(7)
+    plain = target.compute(labels, valid)
+    mapped = target.compute(*(map_array(each[None], symmetry)[0] for each in (labels, valid)))
+    values, known = map_channels(plain.values, plain.known, symmetry, [None])
+    np.testing.assert_array_equal(mapped.values, values)
+    np.testing.assert_array_equal(mapped.known, known)
+
+
+def test_boundaries_are_known_where_no_hidden_neighbour_matters():
+    labels = np.ones((3, 5, 5), int)
+    labels[:, :, 3:] = 2
+    target = Boundaries().compute(labels, np.ones(labels.shape, bool))
+    np.testing.assert_array_equal(target.values[0, 1, 2], [0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(target.known[0, 1, 2], [0, 1, 1, 1, 0])
+    np.testing.assert_array_equal(target.known[0, 0, 2], [0, 0, 1, 1, 0])
+
+
+def test_distances_are_in_nanometres_and_known_where_nothing_nearer_is_hidden():
+    labels = np.ones((21, 21, 21), int)
+    labels[:, :, 10:] = 0
+    target = Distance(voxel_size_nm=(40, 8, 8), scale_nm=16).compute(
+        labels, np.ones(labels.shape, bool)
+    )
+    expected = np.tanh((9 - np.arange(10)) / 2)
+    np.testing.assert_allclose(target.values[0, 10, 10, :10], expected, rtol=1e-6)
+    assert target.known[0, 10, 10].tolist() == [False] * 5 + [True] * 16
+    assert not target.values[0, :, :, 10:].any()
+
+
+def test_classes_beyond_the_count_are_unknown():
+    labels = np.array([0, 1, 2, 7])[None, None]
+    target = Classes(count=3, unlabelled=1).compute(labels, np.ones(labels.shape, bool))
+    assert target.known.ravel().tolist() == [True, False, True, False]
+
+
+def test_offsets_that_say_nothing_are_refused():
+    with pytest.raises(ValidationError, match="an offset of its own"):
+        Affinities(offsets=[(0, 0, 1), (0, 0, 1)])
+    with pytest.raises(ValidationError, match="an offset of its own"):
+        Affinities(offsets=[(0, 0, 0)])
