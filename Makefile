@@ -74,7 +74,7 @@ $(IGNEOUS)/.ready: tests/igneous/requirements.txt
 	$(IGNEOUS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/igneous/requirements.txt
 	touch $@
 
-interop-test: $(READY) $(INTEROP)/.ready $(BIOIMAGEIO)/.ready  ## compare results with those of nnU-Net, MONAI and bioimageio.core, in environments of their own; some minutes
+interop-test: $(READY) $(INTEROP)/.ready $(BIOIMAGEIO)/.ready  ## compare results with those of nnU-Net, MONAI, topaz, deepbet and bioimageio.core, in environments of their own; some minutes
 	INTEROP_PYTHON=$(CURDIR)/$(INTEROP)/bin/python BIOIMAGEIO_PYTHON=$(CURDIR)/$(BIOIMAGEIO)/bin/python $(BIN)/python -m pytest tests/interop -m slow -s
 
 $(INTEROP)/.ready: tests/interop/requirements.txt

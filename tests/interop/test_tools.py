@@ -1,9 +1,13 @@
 """Compare with other tools themselves, in an environment of theirs (requirements.txt)."""
 
+import json
+
+import nibabel
 import numpy as np
 import pytest
-from helpers import job_values, read_volume, write_levels, write_volume
+from helpers import SHARED_DATA, job_values, read_volume, write_levels, write_volume
 from interop_tools import needs_tools, results_of
+from scipy import ndimage
 
 from beam_inference import predict, prepare
 from beam_inference.config.job_file import parse_job
@@ -191,3 +195,140 @@ def test_volumes_are_resampled_as_by_nnunet_and_back(tmp_path, name):
     )
     assert max(forth, back) <= 1e-5
     assert labels <= 1e-5
+
+
+def test_a_tomogram_is_denoised_as_by_topaz(tmp_path):
+    """The volume is standardised, then each padded patch; both are undone after the network."""
+    with np.load(results_of("topaz_denoised.py", tmp_path) / "denoised.npz") as file:
+        image, expected = (file["image"], file["result"])
+    write_volume(tmp_path / "in", image, format="zarr3")
+    steps = [
+        {"standard": {"mean": float(image.mean()), "std": float(image.std())}},
+        {"standard": {"by": "patch", "ddof": 1}},
+    ]
+    job = job_values(
+        tmp_path / "in",
+        tmp_path / "out",
+        input={"fill": "constant"},
+        model={
+            "path": str(tmp_path / "network.ts"),
+            "normalize": steps,
+            "denormalize": True,
+            "crop_margin": [16, 16, 16],
+        },
+        inference={
+            "patch_shape": [32, 32, 32],
+            "patch_overlap": [0, 0, 0],
+            "chunk_shape": [48, 64, 64],
+            "lattice": "pad",
+            "engine": "torch",
+            "batch_size": 1,
+        },
+        output={"format": "zarr3"},
+    )
+    launch = prepare(parse_job(job, tmp_path))
+    list(Worker(launch).infer_chunks(range(launch.read_job().plan.chunks.count)))
+    found = read_volume(tmp_path / "out")[0]
+    error = np.abs(found - expected).max() / np.ptp(expected)
+    print(f"\ntopaz: {error:.1e} of the range, at most")
+    assert error <= 1e-5
+
+
+def deepbet_job(folder, box, size, **model):
+    """A job over a box of the image, resampled by nearest voxels to so many on each axis."""
+    voxel = [1e6 * (stop - start) / size for start, stop in zip(*box, strict=True)]
+    return job_values(
+        folder / "in",
+        folder / f"out{size}",
+        input={
+            "box": {"start": list(box[0]), "stop": list(box[1])},
+            "resample": {"voxel_size_nm": voxel, "order": 0},
+        },
+        model=model,
+        inference={
+            "patch_shape": [size] * 3,
+            "patch_overlap": [0, 0, 0],
+            "chunk_shape": [size] * 3,
+            "batch_size": 1,
+        },
+        output={"format": "ome_zarr", "block_shape": [64, 64, 64]},
+    )
+
+
+def run_deepbet(folder, network, box, size, levels):
+    """The probability of what one of its networks finds in a box, on the network's grid."""
+    low, high = levels
+    steps = [
+        {"scale": 1 / (high - low), "offset": -low / (high - low)},
+        {"clip": [0, 1]},
+        {"standard": {"by": "patch", "ddof": 1}},
+        {"scale": 0.226, "offset": 0.449},
+    ]
+    job = deepbet_job(folder, box, size, path=network, output_channels=2, normalize=steps)
+    job["postprocess"] = [{"operator": "select", "channels": [1]}]
+    launch = prepare(parse_job(job, folder))
+    list(Worker(launch).infer_chunks([0]))
+    return read_volume(folder / f"out{size}")[0]
+
+
+def is_between(size, stored):
+    """Whether the centre of a voxel lies just between those of two of the voxels stored."""
+    return (2 * np.arange(size) + 1) * stored % (2 * size) == 0
+
+
+def head_box(mask, shape):
+    """deepbet's box around the largest object of a small mask, with a tenth on either side."""
+    labels, _ = ndimage.label(mask)
+    largest = labels == np.bincount(labels[labels != 0]).argmax()
+    start, stop = [], []
+    for axis, size in enumerate(shape):
+        share = largest.mean(axis=tuple({0, 1, 2} - {axis}))
+        (inside,) = np.nonzero(share > 0.02)
+        factor = np.float32(size / mask.shape[axis])
+        center = np.round(factor * np.float32((inside[-1] + 1 + inside[0]) / 2))
+        extent = np.round(np.float32(1.2) * factor * np.float32(inside[-1] + 1 - inside[0]))
+        start.append(max(0, int(center - extent / 2)))
+        stop.append(min(size, int(center + extent / 2)))
+    return (start, stop)
+
+
+def test_a_brain_is_found_as_by_deepbet(tmp_path):
+    """Two jobs: one finds the head in a small image, the other the brain in the head's box."""
+    path = SHARED_DATA / "mri_meshnet" / "t1_crop.nii.gz"
+    if not path.exists():
+        pytest.skip(f"{path} is absent")
+    image = np.asarray(nibabel.as_closest_canonical(nibabel.load(path)).dataobj)
+    np.save(tmp_path / "image.npy", image)
+    results_of("deepbet_mask.py", tmp_path)
+    own = json.loads((tmp_path / "deepbet.json").read_text())
+    with np.load(tmp_path / "mask.npz") as file:
+        expected = file["probability"]
+    write_volume(tmp_path / "in", image, voxel_size_nm=(1e6, 1e6, 1e6), format="zarr3")
+    whole = ([0, 0, 0], list(image.shape))
+    small = open_input(parse_job(deepbet_job(tmp_path, whole, 128), tmp_path))
+    # deepbet's levels are those of the small image
+    low, high = np.quantile(small.read(small.bounds).astype(np.float32), [0.005, 0.995])
+    levels = (float(low), float(high))
+    head = run_deepbet(tmp_path, f"{own['models']}/bbox_model.pt", whole, 128, levels)
+    box = head_box(head > 0.5, image.shape)
+    assert [list(pair) for pair in zip(*box, strict=True)] == own["box"]
+    run_deepbet(tmp_path, f"{own['models']}/model.pt", box, 256, levels)
+    how = ResamplingOptions(how=Resample(order=0), like=str(tmp_path / "in"))
+    options = ConversionOptions(resampling=how)
+    plan = plan_conversion(str(tmp_path / "out256"), str(tmp_path / "back"), options)
+    found = plan.source.open()(plan.source.info.bounds)[0]
+    inside = tuple(slice(*pair) for pair in own["box"])
+    # of two voxels that are equally near, deepbet's float32 takes one and we the other
+    elsewhere = np.ix_(*(~is_between(size, 256) for size in found.shape))
+    ours, theirs = (values[elsewhere] for values in (found, expected[inside]))
+    error = np.abs(ours - theirs).max()
+    differ = ((found > 0.5) != (expected[inside] > 0.5)).mean()
+    print(
+        f"\ndeepbet: {error:.1e} at most; {differ:.1e} of the voxels of the mask differ, all of "
+        "them between two voxels"
+    )
+    assert error <= 1e-5
+    assert np.array_equal(ours > 0.5, theirs > 0.5)
+    assert differ < 1e-4
+    expected[inside] = 0
+    assert not expected.any()
