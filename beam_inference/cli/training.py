@@ -1,9 +1,10 @@
-"""The command ``split``: which blocks of a volume are for training, validation and test."""
+"""The commands of training: ``split`` and ``train``."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +39,12 @@ class SplitOptions(Options):
 
 
 def add(subparsers: Subparsers) -> None:
-    """Add the command."""
+    """Add the commands."""
+    _add_split(subparsers)
+    _add_train(subparsers)
+
+
+def _add_split(subparsers: Subparsers) -> None:
     parser = add_command(
         subparsers,
         "split",
@@ -133,3 +139,44 @@ def _print_map(split: Split, bounds: BoundingBox, name: str) -> None:
         print(f"\nblocks that start at z = {z * split.block_shape[0]}")
         for row in layer:
             print("  " + "".join(letters[each] for each in row))
+
+
+@dataclass(frozen=True)
+class TrainOptions(Options):
+    """Options of ``train``."""
+
+    training: str
+
+
+def _add_train(subparsers: Subparsers) -> None:
+    parser = add_command(
+        subparsers,
+        "train",
+        "train a network, and write a job file that runs it",
+        "training.yaml",
+        description=(
+            "Train a network by a training file. Given again, the command goes on after the last "
+            "checkpoint. With several processes: torchrun --nproc-per-node=N -m beam_inference "
+            "train training.yaml"
+        ),
+    )
+    parser.add_argument("training", metavar="TRAINING", help="the training file, YAML")
+    add_debug(parser)
+    set_action(parser, TrainOptions, train)
+
+
+def train(options: TrainOptions) -> int:
+    """Train, and print where the results are."""
+    from pathlib import Path
+
+    from beam_inference.training.config import load_training
+    from beam_inference.training.trainer import train as train_network
+
+    outcome = train_network(load_training(Path(options.training)))
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(
+            f"{len(outcome.metrics.loss):,} steps ({outcome.steps_done:,} by this launch), "
+            f"{outcome.waiting_share:.1%} of the time waited for samples\n"
+            f"complete: {outcome.folder}; next: beam-inference plan {outcome.folder / 'job.yaml'}"
+        )
+    return COMPLETE

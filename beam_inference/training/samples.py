@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
@@ -194,7 +194,7 @@ class SampleStream(IterableDataset[Batch]):
         first = (step * self._world_size + self._rank) * self._batch_size
         return range(first, first + self._batch_size)
 
-    def batches(self, workers: int = 0) -> Iterator[Batch]:
+    def batches(self, workers: int = 0) -> Generator[Batch]:
         """The batches from the stream's position on, which follows what is taken.
 
         Args:

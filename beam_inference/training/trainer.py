@@ -1,0 +1,396 @@
+"""The training loop: steps, validation, checkpoints, and how a training goes on after a kill.
+
+Everything that a step does follows from the seed, the step's number and the state that a checkpoint
+holds. So a training that is killed and run again makes, on one thread of a CPU, the same weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from beam_inference.config.fields import Json
+from beam_inference.config.job import Network
+from beam_inference.errors import BeamInferenceError, ConfigError, StateError
+from beam_inference.models.loading import load_network
+from beam_inference.training.config import TrainingConfig
+from beam_inference.training.losses import compute_loss
+from beam_inference.training.ranks import Ranks, join_ranks
+from beam_inference.training.results import NETWORK_FILE, write_network_file, write_results
+from beam_inference.training.samples import Batch, SampleStream
+from beam_inference.training.targets import Classes
+from beam_inference.training.transforms import TrainingTransform
+
+CHECKPOINT = "checkpoint.pt"
+METRICS = "metrics.json"
+_FREE_KEYS = (
+    *("output", "workers", "validation_every", "validation_batches", "checkpoint_every"),
+    *("threads", "cache_bytes", "storage"),
+)
+"""Keys that may change between two launches of one training."""
+
+
+@dataclass
+class Metrics:
+    """What is known of a training's course.
+
+    Attributes:
+        loss: of each step.
+        validation: step and loss of each validation.
+    """
+
+    loss: list[float] = field(default_factory=list)
+    validation: list[tuple[int, float]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TrainingOutcome:
+    """How a training ended.
+
+    Attributes:
+        folder: where weights, page and job file are.
+        metrics: its course, over all launches.
+        steps_done: steps of this launch.
+        waiting_share: share of this launch's time that was waited for samples.
+    """
+
+    folder: Path
+    metrics: Metrics
+    steps_done: int
+    waiting_share: float
+
+
+class TrainingDiverged(BeamInferenceError):
+    """The loss is NaN or infinite."""
+
+
+def train(config: TrainingConfig) -> TrainingOutcome:
+    """Train a network, from the last checkpoint on if there is one.
+
+    Under torchrun all ranks call this, and the first one writes.
+
+    Raises:
+        UserError: a volume, the network or a key is wrong, or the checkpoint is another training's.
+        TrainingDiverged: the loss is no number any more.
+    """
+    device = _device(config)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    with join_ranks(device) as ranks:
+        if device.type == "cuda":
+            device = torch.device("cuda", ranks.local)
+            torch.cuda.set_device(device)
+        return _Trainer(config, ranks, device).run()
+
+
+class _Trainer:
+    """One rank's part of a training."""
+
+    def __init__(self, config: TrainingConfig, ranks: Ranks, device: torch.device) -> None:
+        if config.batch_size % ranks.count:
+            raise ConfigError(
+                f"batch_size is {config.batch_size}, for {ranks.count} ranks; expected a multiple "
+                "of their number, since each step's samples are shared out evenly"
+            )
+        self._config = config
+        self._ranks = ranks
+        self._device = device
+        self._folder = Path(config.output)
+        self._stream = self._make_stream("train")
+        has_validation = config.definite_split.validation > 0
+        self._validation = self._make_stream("validation") if has_validation else None
+        self._network = self._make_network()
+        self._parallel: nn.Module = self._network
+        if ranks.count > 1:
+            self._parallel = DistributedDataParallel(self._network)
+        self._average = None
+        if config.ema is not None:
+            average = get_ema_multi_avg_fn(config.ema)  # type: ignore[no-untyped-call]
+            self._average = AveragedModel(self._network, multi_avg_fn=average, use_buffers=True)
+        self._optimizer = _make_optimizer(config, self._network)
+        is_scaled = config.precision == "float16"
+        self._scaler = torch.amp.GradScaler(device.type, enabled=is_scaled)
+        self._metrics = Metrics()
+        self._step = 0
+
+    def run(self) -> TrainingOutcome:
+        """Take the steps that are left, and write the results."""
+        self._resume()
+        first = self._step
+        waited = 0.0
+        begun = time.monotonic()
+        batches = self._stream.batches(self._config.workers)
+        with contextlib.closing(batches):
+            while self._step < self._config.steps:
+                asked = time.monotonic()
+                batch = next(batches)
+                waited += time.monotonic() - asked
+                self._take_step(batch)
+                self._note_step()
+        seconds = max(time.monotonic() - begun, 1e-9)
+        if self._ranks.rank == 0:
+            write_results(self._config, self._trained, asdict(self._metrics), self._example())
+        return TrainingOutcome(self._folder, self._metrics, self._step - first, waited / seconds)
+
+    @property
+    def _trained(self) -> nn.Module:
+        """The network whose weights are the result: the average, if there is one."""
+        return self._network if self._average is None else self._average.module
+
+    def _make_stream(self, subset: Any) -> SampleStream:
+        config = self._config
+        is_training = subset == "train"
+        augmentation = config.augmentation if is_training else None
+        return SampleStream(
+            config.labelled_volumes,
+            config.patch_shape,
+            crop_margin=config.network.crop_margin,
+            batch_size=config.batch_size // self._ranks.count,
+            split=config.definite_split,
+            subset=subset,
+            seed=config.seed,
+            label_weights=config.label_weights,
+            transform=TrainingTransform(config.target, config.normalize, augmentation),
+            length=config.steps if is_training else config.validation_batches,
+            rank=self._ranks.rank,
+            world_size=self._ranks.count,
+            cache_bytes=config.cache_bytes,
+        )
+
+    def _make_network(self) -> nn.Module:
+        config = self._config
+        path = config.network.path
+        if self._ranks.rank == 0:
+            _make_folder(self._folder)
+        if path is None:
+            if self._ranks.rank == 0:
+                write_network_file(config)
+            path = f"{self._folder / NETWORK_FILE}:network"
+        if self._ranks.count > 1:
+            torch.distributed.barrier()  # until the first rank has written it
+        torch.manual_seed(config.seed)
+        model = Network(
+            path=path,
+            weights=config.network.weights,
+            input_channels=config.network.input_channels,
+            output_channels=config.output_channels,
+        )
+        loaded = load_network(model)
+        if not isinstance(loaded.network, nn.Module):
+            raise ConfigError(
+                f"network.path {path}: the factory returned a {type(loaded.network).__name__}; "
+                "only a torch.nn.Module can be trained"
+            )
+        return loaded.network.to(self._device).train()
+
+    def _predict(self, network: nn.Module, batch: Batch) -> Tensor:
+        precision = self._config.precision
+        image = batch.arrays["image"].to(self._device, non_blocking=True)
+        with torch.autocast(
+            self._device.type, getattr(torch, precision), enabled=precision != "float32"
+        ):
+            logits: Tensor = network(image)
+        return _crop_to(logits, batch.arrays["target"], self._config.output_channels)
+
+    def _part_of_loss(self, network: nn.Module, batch: Batch) -> Tensor:
+        return compute_loss(
+            self._predict(network, batch),
+            batch.arrays["target"].to(self._device, non_blocking=True),
+            batch.arrays["known"].to(self._device, non_blocking=True),
+            self._config.loss,
+            is_classes=isinstance(self._config.target, Classes),
+            add_up=self._ranks.add_up,
+        )
+
+    def _take_step(self, batch: Batch) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = _learning_rate(self._config, self._step)
+        # What layers draw by lot, such as dropout, follows from step and rank: no state to keep.
+        drawn = np.random.SeedSequence([self._config.seed, self._step, self._ranks.rank])
+        torch.manual_seed(int(drawn.generate_state(1)[0]))
+        self._optimizer.zero_grad()
+        part = self._part_of_loss(self._parallel, batch)
+        # Gradients are averaged over ranks, where the loss is a sum of their parts.
+        self._scaler.scale(part * self._ranks.count).backward()  # type: ignore[no-untyped-call]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        if self._average is not None:
+            self._average.update_parameters(self._network)
+        loss = float(self._ranks.add_up(part))
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss of step {self._step} is {loss}: expected a number. The last checkpoint "
+                f"is in {self._folder}. Try a lower optimizer.learning_rate, or precision: float32."
+            )
+        self._metrics.loss.append(loss)
+        self._step += 1
+
+    def _note_step(self) -> None:
+        config = self._config
+        is_last = self._step == config.steps
+        if self._validation is not None and (is_last or self._step % config.validation_every == 0):
+            self._metrics.validation.append((self._step, self._validate(self._validation)))
+        if is_last or self._step % config.checkpoint_every == 0:
+            self._save()
+        if self._ranks.rank == 0:
+            _show_progress(self._step, config.steps, self._metrics)
+
+    def _validate(self, stream: SampleStream) -> float:
+        network = self._trained.eval()
+        losses = []
+        with torch.no_grad():
+            for batch in _all_of(stream):
+                losses.append(float(self._ranks.add_up(self._part_of_loss(network, batch))))
+        self._network.train()
+        return sum(losses) / len(losses)
+
+    def _example(self) -> Json:
+        """Planes through the middle of a sample: image, target, prediction."""
+        stream = self._stream if self._validation is None else self._validation
+        batch = next(_all_of(stream))
+        network = self._trained.eval()
+        with torch.no_grad():
+            logits = self._predict(network, batch).float().cpu()
+        is_sigmoid = self._config.activation == "sigmoid"
+        predicted = logits.sigmoid() if is_sigmoid else logits.softmax(1)
+        arrays = {"image": batch.arrays["image"], "target": batch.arrays["target"]}
+        planes = {**arrays, "prediction": predicted}
+        return {name: each[0, 0, each.shape[2] // 2].numpy() for name, each in planes.items()}
+
+    def _state(self) -> Json:
+        return {
+            "config": self._config.model_dump(mode="json"),
+            "step": self._step,
+            "stream": self._stream.state_dict(),
+            "network": self._network.state_dict(),
+            "average": None if self._average is None else self._average.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "metrics": asdict(self._metrics),
+        }
+
+    def _save(self) -> None:
+        if self._ranks.rank != 0:
+            return
+        path = self._folder / CHECKPOINT
+        unfinished = path.with_suffix(".unfinished")
+        with unfinished.open("wb") as file:
+            torch.save(self._state(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        (self._folder / METRICS).write_text(json.dumps(asdict(self._metrics)))
+
+    def _resume(self) -> None:
+        path = self._folder / CHECKPOINT
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, map_location=self._device, weights_only=True)
+        except Exception as error:  # torch raises whatever the bytes lead to
+            raise StateError(
+                f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to "
+                "begin anew, or put back a copy of it."
+            ) from None
+        _check_same(self._config.model_dump(mode="json"), state["config"], path)
+        self._step = state["step"]
+        self._stream.load_state_dict(state["stream"])
+        self._network.load_state_dict(state["network"])
+        if self._average is not None:
+            self._average.load_state_dict(state["average"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self._metrics = Metrics(**state["metrics"])
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {folder} (output): {error}") from None
+
+
+def _all_of(stream: SampleStream) -> Iterator[Batch]:
+    """The batches of a stream from its beginning, whatever was taken of it before."""
+    stream.load_state_dict({**stream.state_dict(), "step": 0})
+    return stream.batches()
+
+
+def _check_same(now: Json, before: Json, path: Path) -> None:
+    is_constant = now["optimizer"]["schedule"] == "constant"
+    free = {*_FREE_KEYS, "steps"} if is_constant else {*_FREE_KEYS}
+    changed = [key for key in now if key not in free and now[key] != before.get(key)]
+    if changed:
+        raise StateError(
+            f"{path} is of a training whose {', '.join(changed)} had other values: going on would "
+            "mix two trainings. Write the former values, or choose another output."
+        )
+
+
+def _device(config: TrainingConfig) -> torch.device:
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but PyTorch finds no GPU here; write cpu or auto")
+    has_gpu = config.device != "cpu" and torch.cuda.is_available()
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def _make_optimizer(config: TrainingConfig, network: nn.Module) -> torch.optim.Optimizer:
+    wanted = config.optimizer
+    parameters = [each for each in network.parameters() if each.requires_grad]
+    if wanted.kind == "sgd":
+        return torch.optim.SGD(
+            parameters, wanted.learning_rate, wanted.momentum, weight_decay=wanted.weight_decay
+        )
+    return torch.optim.AdamW(parameters, wanted.learning_rate, weight_decay=wanted.weight_decay)
+
+
+def _learning_rate(config: TrainingConfig, step: int) -> float:
+    wanted = config.optimizer
+    rate = wanted.learning_rate
+    if step < wanted.warm_up:
+        rate *= (step + 1) / (wanted.warm_up + 1)
+    if wanted.schedule == "cosine":
+        rate *= 0.5 * (1 + math.cos(math.pi * step / config.steps))
+    return rate
+
+
+def _crop_to(logits: Tensor, target: Tensor, channels: int) -> Tensor:
+    """Logits of the patch: the network may answer for its crop margin, too."""
+    wanted = target.shape[2:]
+    found = logits.shape[2:]
+    excess = [a - b for a, b in zip(found, wanted, strict=True)] if len(found) == 3 else [-1]
+    if logits.shape[1] != channels or min(excess) < 0 or any(each % 2 for each in excess):
+        raise ConfigError(
+            f"the network returned {list(logits.shape)}; expected {channels} channels of "
+            f"{list(wanted)} voxels, or as many more as its input has. Check the factory, "
+            "patch_shape, network.crop_margin and the target."
+        )
+    z, y, x = (slice(each // 2, each // 2 + n) for each, n in zip(excess, wanted, strict=True))
+    return logits[:, :, z, y, x]
+
+
+def _show_progress(step: int, steps: int, metrics: Metrics) -> None:
+    """Rewrite a line of the terminal; elsewhere print a line now and then."""
+    is_live = sys.stderr.isatty()
+    if not is_live and step != steps and step % max(1, steps // 20):
+        return
+    recent: Sequence[float] = metrics.loss[-20:]
+    text = f"step {step:,} of {steps:,}, loss {sum(recent) / len(recent):.4f}"
+    if metrics.validation:
+        text += f", validation {metrics.validation[-1][1]:.4f}"
+    end = "\r" if is_live and step != steps else "\n"
+    print(f"{text}  ", end=end, file=sys.stderr, flush=True)

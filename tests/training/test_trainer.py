@@ -1,0 +1,262 @@
+"""Trainings: that they learn, go on after a kill, share work, and leave a job that runs."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+import yaml
+from helpers import read_volume, write_volume
+
+from beam_inference.cli.main import main
+from beam_inference.errors import ConfigError, ModelContractError, StateError
+from beam_inference.training.config import load_training, parse_training
+from beam_inference.training.trainer import CHECKPOINT, TrainingDiverged, train
+
+NETWORK = """
+import torch
+from torch import nn
+
+def network():
+    return nn.Sequential(
+        nn.Conv3d(1, 4, 3, padding=1), nn.Dropout(0.1), nn.ReLU(), nn.Conv3d(4, {channels}, 1)
+    )
+
+def plain():
+    return nn.Sequential(nn.Conv3d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 3, 1))
+
+def function():
+    return lambda batch: batch
+
+def wrong():
+    return nn.Conv3d(1, 7, 1)
+
+def nan():
+    class Nan(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Conv3d(1, 3, 1)
+        def forward(self, batch):
+            return self.inner(batch) * torch.nan
+    return Nan()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a labelled volume of bright and dark columns, and factories."""
+    y, x = np.indices((48, 48))
+    labels = np.broadcast_to((1 + y // 6 * 8 + x // 6) % 5, (24, 48, 48)).astype(np.uint32)
+    noise = np.random.default_rng(0).integers(0, 30, labels.shape)
+    write_volume(tmp_path / "labels", labels)
+    write_volume(tmp_path / "em", (labels * 40 + noise).astype(np.uint8))
+    (tmp_path / "networks.py").write_text(NETWORK.format(channels=3))
+    return tmp_path
+
+
+def values(**keys):
+    return {
+        "volumes": [{"image": "em", "labels": "labels"}],
+        "output": "trained",
+        "patch_shape": [4, 12, 12],
+        "split": {"block_shape": [8, 24, 24], "validation": 0.2, "test": 0.1},
+        "target": {"kind": "affinities"},
+        "network": {"path": "networks.py:network"},
+        "steps": 6,
+        "batch_size": 2,
+        "validation_every": 3,
+        "validation_batches": 1,
+        "checkpoint_every": 2,
+        "device": "cpu",
+        "threads": 1,
+    } | keys
+
+
+@pytest.fixture
+def one_thread():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(folder, name="trained"):
+    return safetensors.torch.load_file(folder / name / "weights.safetensors")
+
+
+def check_same(first, second):
+    assert first.keys() == second.keys()
+    for name, each in first.items():
+        assert torch.equal(each, second[name]), name
+
+
+def test_a_training_leaves_a_job_that_plan_accepts(folder, one_thread, capsys):
+    (folder / "training.yaml").write_text(yaml.safe_dump(values(ema=0.5)))
+    assert main(["train", str(folder / "training.yaml")]) == 0
+    assert "6 steps (6 by this launch)" in capsys.readouterr().out
+    assert main(["plan", str(folder / "trained" / "job.yaml")]) == 0
+    job = yaml.safe_load((folder / "trained" / "job.yaml").read_text())
+    assert job["model"]["activation"] == "sigmoid"
+    assert job["model"]["voxel_size_nm"] == [10, 10, 10]
+    assert job["model"]["channels"][1] == {"affinity": [0, -1, 0]}
+    with safetensors.safe_open(folder / "trained" / "weights.safetensors", "pt") as file:
+        record = json.loads(file.metadata()["training"])
+    assert record["split"]["block_shape"] == [8, 24, 24]
+    metrics = json.loads((folder / "trained" / "metrics.json").read_text())
+    assert [step for step, _ in metrics["validation"]] == [3, 6]
+    assert "data:image/png" in (folder / "trained" / "training.html").read_text()
+    assert main(["train", str(folder / "training.yaml")]) == 0
+    assert "6 steps (0 by this launch)" in capsys.readouterr().out
+
+
+def test_a_resumed_training_gives_the_same_bits(folder, one_thread):
+    keys = {"ema": 0.9, "optimizer": {"kind": "adamw", "schedule": "constant"}}
+    whole = parse_training(values(**keys), folder)
+    train(whole)
+    parts = values(**keys) | {"output": "parts"}
+    train(parse_training(parts | {"steps": 4}, folder))
+    done = train(parse_training(parts, folder))
+    assert done.steps_done == 2
+    check_same(weights(folder), weights(folder, "parts"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_training_that_is_killed_at_random_gives_the_same_bits(folder):
+    keys = {"steps": 400, "checkpoint_every": 7, "ema": 0.9, "augmentation": {"elastic": {}}}
+    for name in ("whole", "killed"):
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(values(**keys) | {"output": name}))
+    command = [sys.executable, "-m", "beam_inference", "train"]
+    subprocess.run([*command, str(folder / "whole.yaml")], check=True, capture_output=True)
+    kills = 0
+    chance = random.Random(0)
+    checkpoint = folder / "killed" / CHECKPOINT
+    while not (folder / "killed" / "weights.safetensors").exists():
+        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+        process = subprocess.Popen([*command, str(folder / "killed.yaml")], stderr=subprocess.PIPE)
+        while process.poll() is None:
+            if checkpoint.exists() and checkpoint.stat().st_mtime_ns != before:
+                time.sleep(chance.random() * 0.5)
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL)
+    assert kills > 2
+    check_same(weights(folder, "whole"), weights(folder, "killed"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_ranks_give_one_ranks_weights(folder):
+    keys = {
+        "steps": 20,
+        "batch_size": 4,
+        "network": {"path": "networks.py:plain"},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.05},
+        "loss": {"kind": "dice_cross_entropy", "balance": 0.5},
+        "target": {"kind": "affinities", "unlabelled": 3},
+    }
+    for count in (1, 2):
+        path = folder / f"ranks{count}.yaml"
+        path.write_text(yaml.safe_dump(values(**keys) | {"output": f"ranks{count}"}))
+        run = ["torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+        subprocess.run(
+            [sys.executable, "-m", *run, "-m", "beam_inference", "train", str(path)],
+            check=True,
+            capture_output=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    one = weights(folder, "ranks1")
+    for name, each in weights(folder, "ranks2").items():
+        torch.testing.assert_close(each, one[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_trained_network_tells_objects_apart(folder):
+    network = {"residual_unet": {"widths": [4, 8], "pooling": [1, 2, 2]}}
+    config = values(network=network, steps=80, validation_every=40, batch_size=4)
+    optimizer = {"learning_rate": 0.01}
+    done = train(parse_training(config | {"optimizer": optimizer}, folder))
+    assert done.metrics.validation[-1][1] < 0.5 * done.metrics.loss[0]
+    job = str(folder / "trained" / "job.yaml")
+    assert main(["run", job, "--set", "output.block_shape=[8,12,12]"]) == 0
+    found = read_volume(folder / "trained" / "prediction")
+    labels = read_volume(folder / "labels")[0]
+    y = (labels[:, 1:] == labels[:, :-1]) & (labels[:, 1:] != 0)
+    assert found[1, :, 1:][y].mean() > 150 > 110 > found[1, :, 1:][~y].mean()
+
+
+def test_classes_are_learnt_by_numbers(folder, one_thread):
+    (folder / "networks.py").write_text(NETWORK.format(channels=5))
+    loss = {"kind": "dice_cross_entropy", "balance": 1}
+    config = values(target={"kind": "classes", "count": 5}, loss=loss, steps=2)
+    done = train(parse_training(config, folder))
+    assert len(done.metrics.loss) == 2
+    job = yaml.safe_load((folder / "trained" / "job.yaml").read_text())
+    assert job["model"]["activation"] == "softmax"
+
+
+@pytest.mark.parametrize(
+    ("factory", "error", "message"),
+    [
+        ("function", ConfigError, "only a torch.nn.Module can be trained"),
+        ("wrong", ConfigError, r"the network returned \[2, 7, 4, 12, 12\]; expected 3 channels"),
+        ("none", ModelContractError, "has no function none"),
+        ("nan", TrainingDiverged, "the loss of step 0 is nan"),
+    ],
+)
+def test_networks_that_cannot_be_trained_are_told(folder, one_thread, factory, error, message):
+    with pytest.raises(error, match=message):
+        train(parse_training(values(network={"path": f"networks.py:{factory}"}), folder))
+
+
+def test_a_checkpoint_of_another_training_is_refused(folder, one_thread):
+    train(parse_training(values(steps=2), folder))
+    with pytest.raises(StateError, match="whose seed had other values"):
+        train(parse_training(values(steps=2, seed=5), folder))
+    (folder / "trained" / CHECKPOINT).write_bytes(b"torn")
+    with pytest.raises(StateError, match="no checkpoint that can be read"):
+        train(parse_training(values(steps=2), folder))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"stepps": 3}, "stepps: unknown key; did you mean 'steps'"),
+        ({"steps": 0}, "steps: input should be greater than 0; found 0"),
+        ({"patch_shape": [4, 12, 16]}, "transpose swaps y and x"),
+        ({"network": {"path": "network.pt"}}, "only networks with their source can be trained"),
+        ({"output": "gs://bucket/out"}, "expected a local folder"),
+        ({"target": {"kind": "affinity"}}, "target"),
+        (
+            {
+                "target": {"kind": "stored", "channels": [{}]},
+                "augmentation": {"elastic": {}},
+            },
+            "stored channels cannot follow",
+        ),
+    ],
+)
+def test_wrong_training_files_are_refused(folder, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_training(values(**keys), folder)
+
+
+def test_files_that_are_none_are_refused(tmp_path, capsys):
+    assert main(["train", str(tmp_path / "none.yaml")]) == 2
+    assert "cannot read the training file" in capsys.readouterr().err
+    for text in ("[1, 2", "- 1\n", "\0"):
+        (tmp_path / "training.yaml").write_text(text)
+        with pytest.raises(ConfigError):
+            load_training(Path(tmp_path / "training.yaml"))
