@@ -25,7 +25,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from beam_inference.config.fields import Json
 from beam_inference.config.job import Network
-from beam_inference.errors import BeamInferenceError, ConfigError, StateError
+from beam_inference.errors import (
+    BeamInferenceError,
+    ConfigError,
+    DeviceOutOfMemory,
+    ModelContractError,
+    StateError,
+)
+from beam_inference.foreign_text import describe_error
 from beam_inference.models.loading import load_network
 from beam_inference.training.config import TrainingConfig
 from beam_inference.training.losses import compute_loss
@@ -203,7 +210,7 @@ class _Trainer:
         with torch.autocast(
             self._device.type, getattr(torch, precision), enabled=precision != "float32"
         ):
-            logits: Tensor = network(image)
+            logits = _call(network, image)
         return _crop_to(logits, batch.arrays["target"], self._config.output_channels)
 
     def _part_of_loss(self, network: nn.Module, batch: Batch) -> Tensor:
@@ -301,12 +308,13 @@ class _Trainer:
             return
         try:
             state = torch.load(path, map_location=self._device, weights_only=True)
+            before = state["config"]
         except Exception as error:  # torch raises whatever the bytes lead to
             raise StateError(
                 f"{path} is no checkpoint that can be read ({type(error).__name__}). Remove it to "
                 "begin anew, or put back a copy of it."
             ) from None
-        _check_same(self._config.model_dump(mode="json"), state["config"], path)
+        _check_same(self._config.model_dump(mode="json"), before, path)
         self._step = state["step"]
         self._stream.load_state_dict(state["stream"])
         self._network.load_state_dict(state["network"])
@@ -366,6 +374,27 @@ def _learning_rate(config: TrainingConfig, step: int) -> float:
     if wanted.schedule == "cosine":
         rate *= 0.5 * (1 + math.cos(math.pi * step / config.steps))
     return rate
+
+
+def _call(network: nn.Module, image: Tensor) -> Tensor:
+    try:
+        answer = network(image)
+    except torch.OutOfMemoryError:
+        raise DeviceOutOfMemory(
+            f"the device has too little memory to train with {list(image.shape)} voxels at a time: "
+            "make batch_size or patch_shape smaller, or take more ranks"
+        ) from None
+    except (RuntimeError, ValueError) as error:
+        raise ModelContractError(
+            f"the network failed on an image of shape {list(image.shape)}: "
+            f"{describe_error(error)}. Check that patch_shape, with network.crop_margin, is one "
+            "that the network can take, such as a multiple of its pooling, and input_channels."
+        ) from error
+    if not isinstance(answer, Tensor):
+        raise ModelContractError(
+            f"the network returned a {type(answer).__name__}; expected one tensor of logits"
+        )
+    return answer
 
 
 def _crop_to(logits: Tensor, target: Tensor, channels: int) -> Tensor:

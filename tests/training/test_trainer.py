@@ -40,6 +40,19 @@ def function():
 def wrong():
     return nn.Conv3d(1, 7, 1)
 
+def picky():
+    return nn.Conv3d(2, 3, 1)
+
+class Several(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Conv3d(1, 3, 1)
+    def forward(self, batch):
+        return self.inner(batch), None
+
+def several():
+    return Several()
+
 def nan():
     class Nan(nn.Module):
         def __init__(self):
@@ -213,6 +226,8 @@ def test_classes_are_learnt_by_numbers(folder, one_thread):
         ("function", ConfigError, "only a torch.nn.Module can be trained"),
         ("wrong", ConfigError, r"the network returned \[2, 7, 4, 12, 12\]; expected 3 channels"),
         ("none", ModelContractError, "has no function none"),
+        ("picky", ModelContractError, "the network failed on an image of shape"),
+        ("several", ModelContractError, "the network returned a tuple"),
         ("nan", TrainingDiverged, "the loss of step 0 is nan"),
     ],
 )
