@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from beam_inference.errors import ConfigError
@@ -21,6 +21,7 @@ splits = st.builds(
 )
 
 
+@settings(max_examples=40)
 @given(splits, points, points, shapes, st.text(max_size=5))
 def test_boxes_of_two_sets_share_no_voxel(split, first, second, shape, name):
     boxes = [BoundingBox(start, zyx.add(start, shape)) for start in (first, second)]
@@ -30,6 +31,7 @@ def test_boxes_of_two_sets_share_no_voxel(split, first, second, shape, name):
         assert boxes[0].intersection(boxes[1]).size == 0
 
 
+@settings(max_examples=40)
 @given(splits, points, shapes, shapes, shapes)
 def test_no_block_changes_sides_when_a_volume_grows(split, start, shape, before, after):
     small = BoundingBox(start, zyx.add(start, shape))
@@ -38,6 +40,7 @@ def test_no_block_changes_sides_when_a_volume_grows(split, start, shape, before,
     np.testing.assert_array_equal(split.subsets(small), split.subsets(large)[inside])
 
 
+@settings(max_examples=40)
 @given(splits, points, shapes)
 def test_sizes_are_those_that_are_counted_voxel_by_voxel(split, start, shape):
     bounds = BoundingBox(start, zyx.add(start, zyx.minimum(shape, (9, 9, 9))))
