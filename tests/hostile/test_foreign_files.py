@@ -676,7 +676,7 @@ def test_an_imagej_stack_that_lost_images(tmp_path, capsys):
     assert "says that it holds 9 images, and has room for 5" in message
 
 
-@pytest.mark.parametrize("compression", [8, 34925])
+@pytest.mark.parametrize("compression", [8, pytest.param(34925, marks=pytest.mark.slow)])
 def test_a_tiff_strip_that_unpacks_without_end(compression, tmp_path, capsys):
     zeros = bytes(2**28)
     bomb = zlib.compress(zeros, 1) if compression == 8 else lzma.compress(zeros, preset=0)
@@ -693,6 +693,7 @@ def test_a_tiff_strip_that_unpacks_without_end(compression, tmp_path, capsys):
     assert peak < 2**27
 
 
+@pytest.mark.slow
 def test_hdf5_groups_that_its_library_never_gets_through(tmp_path, capsys):
     """The time that it takes grows with the third power of the depth."""
     with h5py.File(tmp_path / "a.h5", "w") as file:

@@ -64,6 +64,7 @@ def test_a_threshold_of_run_in_the_wrong_unit_is_refused(workplace, capsys):
     assert not (workplace / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_result_that_separates_nothing_comes_with_a_warning(workplace, capsys):
     assert main(shlex.split("components boundary_floats out --threshold 128")) == 0
     warning = "^Warning: .*out is empty: no voxel of .*boundary_floats is at least 128"
