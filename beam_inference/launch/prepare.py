@@ -15,7 +15,7 @@ from importlib import metadata
 
 from beam_inference.config.definite import DefiniteConfig, EngineSettings, make_definite
 from beam_inference.config.engines import CHOOSE
-from beam_inference.config.job import JobConfig
+from beam_inference.config.job import JobConfig, Network
 from beam_inference.config.plugins import list_versions
 from beam_inference.engines import identity
 from beam_inference.engines.choice import describe_engine, engine_description
@@ -45,6 +45,7 @@ from beam_inference.launch.engine_trial import (
 )
 from beam_inference.launch.kept_trial import TriedNetwork, find_out_about_network
 from beam_inference.launch.memory import check_memory, check_trial_memory
+from beam_inference.launch.package_keys import warn_of_departures
 from beam_inference.launch.planned_job import NetworkNeeds, PlannedJob, levels_request, plan_job
 from beam_inference.launch.resume import (
     check_receipts,
@@ -222,8 +223,7 @@ def _resolve(
     _check_memory(planned, place, planned.default_needs)
     if place.is_this_machine and device == "cpu":
         check_trial_memory(planned.memory(place), available_memory())
-    model = local_model(config.model, config.storage)
-    sha256 = model_sha256(model)
+    model, sha256 = _fetch_model(config, is_first=earlier is None)
     requested_batch_size = None
     quantization_error = None
     bounds = decide_prediction_bounds(config, earlier)
@@ -283,6 +283,15 @@ def _resolve(
         ),
     )
     return job, quantized
+
+
+def _fetch_model(config: JobConfig, *, is_first: bool) -> tuple[Network, str]:
+    """Fetch the network's files; where they lie, and their hash."""
+    model = local_model(config.model, config.storage)
+    sha256 = model_sha256(model)
+    if is_first:
+        warn_of_departures(config, model)
+    return model, sha256
 
 
 def _quantization_error(tried: TriedNetwork) -> QuantizationError | None:
