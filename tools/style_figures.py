@@ -9,9 +9,9 @@ comment, nor part of a docstring.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
-import sys
 import tokenize
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -286,9 +286,16 @@ FIGURES: dict[str, Callable[[Checkout], str]] = {
 }
 
 
-def main(folders: list[str]) -> None:
+def main() -> None:
     """Print the figures of some checkouts as a Markdown table."""
-    roots = [Path(folder) for folder in folders] or [Path(__file__).resolve().parents[1]]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkouts", nargs="*", type=Path, metavar="CHECKOUT")
+    roots = parser.parse_args().checkouts or [Path(__file__).resolve().parents[1]]
+    for root in roots:
+        if not (root / "beam_inference").is_dir():
+            parser.error(f"{root} has no folder beam_inference: name a checkout of this project")
     checkouts = [
         Checkout(root, trees_under(root / "beam_inference"), trees_under(root / "tests"))
         for root in roots
@@ -305,4 +312,4 @@ def main(folders: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -95,7 +95,7 @@ def describe_package(path: str, folds: Folds | None) -> Package:
 
 
 def _pin(path: str, folder: Path) -> str:
-    """The same package, by its commit where it lies on Hugging Face."""
+    """Name a package by its commit, if it lies on Hugging Face."""
     return parse_address(path).at(folder.name) if path.startswith(SCHEME) else path
 
 

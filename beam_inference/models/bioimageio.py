@@ -398,7 +398,7 @@ def _padding_settings(tensor: Tensor) -> list[Setting]:
 
 
 def _voxel_size(tensor: Tensor) -> tuple[float | None, float | None, float | None]:
-    """Of the training data, in millimetres where a unit is stated; None where nothing is said."""
+    """Voxel size of the training data, in millimetres if a unit is stated; None if none is said."""
     sizes: list[float | None] = []
     for axis in _space(tensor):
         is_said = axis.unit is not None or axis.size != 1

@@ -214,16 +214,16 @@ def _check_reduced(place: _Place, arguments: _Reduced) -> None:
 def _standardise(place: _Place) -> dict[str, Any] | None:
     arguments: _Moments = place.read(_Moments)
     if arguments.mean is not None or arguments.mode == "fixed":
-        return _fixed(place, arguments)
+        return _standard_step(place, arguments)
     _check_reduced(place, arguments)
     return {"standard": _statistics(arguments), "axes": arguments.names}
 
 
-def _fixed_moments(place: _Place) -> dict[str, Any]:
-    return _fixed(place, place.read(_Moments))
+def _standardise_by_stated_moments(place: _Place) -> dict[str, Any]:
+    return _standard_step(place, place.read(_Moments))
 
 
-def _fixed(place: _Place, arguments: _Moments) -> dict[str, Any]:
+def _standard_step(place: _Place, arguments: _Moments) -> dict[str, Any]:
     if arguments.mean is None or arguments.std is None:
         raise place.refuse("has no mean and std")
     eps = arguments.eps if arguments.mode == "fixed" else 0.0
@@ -306,7 +306,7 @@ _BEFORE: dict[str, Callable[[_Place], dict[str, Any] | None]] = {
     "clip": _clip_before,
     "scale_range": _scale_range,
     "zero_mean_unit_variance": _standardise,
-    "fixed_zero_mean_unit_variance": _fixed_moments,
+    "fixed_zero_mean_unit_variance": _standardise_by_stated_moments,
 }
 
 
@@ -366,9 +366,9 @@ def _linear_after(place: _Place, _: str) -> list[dict[str, Any]]:
     return [{"operator": "affine", **made}]
 
 
-def _fixed_after(place: _Place, _: str) -> list[dict[str, Any]]:
+def _moments_after(place: _Place, _: str) -> list[dict[str, Any]]:
     arguments: _Moments = place.read(_Moments)
-    moments = _fixed(place, arguments)["standard"]
+    moments = _standard_step(place, arguments)["standard"]
     mean, std = np.broadcast_arrays(
         *(np.atleast_1d(np.asarray(moments[key], np.float64)) for key in ("mean", "std"))
     )
@@ -400,6 +400,6 @@ _AFTER: dict[str, Callable[[_Place, str], list[dict[str, Any]]]] = {
     "softmax": _softmax,
     "clip": _clip_after,
     "scale_linear": _linear_after,
-    "fixed_zero_mean_unit_variance": _fixed_after,
+    "fixed_zero_mean_unit_variance": _moments_after,
     "binarize": _binarize,
 }
