@@ -19,8 +19,13 @@ COMPLETE = 0
 FAILED = 1
 BAD_INPUT = 2
 COMPLETE_BUT_QUARANTINED = 3
+TRY_AGAIN = 75
 INTERRUPTED = 130
 """Exit codes of the command line."""
+
+
+class AskedToStop(KeyboardInterrupt):
+    """A scheduler or a service asks this process to end, by SIGTERM or SIGUSR1."""
 
 
 class BeamInferenceError(Exception):

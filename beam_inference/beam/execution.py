@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr
@@ -40,12 +41,34 @@ class ExecutionResult:
     """End of a pipeline.
 
     Attributes:
-        interrupted: whether a signal asked it to stop.
+        interrupted: whether it was asked to stop, by a signal or because its time was over.
         error: what it failed with, if it did.
+        by_person: whether it was Ctrl-C that asked.
     """
 
     interrupted: bool
     error: BaseException | None
+    by_person: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """When a pipeline ends early, and with which exit code if it cannot end gently.
+
+    Attributes:
+        deadline: time of :func:`time.monotonic` from which nothing more is begun; None for never.
+        exit_code: of a launch that a second SIGTERM ends at once.
+    """
+
+    deadline: float | None = None
+    exit_code: int = INTERRUPTED
+
+    def is_due(self) -> bool:
+        """Whether the time is over."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+
+WHEN_ASKED = Stopping()
 
 
 def execute(
@@ -55,11 +78,12 @@ def execute(
     progress: Progress,
     request_stop: Callable[[], None],
     name: str,
+    stopping: Stopping = WHEN_ASKED,
 ) -> ExecutionResult:
     """Run a pipeline to its end.
 
-    From the main thread, SIGINT and SIGTERM call ``request_stop`` once; a second one ends the
-    process.
+    From the main thread, SIGINT, SIGTERM and SIGUSR1 call ``request_stop`` once; a second SIGINT or
+    SIGTERM ends the process.
 
     Args:
         options: of Beam.
@@ -70,18 +94,21 @@ def execute(
         request_stop: asks the workers to start nothing more.
         name: of the launch, as the job is called where it runs on Flink, Spark or Prism, if no
             flag says otherwise.
+        stopping: when it ends early.
     """
-    stop = threading.Event()
+    stop = _Stop()
     options = with_job_name(options, name)
     cancellation = Cancellation(options)
     page = JobPage(options)
     printed = CapturedStderr()
-    with _signals(stop), progress, redirect_stderr(printed), ExitStack() as servers:
+    with _signals(stop, stopping), progress, redirect_stderr(printed), ExitStack() as servers:
         thread = _PipelineThread(options, build, partitions, servers, stop)
         workers = IdleCluster(lambda: thread.result is not None and has_no_workers(thread.result))
         thread.start()
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
+            if stopping.is_due():
+                stop.set()
             if stop.is_set() and not cancellation.has_begun:
                 progress.say(
                     "stopping: no further chunk is started, writes under way are finished (once "
@@ -100,7 +127,7 @@ def execute(
             progress.update()
         printed.log()
     error = None if cancellation.was_done else thread.error
-    return ExecutionResult(cancellation.has_begun, error)
+    return ExecutionResult(cancellation.has_begun, error, stop.signal == signal.SIGINT)
 
 
 def _try_to_stop(request_stop: Callable[[], None]) -> None:
@@ -110,6 +137,16 @@ def _try_to_stop(request_stop: Callable[[], None]) -> None:
         logger.warning(
             "cannot ask the workers to stop; they continue until they are done: %s", error
         )
+
+
+class _Stop(threading.Event):
+    """Set when a pipeline is to stop.
+
+    Attributes:
+        signal: the first signal that asked for it; None if none did.
+    """
+
+    signal: int | None = None
 
 
 class _PipelineThread(threading.Thread):
@@ -134,6 +171,9 @@ class _PipelineThread(threading.Thread):
 
     def run(self) -> None:
         """Run the pipeline to its end."""
+        # Slurm sends SIGUSR1 to all processes of a step. It is the launcher that acts on it: worker
+        # processes are started from here, inherit what is blocked, and are asked to stop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         try:
             self._run()
         except BaseException as error:  # of any kind: the main thread reports it
@@ -217,18 +257,21 @@ class CapturedStderr(io.TextIOBase):
 
 
 @contextmanager
-def _signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGINT and SIGTERM set ``stop``, and a second one end the process at once."""
+def _signals(stop: _Stop, stopping: Stopping) -> Iterator[None]:
+    """Let signals set ``stop``, and a second SIGINT or SIGTERM end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            os._exit(INTERRUPTED)
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stop.signal is None:
+            stop.signal = number
+        elif number != signal.SIGUSR1:  # which wrappers of schedulers pass on more than once
+            os._exit(stopping.exit_code if number == signal.SIGTERM else INTERRUPTED)
         stop.set()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:

@@ -66,7 +66,20 @@ def run_length(launch: Launch, workers: int) -> int:
     plan = job.plan
     chunk_seconds = job.patch_seconds * plan.totals.patch_count / plan.chunks.count
     stated = job.config.job.run_length
-    return stated or default_run_length(plan.chunks.count, workers, chunk_seconds)
+    start, stop = launch.chunk_range
+    return stated or default_run_length(stop - start, workers, chunk_seconds)
+
+
+def launch_ranges(launch: Launch, workers: int) -> list[tuple[int, int]]:
+    """Return the ranges of chunks that a launch begins with: of its shard, or of the whole job.
+
+    Args:
+        launch: the launch.
+        workers: see :class:`GenerateRuns`.
+    """
+    start, stop = launch.chunk_range
+    ranges = index_ranges(stop - start, workers, run_length(launch, workers))
+    return [(start + first, start + last) for first, last in ranges]
 
 
 class GenerateRuns(beam.PTransform):
@@ -100,7 +113,7 @@ class GenerateRuns(beam.PTransform):
         count = job.plan.chunks.count
         length = run_length(self._launch, self._workers)
         if self._launch.chunks_file is None:
-            ranges = index_ranges(count, self._workers, length)
+            ranges = launch_ranges(self._launch, self._workers)
             runs = (
                 source
                 | "IndexRanges" >> _CreateAfter(ranges)
@@ -228,6 +241,19 @@ class SumChunks(_WorkerDoFn):
             yield chunk // self._length, chunk
 
 
+class SumShard(_WorkerDoFn):
+    """First stage of ``strategy: exchange``, where other launches do the second: only records.
+
+    Plain method: :meth:`beam_inference.worker.worker.Worker.sum_chunks`.
+    """
+
+    def process(self, run: Run) -> Iterator[Record]:
+        """Compute the patches that a run's chunks own."""
+        for record in self._worker.sum_chunks(run):
+            _count(record)
+            yield record
+
+
 class MergeSeams(_WorkerDoFn):
     """Second stage: from a key and its chunks, which may repeat, to one record per chunk.
 
@@ -287,6 +313,8 @@ class InferVolume(beam.PTransform):
         is_alone = launch.chunks_file is not None or self._input_kind == "chunks"
         if launch.read_job().plan.exchange is None or is_alone:
             return runs | "InferChunks" >> beam.ParDo(InferChunks(launch)).with_output_types(Record)
+        if launch.shard is not None:
+            return runs | "SumShard" >> beam.ParDo(SumShard(launch)).with_output_types(Record)
         length = run_length(launch, self._workers)
         handle = shared.Shared()
         return (

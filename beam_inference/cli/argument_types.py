@@ -6,7 +6,11 @@ import argparse
 import math
 import re
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
+
+from beam_inference.job.shards import Shard
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 Number = TypeVar("Number", int, float)
 
@@ -50,6 +54,28 @@ def triple_type(
         return (z, y, x)
 
     return parse_triple
+
+
+def duration(text: str) -> float:
+    """The type of an argument that is a time, such as 3h50m; in seconds."""
+    match = re.fullmatch(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?", text)
+    numbers = [] if match is None else [int(number or 0) for number in match.groups()]
+    seconds = sum(number * unit for number, unit in zip(numbers, _UNITS.values(), strict=False))
+    if seconds <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a time such as 3h50m, 45m or 90s")
+    return float(seconds)
+
+
+def shard(text: str) -> Shard | Literal["auto"]:
+    """The type of an argument that is a shard, such as 3/7, or auto."""
+    if text == "auto":
+        return "auto"
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a shard I/N, with I from 0 to N - 1, such as 0/7, nor auto"
+        )
+    return Shard(int(match[1]), int(match[2]))
 
 
 def _is_positive(value: float) -> bool:

@@ -16,7 +16,8 @@ Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 EXIT_CODES = """\
 exit codes: 0 complete, 1 failed, 2 bad input,
-3 finished with quarantined chunks within job.max_failed_chunks, 130 interrupted
+3 finished with quarantined chunks within job.max_failed_chunks,
+75 stopped as --shard or --stop_after asks: run it again, 130 interrupted
 """
 
 

@@ -1,7 +1,7 @@
 """The command line: from its words to an exit code.
 
 Exit codes: 0 complete, 1 failed, 2 bad input, 3 finished with quarantined chunks within the bound,
-130 interrupted.
+75 to be tried again, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 
 from beam_inference.cli import (
     cache,
@@ -25,6 +26,7 @@ from beam_inference.cli import (
     plan,
     provenance,
     run,
+    shards,
     training,
     volumes,
 )
@@ -32,7 +34,14 @@ from beam_inference.cli.command import EXIT_CODES, CommandParser
 from beam_inference.cli.logs import configure
 from beam_inference.cli.terminal import escape_output
 from beam_inference.environment import use_one_heap
-from beam_inference.errors import BAD_INPUT, FAILED, INTERRUPTED, BeamInferenceError, UserError
+from beam_inference.errors import (
+    BAD_INPUT,
+    FAILED,
+    INTERRUPTED,
+    AskedToStop,
+    BeamInferenceError,
+    UserError,
+)
 from beam_inference.foreign_text import clean_text, describe_error
 
 logger = logging.getLogger(__name__)
@@ -41,6 +50,7 @@ COMMAND_MODULES = (
     model,
     plan,
     run,
+    shards,
     jobs,
     provenance,
     look,
@@ -108,7 +118,7 @@ def run_guarded(arguments: argparse.Namespace) -> int:
     configure(debug=debug, structured=structured)
     use_one_heap()
     try:
-        with _sigterm_as_interrupt(), escape_output():
+        with _requests_to_stop(), escape_output():
             return int(arguments.action(arguments))
     except KeyboardInterrupt:
         _report("interrupted", structured)
@@ -150,13 +160,21 @@ def _report(message: str, structured: bool) -> None:
 
 
 @contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM as Ctrl-C: a running job stops gently, anything else ends at once."""
+def _requests_to_stop() -> Iterator[None]:
+    """Treat SIGTERM and SIGUSR1 much as Ctrl-C: a running job stops gently, all else ends at once.
+
+    Slurm sends SIGUSR1 before the time of a job is over, if it is told so.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise AskedToStop
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

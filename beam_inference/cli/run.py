@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from beam_inference.beam.dataflow_gpus import (
     GpuOptions,
@@ -18,7 +19,7 @@ from beam_inference.beam.dataflow_gpus import (
     dataflow_flags,
     gpu_options,
 )
-from beam_inference.cli.argument_types import seed, share
+from beam_inference.cli.argument_types import duration, seed, shard, share
 from beam_inference.cli.command import (
     EXIT_CODES,
     PipelineOptions,
@@ -28,7 +29,9 @@ from beam_inference.cli.command import (
     set_action,
 )
 from beam_inference.cli.job_options import JobOptions, TrustOptions, add_overrides, add_trust
-from beam_inference.errors import ConfigError
+from beam_inference.errors import TRY_AGAIN, AskedToStop, ConfigError
+from beam_inference.job.shards import Shard
+from beam_inference.launch.schedulers import shard_of_scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class RunOptions(JobOptions, PipelineOptions, TrustOptions):
     chunks: str | None
     sample: float | None
     seed: int
+    shard: Shard | Literal["auto"] | None
+    stop_after: float | None
     overwrite: bool
     gpus: GpuOptions | None
     log_format: str
@@ -66,6 +71,7 @@ def add(subparsers: Subparsers) -> None:
         "job.yaml",
         "job.yaml --sample 0.001",
         "job.yaml --chunks quarantine.jsonl",
+        "job.yaml --shard 3/7 --stop_after 3h50m",
         "gs://bucket/job.yaml --runner=DataflowRunner --project=… --region=… "
         "--sdk_container_image=…",
         description=(
@@ -75,6 +81,25 @@ def add(subparsers: Subparsers) -> None:
     )
     parser.add_argument("job", metavar="JOB.YAML", help="the job file, a path or URL")
     _add_run_flags(parser)
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help=(
+            "do only shard I of N, I from 0 to N - 1, of a job that prepare has divided; auto: as "
+            "Slurm, AWS Batch or Google Batch says"
+        ),
+    )
+    parser.add_argument(
+        "--stop_after",
+        "--stop-after",
+        type=duration,
+        metavar="TIME",
+        help=(
+            "begin no chunk after this time, such as 3h50m, and exit with 75 if some are left: run "
+            "it again"
+        ),
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     set_action(parser, RunOptions, run, takes_beam_flags=True)
 
@@ -89,7 +114,7 @@ def flags_parser() -> argparse.ArgumentParser:
     )
     _add_run_flags(parser)
     set_action(parser, RunOptions, run, takes_beam_flags=True)
-    parser.set_defaults(json=False)
+    parser.set_defaults(json=False, shard=None, stop_after=None)
     return parser
 
 
@@ -154,9 +179,20 @@ def drop_empty_flags(words: Sequence[str], parser: argparse.ArgumentParser) -> l
 
 def run(options: RunOptions) -> int:
     """Run a job, or the part of it that is missing, and print the outcome."""
+    check_job_comes_first(options.job, options.beam_flags)
+    try:
+        return _run(options)
+    except AskedToStop:  # before or after the pipeline, which handles signals itself
+        if options.shard is None and options.stop_after is None:
+            raise
+        logger.warning("asked to stop; what is missing is done by the next run")
+        return TRY_AGAIN
+
+
+def _run(options: RunOptions) -> int:
     from beam_inference.cli.status_text import as_json, outcome_values, print_outcome
 
-    _check_job_comes_first(options)
+    chosen = shard_of_scheduler(os.environ) if options.shard == "auto" else options.shard
     config = options.load()
     from beam_inference.launch.run_job import run_job  # slow: a mistake in the job is told before
 
@@ -169,6 +205,8 @@ def run(options: RunOptions) -> int:
             flags,
             chunks_file=options.chunks,
             sample=None if options.sample is None else (options.sample, options.seed),
+            shard=chosen,
+            stop_after=options.stop_after,
             overwrite=options.overwrite,
             trust=options.trust,
         )
@@ -188,13 +226,13 @@ def run(options: RunOptions) -> int:
     return outcome.exit_code
 
 
-def _check_job_comes_first(options: RunOptions) -> None:
+def check_job_comes_first(job: str, beam_flags: Sequence[str]) -> None:
     """Refuse ``run --runner DirectRunner job.yaml``: argparse takes DirectRunner for the job."""
-    if "://" in options.job or Path(options.job).exists():
+    if "://" in job or Path(job).exists():
         return
-    if any(not flag.startswith("-") for flag in options.beam_flags):
+    if any(not flag.startswith("-") for flag in beam_flags):
         raise ConfigError(
-            f"there is no job file {options.job}. Put the job file first, or write flags with =: "
+            f"there is no job file {job}. Put the job file first, or write flags with =: "
             "--runner=DirectRunner"
         )
 

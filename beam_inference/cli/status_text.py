@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from beam_inference.config.fields import Json
+from beam_inference.errors import COMPLETE
 from beam_inference.job.state import default_state_url
 from beam_inference.volumes.kvstores import local_folder
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from beam_inference.config.job import JobConfig
     from beam_inference.job.recomputed import Recomputation
     from beam_inference.job.records import QuarantineRecord
+    from beam_inference.job.shards import Shard
     from beam_inference.job.status import JobStatus
     from beam_inference.job.verification import VerifyReport
     from beam_inference.launch.output_pyramid import PyramidStatus
@@ -46,6 +48,7 @@ def outcome_values(outcome: JobOutcome, config: JobConfig) -> Json:
         "seconds": outcome.seconds,
         "error": outcome.error,
         "staged_at": outcome.staged_at,
+        "shard": None if outcome.shard is None else str(outcome.shard),
         "output": config.output.path,
         "outputs": {key: each.output.path for key, each in config.by_output.items()},
         "state": default_state_url(config),
@@ -133,6 +136,9 @@ def print_outcome(
         )
         return
     command = _command_for_the_rest(command_line, config)
+    if outcome.shard is not None:
+        _print_shard(outcome, outcome.shard, shlex.join(command))
+        return
     if outcome.error:
         print(f"the launch ended early: {outcome.error}")
     done = f"{outcome.done} of {outcome.chunks} chunks done, in {outcome.seconds:.1f} s"
@@ -145,6 +151,23 @@ def print_outcome(
     if outcome.pyramid is not None:
         print_pyramid_status(outcome.pyramid, waits=outcome.missing_of_job > 0)
     _print_last_line(outcome, config, shlex.join(command), shlex.join(view_command))
+
+
+def _print_shard(outcome: JobOutcome, shard: Shard, command: str) -> None:
+    """Print how a shard went; what is not complete is the job, whose shards know nothing of it."""
+    if outcome.error:
+        print(f"the launch ended early: {outcome.error}")
+    line = f"shard {shard}: {outcome.done} of {outcome.chunks} chunks done, in "
+    line += f"{outcome.seconds:.1f} s"
+    if outcome.summary is not None:
+        line += f" ({outcome.summary.done + outcome.summary.summed} by this launch)"
+    print(line)
+    _print_beyond_bound(outcome.patches_beyond_bound)
+    _print_quarantined(outcome.quarantined)
+    if outcome.exit_code == COMPLETE:
+        print("share done, job not complete; once all shards are done: beam-inference finish")
+    else:
+        print(f"share not done; to do what is missing of it: {command}")
 
 
 def _print_beyond_bound(patches: int) -> None:

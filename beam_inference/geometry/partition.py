@@ -23,6 +23,11 @@ def index_ranges(count: int, workers: int = 1, run_length: int = 1) -> list[tupl
     return [(count * k // parts, count * (k + 1) // parts) for k in range(parts)]
 
 
+def shard_range(count: int, index: int, shards: int) -> tuple[int, int]:
+    """Return the half-open range of ``0 … count`` that is the share of one of several shards."""
+    return count * index // shards, count * (index + 1) // shards
+
+
 def in_runs(indices: Iterable[int], length: int) -> Iterator[tuple[int, ...]]:
     """Indices in tuples of at most ``length``."""
     iterator = iter(indices)

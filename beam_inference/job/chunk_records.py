@@ -28,10 +28,10 @@ _LISTINGS_AT_A_TIME = 32
 _CHUNK_KEY = re.compile(rb"/(\d{12})\.json$")
 
 
-def folders(count: int) -> Iterator[tuple[int, int]]:
-    """Yield the range of chunks of each folder: first chunk, and the one after the last."""
-    for start in range(0, count, CHUNKS_PER_FOLDER):
-        yield start, min(count, start + CHUNKS_PER_FOLDER)
+def folders(stop: int, start: int = 0) -> Iterator[tuple[int, int]]:
+    """Yield ranges of chunks of a folder's size: first chunk, and the one after the last."""
+    for first in range(start, stop, CHUNKS_PER_FOLDER):
+        yield first, min(stop, first + CHUNKS_PER_FOLDER)
 
 
 def list_absent(

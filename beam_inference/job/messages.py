@@ -12,6 +12,7 @@ from typing import Literal
 import beam_inference
 from beam_inference.errors import Stage, WorkerFault
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.shards import Shard
 from beam_inference.job.state import State
 from beam_inference.models.trust import Trust
 
@@ -38,6 +39,7 @@ class Launch:
         contract_checked: whether the launcher has run the network; if not, each worker does first.
         chunks_file: URL of a quarantine file or of chunk indices, to do these only; workers read it
             themselves.
+        shard: the share of the chunks that is done, where it is not all.
         versions: of this package and of Beam, where the launch was made.
     """
 
@@ -50,6 +52,7 @@ class Launch:
     contract_checked: bool
     chunks_file: str | None = None
     io_depth: int = 1
+    shard: Shard | None = None
     versions: str = field(default_factory=own_versions)
 
     def check_versions(self) -> None:
@@ -67,6 +70,12 @@ class Launch:
     def read_job(self) -> ResolvedJob:
         """Return the job, which each process parses once."""
         return _parse(self.job)
+
+    @property
+    def chunk_range(self) -> tuple[int, int]:
+        """First of the chunks that this launch may have to do, and the one after the last."""
+        count = self.read_job().plan.chunks.count
+        return (0, count) if self.shard is None else self.shard.chunk_range(count)
 
     def state(self) -> State:
         """Return the job's state folder, with its receipts and its quarantine."""

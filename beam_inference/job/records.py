@@ -16,6 +16,7 @@ from beam_inference.config.fields import Frozen, SafeText
 from beam_inference.config.job import OUTPUT
 from beam_inference.errors import Stage
 from beam_inference.geometry.bounding_box import BoundingBox
+from beam_inference.job.shards import MOST_SHARDS
 
 Entry = TypeVar("Entry", bound="Frozen")
 
@@ -175,11 +176,23 @@ class LaunchSummary(Frozen):
         done: chunks that it did.
         skipped: chunks that its workers found done.
         quarantined: chunks that it put into quarantine.
+        summed: chunks whose patches it computed, where other launches put them together.
     """
 
     done: int
     skipped: int
     quarantined: int
+    summed: int = 0
+
+
+class ShardCount(Frozen):
+    """Number of shards that a job is divided into.
+
+    Attributes:
+        shards: the number.
+    """
+
+    shards: int = Field(ge=1, le=MOST_SHARDS)
 
 
 class LaunchNote(Frozen):

@@ -11,6 +11,8 @@ file                                          content
 ``quarantine/FINGERPRINT/000000000/N.json``   why chunk N could not be done, unless it has a receipt
 ``quarantine.jsonl``                          what is in quarantine after a launch: for ``--chunks``
 ``quantized/SHA256``                          with ``precision: int8``, the network that workers run
+``shards.json``                               how many shards the job is divided into
+``shards/FINGERPRINT/N/000000000/I.json``     that shard I of N has come to its end
 ``launches/ID.started``                       when and where a launch began
 ``launches/ID.chunks``                        the chunks that a launch does, where it is a sample
 ``launches/ID.stop``                          asks a launch's workers to start no further chunk
@@ -26,6 +28,7 @@ count.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import platform
 import threading
@@ -52,9 +55,11 @@ from beam_inference.job.records import (
     QuarantineRecord,
     Receipt,
     ReceiptTally,
+    ShardCount,
 )
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.seals import open_record, seal_record
+from beam_inference.job.shards import Shard
 from beam_inference.volumes.conditional_writes import create_key
 from beam_inference.volumes.kvstores import (
     LOCAL,
@@ -63,6 +68,17 @@ from beam_inference.volumes.kvstores import (
     delete_folder,
     open_kvstore,
     retry_request,
+)
+
+_SHARDS = "shards.json"
+_FOLDERS = (
+    "receipts/",
+    "sums/",
+    "seams/",
+    "quarantine/",
+    "quantized/",
+    "shards/",
+    "launches/",
 )
 
 
@@ -217,11 +233,11 @@ class State:
         """Count the chunks of ``start … stop`` that have a receipt, by listing."""
         return self._entries("receipts").count(start, stop)
 
-    def tally_receipts(self, count: int) -> ReceiptTally:
-        """Read the receipts of ``count`` chunks, and count what those say that can be believed."""
+    def tally_receipts(self, stop: int, start: int = 0) -> ReceiptTally:
+        """Read the receipts of ``start … stop``; count what those say that can be believed."""
         chunks = 0
         beyond_bound = 0
-        for folder in folders(count):
+        for folder in folders(stop, start):
             for receipt in self.read_receipts(self.receipt_indices(*folder)):
                 chunks += 1
                 beyond_bound += receipt.patches_beyond_bound
@@ -279,6 +295,52 @@ class State:
         """Write ``quarantine.jsonl``, one record a line, or remove it if there are none."""
         lines = "".join(record.model_dump_json() + "\n" for record in records)
         self._write("quarantine.jsonl", lines or None)
+
+    def read_shard_count(self) -> int | None:
+        """Read how many shards the job is divided into; None if it is not.
+
+        Raises:
+            StateError: the record is damaged.
+        """
+        text = self._read(_SHARDS)
+        if text is None:
+            return None
+        try:
+            return ShardCount.model_validate_json(open_record(text)).shards
+        except (StateError, ValidationError):
+            raise StateError(
+                f"{self.url}/{_SHARDS} is damaged, so nobody knows how many shards the job is "
+                "divided into. Say it again: beam-inference prepare … --shards N --resplit"
+            ) from None
+
+    def write_shard_count(self, count: int, *, replace: bool) -> None:
+        """Record how many shards the job is divided into, unless it is recorded.
+
+        Args:
+            count: number of shards.
+            replace: replace what is recorded.
+        """
+        text = seal_record(ShardCount(shards=count).model_dump_json())
+        if replace:
+            self._write(_SHARDS, text)
+            return
+        self._request("write", _SHARDS, lambda: create_key(self._store, _SHARDS, self.url, text))
+
+    def write_shard_end(self, shard: Shard, launch: str) -> None:
+        """Note that a shard has come to its end, so that ``finish`` need not wait for it.
+
+        This is an economy: only receipts prove that chunks are done.
+        """
+        end = {"launch": launch, "finished_at": datetime.now(UTC).isoformat()}
+        self._shard_ends(shard.count).write(shard.index, json.dumps(end))
+
+    def ended_shards(self, count: int) -> set[int]:
+        """List those of ``count`` shards that have come to their end."""
+        return set(self._shard_ends(count).indices(0, count))
+
+    def _shard_ends(self, count: int) -> ChunkEntries:
+        folder = f"shards/{self._own_job().fingerprint[:16]}/{count}"
+        return ChunkEntries(self._store, self.url, folder)
 
     def note_start(self, launch: str) -> None:
         """Record that a launch begins, which also shows that the folder can be written."""
@@ -347,9 +409,9 @@ class State:
 
     def clear(self) -> None:
         """Delete everything that this class writes, of all jobs; job.json comes last."""
-        for folder in ("receipts/", "sums/", "seams/", "quarantine/", "quantized/", "launches/"):
+        for folder in _FOLDERS:
             delete_folder(self._store, self.url, folder)
-        for key in ("quarantine.jsonl", "job.json"):
+        for key in ("quarantine.jsonl", _SHARDS, "job.json"):
             self._write(key, None)
 
     def _entries(self, folder: str) -> ChunkEntries:

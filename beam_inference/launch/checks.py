@@ -21,6 +21,8 @@ from beam_inference.job.operator_files import operator_key
 from beam_inference.job.parts import voxel_size_nm
 from beam_inference.job.place import Place
 from beam_inference.job.resolved_job import ResolvedJob
+from beam_inference.job.shards import Shard
+from beam_inference.job.state import State, default_state_url
 from beam_inference.volumes.detection import volume_at
 from beam_inference.volumes.input_volume import InputVolume
 from beam_inference.volumes.mask import Mask, open_mask
@@ -210,3 +212,50 @@ def check_voxel_size(config: JobConfig, volume: InputVolume) -> None:
         f"{config.input.scale} has {list(own)}: the network would see objects of another size "
         f"than it was trained on. {hint}"
     )
+
+
+def check_shard(shard: Shard, state: State, *, is_prepared: bool) -> None:
+    """Refuse a shard of a job that was not divided, or into another number of shards.
+
+    Args:
+        shard: the shard.
+        state: the state folder of the job.
+        is_prepared: whether the job has been launched, or prepared.
+
+    Raises:
+        ConfigError: chunks would be left out, or done twice.
+    """
+    count = state.read_shard_count() if is_prepared else None
+    if count is None:
+        raise ConfigError(
+            f"--shard {shard}: {state.url} says of no shards. Divide the job once, before its "
+            f"first shard: beam-inference prepare JOB.YAML --shards {shard.count}"
+        )
+    if count != shard.count:
+        raise ConfigError(
+            f"--shard {shard}: the job was prepared for {count} shards. Those of {shard.count} are "
+            f"other chunks, so that some would be left out. Give --shard I/{count}, or divide what "
+            "is missing anew: beam-inference prepare JOB.YAML --shards "
+            f"{shard.count} --resplit"
+        )
+
+
+def check_division(config: JobConfig, shards: int, *, resplit: bool) -> None:
+    """Refuse to divide a job anew that was divided into another number of shards, unless asked to.
+
+    Args:
+        config: the job file.
+        shards: number of shards.
+        resplit: whether the user asks for another division.
+
+    Raises:
+        ConfigError: shards that are queued or run were of another division.
+    """
+    state = State(default_state_url(config), config.storage)
+    before = None if resplit else state.read_shard_count()
+    if before is not None and before != shards:
+        raise ConfigError(
+            f"--shards {shards}: the job was divided into {before} shards, which may be queued, or "
+            f"run. Give --shards {before}; or pass --resplit to divide what is missing anew: "
+            f"shards of {before} that begin later are refused then."
+        )

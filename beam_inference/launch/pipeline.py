@@ -85,12 +85,15 @@ def _write_summary(counts: dict[str, int], launch: Launch) -> LaunchSummary:
         done=counts.get("done", 0),
         skipped=counts.get("skipped", 0),
         quarantined=counts.get("quarantined", 0),
+        summed=counts.get("summed", 0),
     )
     job = launch.read_job()
     state = launch.state()
     state.write_summary(launch.id, summary)
     # Where there are no records, the file of an earlier launch is removed.
     state.write_quarantine_file(list(state.read_quarantined(0, job.plan.chunks.count)))
+    if launch.shard is not None and not state.has_stop_request(launch.id):
+        state.write_shard_end(launch.shard, launch.id)
     bound = job.config.job.max_failed_chunks
     if bound is not None and summary.quarantined > bound:
         raise WorkerFault(

@@ -29,8 +29,9 @@ from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.provenance import record_job
 from beam_inference.job.resolved_job import NUMERICS, QuantizationError, ResolvedJob
 from beam_inference.job.runs import chunks_of_file
+from beam_inference.job.shards import Shard
 from beam_inference.job.state import State, default_state_url
-from beam_inference.launch.checks import check_paths
+from beam_inference.launch.checks import check_paths, check_shard
 from beam_inference.launch.decide import (
     batch_size_request,
     complete_bounds,
@@ -74,6 +75,7 @@ def prepare(
     trust: Trust = Trust.NOTHING,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
+    shard: Shard | None = None,
     workers: int = 1,
 ) -> Launch:
     """Check all of a job, then create its output and its state, or go on with those of before.
@@ -87,6 +89,7 @@ def prepare(
             are done.
         sample: a share of the chunks and a seed: only the chunks are done that
             :func:`beam_inference.geometry.sampling.sample_chunks` picks.
+        shard: the shard whose chunks are done, of a job that was divided.
         workers: worker processes that run at a time, if known.
 
     Returns:
@@ -95,18 +98,17 @@ def prepare(
     Raises:
         UserError: something is wrong; nothing was created.
     """
-    _check_choice_of_chunks(chunks_file, sample, overwrite=overwrite)
+    _check_choice_of_chunks(chunks_file, sample, shard, overwrite=overwrite)
     check_paths(config, place, chunks_file)
     state = State(default_state_url(config), config.storage)
-    with _state_errors():
-        earlier = None if overwrite else state.load_job()
+    earlier = None if overwrite else _load_earlier(state, shard)
     if earlier is not None:
         warn_of_smaller_batch(config, earlier)
         if config.inference.engine in CHOOSE:
             # The earlier engine is kept, and may not exist on another device or in other digits.
             check_same_engine(config, earlier, state.url, ("device", "precision"))
     planned = plan_job(config, place, workers, earlier)
-    job, quantized = _resolve_what_is_left(planned, place, earlier, state, trust=trust)
+    job, quantized = _resolve_what_is_left(planned, place, earlier, state, shard, trust=trust)
     owner = owner_of(job, state.url)
     damaged = [] if overwrite else _check_earlier_launches(planned, job, state)
     if planned.output_exists:
@@ -129,6 +131,7 @@ def prepare(
         contract_checked=place.is_this_machine,
         chunks_file=chunks_file if chunks is None else state.chunks_url(launch_id),
         io_depth=io_depth,
+        shard=shard,
     )
     with _state_errors():
         if overwrite:
@@ -148,6 +151,15 @@ def prepare(
             state.of(job).forget_chunk(chunk)
     _record_provenance(recorded, job, overwrite=overwrite)
     return launch
+
+
+def _load_earlier(state: State, shard: Shard | None) -> ResolvedJob | None:
+    """Read the job as its first launch resolved it; a shard is refused that it does not have."""
+    with _state_errors():
+        earlier = state.load_job()
+        if shard is not None:
+            check_shard(shard, state, is_prepared=earlier is not None)
+        return earlier
 
 
 def _record_provenance(earlier: ResolvedJob, job: ResolvedJob, *, overwrite: bool) -> None:
@@ -311,6 +323,7 @@ def _resolve_what_is_left(
     place: Place,
     earlier: ResolvedJob | None,
     state: State,
+    shard: Shard | None,
     *,
     trust: Trust,
 ) -> tuple[ResolvedJob, bytes | None]:
@@ -324,7 +337,7 @@ def _resolve_what_is_left(
     """
     if earlier is None:
         return _resolve(planned, place, None, None, trust=trust)
-    if _is_done(state, earlier):
+    if _is_done(state, earlier, shard):
         job = resolve_without_network(planned, earlier)
     else:
         quantized = _read_quantized(planned, earlier, state)
@@ -342,12 +355,14 @@ def _read_quantized(planned: PlannedJob, earlier: ResolvedJob, state: State) -> 
         return state.read_network(sha256)
 
 
-def _is_done(state: State, job: ResolvedJob) -> bool:
-    """Whether every chunk of a job has a receipt that can be believed."""
+def _is_done(state: State, job: ResolvedJob, shard: Shard | None) -> bool:
+    """Whether every chunk of a job, or of a shard, has a receipt that can be believed."""
     count = job.plan.chunks.count
+    start, stop = (0, count) if shard is None else shard.chunk_range(count)
     receipts = state.of(job)
     with _state_errors():
-        return receipts.count_receipts(0, count) == count == receipts.tally_receipts(count).chunks
+        is_listed = receipts.count_receipts(start, stop) == stop - start
+        return is_listed and receipts.tally_receipts(stop, start).chunks == stop - start
 
 
 def resolve_without_network(planned: PlannedJob, earlier: ResolvedJob) -> ResolvedJob:
@@ -460,8 +475,21 @@ def _mask_origins(planned: PlannedJob) -> dict[str, Zyx]:
 
 
 def _check_choice_of_chunks(
-    chunks_file: str | None, sample: tuple[float, int] | None, *, overwrite: bool
+    chunks_file: str | None,
+    sample: tuple[float, int] | None,
+    shard: Shard | None,
+    *,
+    overwrite: bool,
 ) -> None:
+    if shard is not None and overwrite:
+        raise ConfigError(
+            "--overwrite deletes the receipts of all shards, --shard does only one: pass "
+            "--overwrite to prepare, once"
+        )
+    if shard is not None and (chunks_file is not None or sample is not None):
+        raise ConfigError(
+            "--shard, --chunks and --sample each say which chunks to do: give one of them"
+        )
     if (chunks_file is not None or sample is not None) and overwrite:
         raise ConfigError(
             "--overwrite deletes the receipts of all chunks, --chunks does only some: give one of "

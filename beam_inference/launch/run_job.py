@@ -20,15 +20,17 @@ from beam_inference.errors import (
     COMPLETE_BUT_QUARANTINED,
     FAILED,
     INTERRUPTED,
+    TRY_AGAIN,
     BeamInferenceError,
 )
-from beam_inference.geometry.partition import index_ranges
+from beam_inference.job.chunk_records import list_absent
 from beam_inference.job.leftovers import sweep_job_drafts
 from beam_inference.job.messages import Launch
-from beam_inference.job.place import THIS_PROCESS
+from beam_inference.job.place import THIS_PROCESS, Place
 from beam_inference.job.records import LaunchSummary, QuarantineRecord, ReceiptTally
 from beam_inference.job.resolved_job import ResolvedJob
 from beam_inference.job.runs import chunks_of_file
+from beam_inference.job.shards import Shard
 from beam_inference.job.stage_records import StageRecords
 from beam_inference.job.state import State
 from beam_inference.launch.checks import check_paths
@@ -58,9 +60,12 @@ class JobOutcome:
 
     Attributes:
         exit_code: 0 complete, with the pyramid if there is one to make; 1 failed; 3 finished with
-            quarantined chunks within the bound; 130 interrupted.
-        chunks: number of chunks to do: all of the job's, or those of the chunks file.
-        done: number of these that have a receipt.
+            quarantined chunks within the bound; 75 stopped, to be tried again; 130 interrupted.
+            For a shard, 0 says that it has come to its end.
+        chunks: number of chunks to do: all of the job's, or those of the chunks file or the shard.
+            With ``strategy: exchange``, a shard has those that own patches.
+        done: number of these that have a receipt; of a shard with ``strategy: exchange``, whose
+            patches are computed.
         missing_of_job: number of chunks of the whole job without a receipt, also of those that were
             not to be done.
         quarantined: records of the chunks that could not be done.
@@ -71,6 +76,7 @@ class JobOutcome:
         pyramid: progress of the outputs' pyramids; None if the job has none to make.
         staged_at: place of the pipeline, where it is staged for another to run
             (``--template_location``, ``--output_executable_path``) instead of being run.
+        shard: the shard that was to do; None for the whole job.
     """
 
     exit_code: int
@@ -84,6 +90,7 @@ class JobOutcome:
     error: str | None
     pyramid: PyramidStatus | None = None
     staged_at: str | None = None
+    shard: Shard | None = None
 
     @property
     def missing(self) -> int:
@@ -126,7 +133,16 @@ class ChunksToDo:
     @property
     def count(self) -> int:
         """Number of chunks to do."""
-        return self.count_of_job if self.chunks is None else len(self.chunks)
+        if self.chunks is not None:
+            return len(self.chunks)
+        start, stop = self.launch.chunk_range
+        return stop - start
+
+    def count_owners(self) -> int:
+        """Count the chunks to do that own patches, in ``strategy: exchange``."""
+        exchange = self.job.plan.exchange
+        chunks = range(*self.launch.chunk_range)
+        return sum(exchange is None or exchange.owned_work(chunk) is not None for chunk in chunks)
 
     def list_done_of_job(self) -> int:
         """Count the chunks of the whole job that have a receipt, as far as a listing tells."""
@@ -135,14 +151,12 @@ class ChunksToDo:
     def list_done(self) -> int:
         """Count the chunks to do that have a receipt, as far as a listing tells."""
         if self.chunks is None:
-            return self.list_done_of_job()
+            return self.state.count_receipts(*self.launch.chunk_range)
         return len(self.state.read_receipts(self.chunks))
 
     def among_chunks(self, records: list[QuarantineRecord]) -> list[QuarantineRecord]:
         """The records of chunks to do."""
-        if self.chunks is None:
-            return records
-        chunks = set(self.chunks)
+        chunks = range(*self.launch.chunk_range) if self.chunks is None else set(self.chunks)
         return [record for record in records if record.chunk in chunks]
 
 
@@ -152,12 +166,14 @@ def run_job(
     *,
     chunks_file: str | None = None,
     sample: tuple[float, int] | None = None,
+    shard: Shard | None = None,
+    stop_after: float | None = None,
     overwrite: bool = False,
     trust: Trust = Trust.NOTHING,
 ) -> JobOutcome:
     """Check a job, run it to its end, and judge it.
 
-    From the main thread, SIGINT and SIGTERM stop the launch after the chunks under way.
+    From the main thread, SIGINT, SIGTERM and SIGUSR1 stop the launch after the chunks under way.
 
     Args:
         config: the job file, see :func:`beam_inference.launch.job_files.load_job`.
@@ -165,6 +181,8 @@ def run_job(
         chunks_file: path or URL of a quarantine file, or of chunk indices, one a line: only these
             are done.
         sample: a share of the chunks, 0 to 1, and a seed: only such a sample is done.
+        shard: only the chunks of this shard are done, of a job that was prepared for shards.
+        stop_after: seconds after which no further chunk is begun.
         overwrite: delete an earlier launch's state first, so that every chunk is done anew.
         trust: which code that the network's files carry may run.
 
@@ -174,39 +192,87 @@ def run_job(
     Raises:
         UserError: something is wrong with the job; nothing was created.
     """
-    options: PipelineOptions | None = None
-    place = THIS_PROCESS
-    workers = place.processes_per_host * place.threads_per_process
-    flags = with_process_per_device(config, flags)
-    if flags:
-        from beam_inference.beam.engine_checks import settle_engine
-        from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
-
-        options = beam_options(flags)
-        place = place_of(options)
-        # Paths come first, before anything asks services for their buckets.
-        check_paths(config, place, chunks_file)
-        check_options(options)
-        place = settle_engine(options, place)
-        workers = workers_of(options)
-    else:
-        check_paths(config, place, chunks_file)
+    tries_again = shard is not None or stop_after is not None
+    ending = _Ending(
+        deadline=None if stop_after is None else time.monotonic() + stop_after,
+        exit_code=TRY_AGAIN if tries_again else INTERRUPTED,
+    )
+    setting = settle(config, flags, chunks_file)
     check_scales(config, overwrite=overwrite)
     launch = prepare(
         config,
-        place,
+        setting.place,
         overwrite=overwrite,
         trust=trust,
         chunks_file=chunks_file,
         sample=sample,
-        workers=workers,
+        shard=shard,
+        workers=setting.workers,
     )
     work = ChunksToDo.of(launch)
+    if shard is not None:
+        return _find_shard_done(work) or _execute(work, [], setting, ending)
     pyramids = begin_all_scales(launch, overwrite=overwrite)
     # A pipeline that is staged for another to run is staged in any case.
-    is_staged = options is not None and _template_of(options) is not None
+    is_staged = setting.options is not None and _template_of(setting.options) is not None
     outcome = None if is_staged else _judge_finished(work, pyramids)
-    return outcome or _execute(work, pyramids, options, workers)
+    return outcome or _execute(work, pyramids, setting, ending)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where a launch runs, from Beam's flags.
+
+    Attributes:
+        options: of Beam; None without flags.
+        place: where the workers run.
+        workers: worker processes that run at a time, as far as known.
+    """
+
+    options: PipelineOptions | None
+    place: Place
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """How a launch ends that is asked to stop.
+
+    Attributes:
+        deadline: time of :func:`time.monotonic` from which no chunk is begun; None for never.
+        exit_code: if anything but Ctrl-C asks.
+    """
+
+    deadline: float | None
+    exit_code: int
+
+
+def settle(config: JobConfig, flags: Sequence[str], chunks_file: str | None = None) -> Setting:
+    """Find out where a launch runs, and check that its runner can be used.
+
+    Args:
+        config: the job file.
+        flags: Beam's command-line flags.
+        chunks_file: path or URL of the chunks to do.
+
+    Raises:
+        UserError: a flag or a path is wrong, or the runner cannot be used.
+    """
+    flags = with_process_per_device(config, flags)
+    if not flags:
+        check_paths(config, THIS_PROCESS, chunks_file)
+        workers = THIS_PROCESS.processes_per_host * THIS_PROCESS.threads_per_process
+        return Setting(None, THIS_PROCESS, workers)
+    from beam_inference.beam.engine_checks import settle_engine
+    from beam_inference.beam.flags import beam_options, check_options, place_of, workers_of
+
+    options = beam_options(flags)
+    place = place_of(options)
+    # Paths come first, before anything asks services for their buckets.
+    check_paths(config, place, chunks_file)
+    check_options(options)
+    place = settle_engine(options, place)
+    return Setting(options, place, workers_of(options))
 
 
 def _judge_finished(work: ChunksToDo, pyramids: Sequence[Pyramid]) -> JobOutcome | None:
@@ -234,12 +300,12 @@ def _template_of(options: PipelineOptions) -> str | None:
 
 
 def _execute(
-    work: ChunksToDo, pyramids: Sequence[Pyramid], options: PipelineOptions | None, workers: int
+    work: ChunksToDo, pyramids: Sequence[Pyramid], setting: Setting, ending: _Ending
 ) -> JobOutcome:
     """Run a launch's pipeline to its end, and judge it."""
-    from beam_inference.beam.execution import execute
+    from beam_inference.beam.execution import Stopping, execute
     from beam_inference.beam.flags import beam_options
-    from beam_inference.beam.transforms import run_length
+    from beam_inference.beam.transforms import launch_ranges
     from beam_inference.launch import pipeline as job_pipeline
 
     launch = work.launch
@@ -262,17 +328,24 @@ def _execute(
             # Its state lies beside the output, where the job's own may not be.
             job.state().request_stop(launch.id)
 
-    options = beam_options(()) if options is None else options
+    workers = setting.workers
+    options = beam_options(()) if setting.options is None else setting.options
     execution = execute(
         options,
         lambda pipeline: job_pipeline.build(pipeline, launch, workers, scales),
-        len(index_ranges(work.count_of_job, workers, run_length(launch, workers))),
+        len(launch_ranges(launch, workers)),
         Progress(*phases),
         request_stop,
         f"beam-inference-{launch.id}",
+        Stopping(ending.deadline, ending.exit_code),
     )
-    tally = work.state.tally_receipts(work.count_of_job)
-    outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
+    if launch.shard is not None:
+        outcome = _judge_shard(work, time.monotonic() - start, execution)
+    else:
+        tally = work.state.tally_receipts(work.count_of_job)
+        outcome = _judge(work, pyramids, tally, time.monotonic() - start, execution)
+    if outcome.exit_code == INTERRUPTED and not execution.by_person:
+        outcome = replace(outcome, exit_code=ending.exit_code)
     staged_at = _template_of(options)
     if staged_at and not execution.interrupted and execution.error is None:
         return replace(outcome, exit_code=COMPLETE, staged_at=staged_at)
@@ -286,6 +359,8 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
     """
     plan = work.job.plan
     voxels = plan.chunks.roi.size
+    if work.launch.shard is not None:
+        return [_phase_of_shard(work)]
     owners = plan.totals.owners
     done_before = work.list_done()
     chunks = Phase("chunks", work.count, voxels / work.count_of_job, work.list_done)
@@ -302,6 +377,96 @@ def list_phases(work: ChunksToDo) -> list[Phase]:
         return work.state.count_sums(0, work.count_of_job)
 
     return [Phase("chunks of the first stage", owners, voxels / owners, count_computed), chunks]
+
+
+def _phase_of_shard(work: ChunksToDo) -> Phase:
+    """What the progress line counts of a shard: chunks, or with ``exchange`` their first stage."""
+    voxels_per_chunk = work.job.plan.chunks.roi.size / work.count_of_job
+    if work.job.plan.exchange is None:
+        return Phase("chunks", work.count, voxels_per_chunk, work.list_done)
+    return Phase(
+        "chunks of the first stage",
+        work.count,
+        voxels_per_chunk,
+        lambda: work.state.count_sums(*work.launch.chunk_range),
+    )
+
+
+def _undone_of_shard(work: ChunksToDo) -> list[int]:
+    """The chunks of a shard with work left: without a receipt, or without sums in ``exchange``."""
+    exchange = work.job.plan.exchange
+    state = work.state
+
+    def list_done(start: int, stop: int) -> set[int]:
+        done = {each.chunk for each in state.read_receipts(state.receipt_indices(start, stop))}
+        if exchange is not None:
+            summed = state.read_sums(state.sums_indices(start, stop))
+            done.update(each.chunk for each in summed)
+        return done
+
+    absent = list_absent(*work.launch.chunk_range, list_done)
+    return [chunk for chunk in absent if exchange is None or exchange.owned_work(chunk) is not None]
+
+
+def _find_shard_done(work: ChunksToDo) -> JobOutcome | None:
+    """Judge a shard that has nothing left to do; None if there is something."""
+    start = time.monotonic()
+    if _undone_of_shard(work):
+        return None
+    work.state.write_summary(
+        work.launch.id, LaunchSummary(done=0, skipped=work.count, quarantined=0)
+    )
+    return _judge_shard(work, time.monotonic() - start, None)
+
+
+def _judge_shard(work: ChunksToDo, seconds: float, execution: ExecutionResult | None) -> JobOutcome:
+    """Judge a shard from its chunks' records.
+
+    In the first stage of ``exchange`` some chunks are left to the second one, without a record: so
+    the summary counts, which only a pipeline writes that has come to its end.
+
+    Args:
+        work: the chunks to do.
+        seconds: how long the launch took.
+        execution: how its pipeline ended; None if it needed none.
+    """
+    shard = work.launch.shard
+    assert shard is not None
+    start, stop = shard.chunk_range(work.count_of_job)
+    undone = _undone_of_shard(work)
+    records = list(work.state.read_quarantined(start, stop))
+    left = set(undone).difference(record.chunk for record in records)
+    summary = work.state.read_summary(work.launch.id)
+    error = None if execution is None else execution.error
+    was_interrupted = execution is not None and execution.interrupted
+    exit_code = FAILED
+    was_stopped = was_interrupted or work.state.has_stop_request(work.launch.id)
+    has_ended = summary is not None and not was_stopped and work.job.plan.exchange is not None
+    if error is None and (not left or has_ended):
+        exit_code = COMPLETE
+        # Its pipeline did not, if it was asked to stop when all was done.
+        work.state.write_shard_end(shard, work.launch.id)
+    elif was_interrupted:
+        exit_code = INTERRUPTED
+    text = None
+    if error is not None:
+        from beam_inference.beam.execution import explain
+
+        text = explain(error)
+    tally = work.state.tally_receipts(stop, start)
+    count = work.count if work.job.plan.exchange is None else work.count_owners()
+    return JobOutcome(
+        exit_code=exit_code,
+        chunks=count,
+        done=count - len(undone),
+        missing_of_job=work.count_of_job - work.list_done_of_job(),
+        quarantined=records,
+        summary=summary,
+        patches_beyond_bound=tally.patches_beyond_bound,
+        seconds=seconds,
+        error=text,
+        shard=shard,
+    )
 
 
 def _judge(

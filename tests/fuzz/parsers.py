@@ -381,6 +381,13 @@ def _parse_launches(content: bytes, folder: Path) -> object:
     return State(f"file://{folder}").read_launches()
 
 
+def _parse_shards(content: bytes, folder: Path) -> object:
+    from beam_inference.job.state import State
+
+    (folder / "shards.json").write_bytes(content)
+    return State(f"file://{folder}").read_shard_count()
+
+
 def _parse_chunks(content: bytes, folder: Path) -> object:
     from beam_inference.job.runs import chunks_of_file
 
@@ -764,6 +771,7 @@ PARSERS: Sequence[Parser] = (
         _fixed(b'2026-01-01T00:00:00+00:00 node\n\n{"done": 1, "skipped": 0, "quarantined": 0}'),
         _parse_launches,
     ),
+    Parser("shards", _fixed(b'{"shards":7}', b'{"shards":1e99}'), _parse_shards),
     Parser(
         "chunks-file",
         lambda: [b"1\n2\n99\n", *_quarantine_records()],
