@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, FiniteFloat
 
+from beam_inference.config.fields import Json
 from beam_inference.errors import ModelContractError
 from beam_inference.foreign_text import shorten_text, shorten_value
 from beam_inference.models.bioimageio_spec import Description, Operation, Tensor
@@ -46,7 +47,7 @@ class Postprocessing:
     """
 
     activation: str
-    operators: Sequence[dict[str, Any]]
+    operators: Sequence[Json]
     dtype: str
     reason: str
 
@@ -151,8 +152,8 @@ def preprocess(model: Description, *, is_plane: bool) -> Preprocessing:
     Raises:
         ModelContractError: it does what is not known here.
     """
-    steps: list[dict[str, Any]] = []
-    sections: dict[str, Any] | None = None
+    steps: list[Json] = []
+    sections: Json | None = None
     for operation in model.input.operations:
         place = _Place(model, model.input, operation)
         make = _BEFORE.get(operation.name)
@@ -180,7 +181,7 @@ def _reason(tensor: Tensor, absence: str) -> str:
     return f"the package: {', '.join(names) or absence}"
 
 
-def _is_by_section(step: dict[str, Any], place: _Place) -> bool:
+def _is_by_section(step: Json, place: _Place) -> bool:
     """Whether an operation takes values of each section of a stack by itself."""
     if "axes" not in step:
         return False
@@ -188,7 +189,7 @@ def _is_by_section(step: dict[str, Any], place: _Place) -> bool:
     return mode == "per_sample" and step["axes"] is not None and "batch" not in step["axes"]
 
 
-def _by_section(step: dict[str, Any], place: _Place) -> dict[str, Any]:
+def _by_section(step: Json, place: _Place) -> Json:
     if "standard" in step:
         return {"levels": LEVELS, "to": "standard", "by": "section"}
     raise place.refuse("takes quantiles of each section, which a job does with limits only")
@@ -211,7 +212,7 @@ def _check_reduced(place: _Place, arguments: _Reduced) -> None:
         raise place.refuse("takes values of all channels together; a job takes them of each")
 
 
-def _standardise(place: _Place) -> dict[str, Any] | None:
+def _standardise(place: _Place) -> Json | None:
     arguments: _Moments = place.read(_Moments)
     if arguments.mean is not None or arguments.mode == "fixed":
         return _standard_step(place, arguments)
@@ -219,11 +220,11 @@ def _standardise(place: _Place) -> dict[str, Any] | None:
     return {"standard": _statistics(arguments), "axes": arguments.names}
 
 
-def _standardise_by_stated_moments(place: _Place) -> dict[str, Any]:
+def _standardise_by_stated_moments(place: _Place) -> Json:
     return _standard_step(place, place.read(_Moments))
 
 
-def _standard_step(place: _Place, arguments: _Moments) -> dict[str, Any]:
+def _standard_step(place: _Place, arguments: _Moments) -> Json:
     if arguments.mean is None or arguments.std is None:
         raise place.refuse("has no mean and std")
     eps = arguments.eps if arguments.mode == "fixed" else 0.0
@@ -232,18 +233,18 @@ def _standard_step(place: _Place, arguments: _Moments) -> dict[str, Any]:
     return {"standard": {"mean": _numbers(place, arguments.mean), "std": _numbers(place, divisor)}}
 
 
-def _statistics(arguments: _Reduced) -> dict[str, Any]:
+def _statistics(arguments: _Reduced) -> Json:
     return {"levels": LEVELS, "eps": arguments.eps, "floor": 0.0}
 
 
-def _scale_range(place: _Place) -> dict[str, Any]:
+def _scale_range(place: _Place) -> Json:
     arguments: _Range = place.read(_Range)
     _check_reduced(place, arguments)
     quantiles = {"low": arguments.min_percentile / 100, "high": arguments.max_percentile / 100}
     return {"rescale": _statistics(arguments) | quantiles, "axes": arguments.names}
 
 
-def _clip_before(place: _Place) -> dict[str, Any]:
+def _clip_before(place: _Place) -> Json:
     arguments: _Clip = place.read(_Clip)
     if arguments.min_percentile is None and arguments.max_percentile is None:
         return {"clip": list(_limits(place, arguments))}
@@ -273,7 +274,7 @@ def _limits(place: _Place, arguments: _Clip) -> tuple[float, float]:
     return low, high
 
 
-def _linear_before(place: _Place) -> dict[str, Any]:
+def _linear_before(place: _Place) -> Json:
     arguments = _linear(place)
     return {"scale": _numbers(place, arguments.gain), "offset": _numbers(place, arguments.offset)}
 
@@ -300,7 +301,7 @@ def _ensure_float(place: _Place) -> None:
         raise place.refuse(f"makes {shorten_text(dtype)} of the values; jobs compute in float32")
 
 
-_BEFORE: dict[str, Callable[[_Place], dict[str, Any] | None]] = {
+_BEFORE: dict[str, Callable[[_Place], Json | None]] = {
     "ensure_dtype": _ensure_float,
     "scale_linear": _linear_before,
     "clip": _clip_before,
@@ -316,7 +317,7 @@ def postprocess(model: Description) -> Postprocessing:
     Raises:
         ModelContractError: it does what is not known here.
     """
-    operators: list[dict[str, Any]] = []
+    operators: list[Json] = []
     dtype = "float32"
     for operation in model.output.operations:
         place = _Place(model, model.output, operation)
@@ -334,7 +335,7 @@ def postprocess(model: Description) -> Postprocessing:
     return Postprocessing("none", operators, dtype, reason)
 
 
-def _ensure_written(place: _Place, dtype: str) -> list[dict[str, Any]]:
+def _ensure_written(place: _Place, dtype: str) -> list[Json]:
     wanted = place.read(_Dtype).dtype
     if dtype == "float32":
         _ensure_float(place)
@@ -343,14 +344,14 @@ def _ensure_written(place: _Place, dtype: str) -> list[dict[str, Any]]:
     return []
 
 
-def _softmax(place: _Place, _: str) -> list[dict[str, Any]]:
+def _softmax(place: _Place, _: str) -> list[Json]:
     axis = place.read(_Softmax).axis
     if axis not in ("channel", "c"):
         raise place.refuse(f"goes along the axis {shorten_text(axis)}, not along the channels")
     return [{"operator": "softmax"}]
 
 
-def _clip_after(place: _Place, _: str) -> list[dict[str, Any]]:
+def _clip_after(place: _Place, _: str) -> list[Json]:
     arguments: _Clip = place.read(_Clip)
     if arguments.min_percentile is not None or arguments.max_percentile is not None:
         raise place.refuse("takes percentiles of the result, which a job does not know")
@@ -361,12 +362,12 @@ def _clip_after(place: _Place, _: str) -> list[dict[str, Any]]:
     ]
 
 
-def _linear_after(place: _Place, _: str) -> list[dict[str, Any]]:
+def _linear_after(place: _Place, _: str) -> list[Json]:
     made = _linear_before(place)
     return [{"operator": "affine", **made}]
 
 
-def _moments_after(place: _Place, _: str) -> list[dict[str, Any]]:
+def _moments_after(place: _Place, _: str) -> list[Json]:
     arguments: _Moments = place.read(_Moments)
     moments = _standard_step(place, arguments)["standard"]
     mean, std = np.broadcast_arrays(
@@ -383,7 +384,7 @@ def _moments_after(place: _Place, _: str) -> list[dict[str, Any]]:
     ]
 
 
-def _binarize(place: _Place, _: str) -> list[dict[str, Any]]:
+def _binarize(place: _Place, _: str) -> list[Json]:
     threshold = place.read(_Threshold).threshold
     if isinstance(threshold, list):
         if len(set(threshold)) > 1:
@@ -394,7 +395,7 @@ def _binarize(place: _Place, _: str) -> list[dict[str, Any]]:
     return [{"operator": "threshold", "at": at}]
 
 
-_AFTER: dict[str, Callable[[_Place, str], list[dict[str, Any]]]] = {
+_AFTER: dict[str, Callable[[_Place, str], list[Json]]] = {
     "ensure_dtype": _ensure_written,
     "sigmoid": lambda _, __: [{"operator": "sigmoid"}],
     "softmax": _softmax,

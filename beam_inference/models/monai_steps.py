@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from beam_inference.config.fields import Json
 from beam_inference.foreign_text import shorten_value
 from beam_inference.models.monai_config import Component, Config
 from beam_inference.models.packages import LEVELS
@@ -59,7 +60,7 @@ def prepare(config: Config, channels: int) -> Preparation:
     Raises:
         ModelContractError: it does what is not known here.
     """
-    steps: list[dict[str, Any]] = []
+    steps: list[Json] = []
     voxel_size = None
     orientation = None
     names = []
@@ -75,7 +76,7 @@ def prepare(config: Config, channels: int) -> Preparation:
     return Preparation(steps or "none", voxel_size, orientation, reason)
 
 
-def _intensity_steps(transform: Component, channels: int) -> list[dict[str, Any]]:
+def _intensity_steps(transform: Component, channels: int) -> list[Json]:
     make = _BEFORE.get(transform.name.removesuffix("d"))
     if make is None:
         raise transform.refuse(
@@ -107,7 +108,7 @@ def _number(transform: Component, name: str, default: float | None = None) -> fl
     return float(value)
 
 
-def _scale_range(transform: Component, _: int) -> list[dict[str, Any]]:
+def _scale_range(transform: Component, _: int) -> list[Json]:
     ends = dict.fromkeys(("a_min", "a_max", "b_min", "b_max", "clip"), ...)
     transform.check_arguments(_KEYS | ends)
     low = _number(transform, "a_min")
@@ -117,7 +118,7 @@ def _scale_range(transform: Component, _: int) -> list[dict[str, Any]]:
     return _onto(transform, 1 / (high - low), -low / (high - low))
 
 
-def _onto(transform: Component, scale: float, offset: float) -> list[dict[str, Any]]:
+def _onto(transform: Component, scale: float, offset: float) -> list[Json]:
     """Steps that bring 0 and 1, after scale and offset, to b_min and b_max, and clip there."""
     ends = [transform.arguments.get(name) for name in ("b_min", "b_max")]
     if None in ends:
@@ -126,7 +127,7 @@ def _onto(transform: Component, scale: float, offset: float) -> list[dict[str, A
         return [{"scale": scale, "offset": offset}]
     low = _number(transform, "b_min")
     high = _number(transform, "b_max")
-    steps: list[dict[str, Any]] = []
+    steps: list[Json] = []
     if (scale, offset) != (1.0, 0.0) or (low, high) != (0.0, 1.0):
         steps.append({"scale": scale * (high - low), "offset": offset * (high - low) + low})
     if transform.arguments.get("clip"):
@@ -134,7 +135,7 @@ def _onto(transform: Component, scale: float, offset: float) -> list[dict[str, A
     return steps
 
 
-def _percentiles(transform: Component, channels: int) -> list[dict[str, Any]]:
+def _percentiles(transform: Component, channels: int) -> list[Json]:
     known = dict.fromkeys(("lower", "upper", "b_min", "b_max", "clip", "channel_wise"), ...)
     transform.check_arguments(_KEYS | known | {"relative": False})
     _check_channels(transform, channels)
@@ -143,11 +144,11 @@ def _percentiles(transform: Component, channels: int) -> list[dict[str, Any]]:
     return [_rescale(low, high), *_onto(transform, 1.0, 0.0)]
 
 
-def _rescale(low: float, high: float) -> dict[str, Any]:
+def _rescale(low: float, high: float) -> Json:
     return {"rescale": {"levels": LEVELS, "low": low, "high": high, "floor": 0.0}}
 
 
-def _scale(transform: Component, channels: int) -> list[dict[str, Any]]:
+def _scale(transform: Component, channels: int) -> list[Json]:
     transform.check_arguments(
         _KEYS | {"minv": ..., "maxv": ..., "channel_wise": ..., "factor": None}
     )
@@ -159,7 +160,7 @@ def _scale(transform: Component, channels: int) -> list[dict[str, Any]]:
     return [_rescale(0.0, 1.0), {"scale": high - low, "offset": low}]
 
 
-def _normalize(transform: Component, channels: int) -> list[dict[str, Any]]:
+def _normalize(transform: Component, channels: int) -> list[Json]:
     known = dict.fromkeys(("subtrahend", "divisor", "channel_wise"), ...)
     transform.check_arguments(_KEYS | known | {"nonzero": False})
     mean = transform.arguments.get("subtrahend")
@@ -177,12 +178,12 @@ def _check_channels(transform: Component, channels: int) -> None:
         raise transform.refuse("takes values of all channels together; a job takes them of each")
 
 
-def _cast(transform: Component, _: int) -> list[dict[str, Any]]:
+def _cast(transform: Component, _: int) -> list[Json]:
     transform.check_arguments(_KEYS)
     return []
 
 
-_BEFORE: dict[str, Callable[[Component, int], list[dict[str, Any]]]] = {
+_BEFORE: dict[str, Callable[[Component, int], list[Json]]] = {
     "ScaleIntensityRange": _scale_range,
     "ScaleIntensityRangePercentiles": _percentiles,
     "ScaleIntensity": _scale,
@@ -191,13 +192,13 @@ _BEFORE: dict[str, Callable[[Component, int], list[dict[str, Any]]]] = {
 }
 
 
-def finish(config: Config) -> list[dict[str, Any]]:
+def finish(config: Config) -> list[Json]:
     """What a bundle does to its network's values, as ``postprocess``.
 
     Raises:
         ModelContractError: it does what is not known here.
     """
-    operators: list[dict[str, Any]] = []
+    operators: list[Json] = []
     for transform in config.transforms("postprocessing", NOT_OF_VALUES):
         make = _AFTER.get(transform.name.removesuffix("d"))
         if make is None:
@@ -217,18 +218,18 @@ def _first(transform: Component, name: str) -> Any:
     return value[0] if isinstance(value, list) and value else value
 
 
-def _activations(transform: Component) -> list[dict[str, Any]]:
+def _activations(transform: Component) -> list[Json]:
     transform.check_arguments(_KEYS | {"softmax": ..., "sigmoid": ..., "other": None})
     named = [name for name in ("sigmoid", "softmax") if _first(transform, name)]
     return [{"operator": name} for name in named]
 
 
-def _discrete(transform: Component) -> list[dict[str, Any]]:
+def _discrete(transform: Component) -> list[Json]:
     known = {"argmax": ..., "threshold": ..., "to_onehot": ..., "rounding": None}
     transform.check_arguments(_KEYS | known)
     if _first(transform, "to_onehot"):
         raise transform.refuse("makes a channel of each label")
-    operators: list[dict[str, Any]] = []
+    operators: list[Json] = []
     if _first(transform, "argmax"):
         operators.append({"operator": "argmax"})
     if _first(transform, "threshold") is not None:
@@ -239,7 +240,7 @@ def _discrete(transform: Component) -> list[dict[str, Any]]:
     return operators
 
 
-_AFTER: dict[str, Callable[[Component], Sequence[dict[str, Any]]]] = {
+_AFTER: dict[str, Callable[[Component], Sequence[Json]]] = {
     "Activations": _activations,
     "AsDiscrete": _discrete,
 }
