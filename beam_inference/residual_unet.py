@@ -19,8 +19,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+Normalization = Literal["instance", "batch"]
+"""What follows a convolution."""
 
 
 class ResidualUNet(nn.Module):
@@ -36,6 +43,8 @@ class ResidualUNet(nn.Module):
         output_channels: Channels of the result.
         widths: Feature maps of each level, the finest first.
         pooling: Factors by which each level is coarser than the one above it, ZYX.
+        normalization: "instance" for instance normalisation and ReLU; "batch" for
+            :class:`InPlaceBatchNorm`, which takes half of the memory in training.
     """
 
     def __init__(
@@ -44,15 +53,16 @@ class ResidualUNet(nn.Module):
         output_channels: int = 1,
         widths: Sequence[int] = (16, 32, 64, 80),
         pooling: tuple[int, int, int] = (1, 2, 2),
+        normalization: Normalization = "instance",
     ) -> None:
         super().__init__()
-        self.enter = _convolution(input_channels, widths[0], (1, 5, 5))
+        self.enter = _convolution(input_channels, widths[0], (1, 5, 5), normalization)
         self.down = nn.ModuleList(
-            _Level(a, b) for a, b in zip([widths[0], *widths], widths, strict=False)
+            _Level(a, b, normalization) for a, b in zip([widths[0], *widths], widths, strict=False)
         )
         self.pool = nn.MaxPool3d(pooling)
         self.resize = nn.ModuleList(_Resize(b, a, pooling) for a, b in pairwise(widths))
-        self.up = nn.ModuleList(_Level(a, a) for a in widths[:-1])
+        self.up = nn.ModuleList(_Level(a, a, normalization) for a in widths[:-1])
         self.leave = nn.Conv3d(widths[0], output_channels, (1, 5, 5), padding=(0, 2, 2))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +78,120 @@ class ResidualUNet(nn.Module):
         return logits
 
 
-def _convolution(inputs: int, outputs: int, shape: tuple[int, int, int]) -> nn.Sequential:
+class InPlaceBatchNorm(nn.Module):
+    """Batch normalisation and leaky ReLU in one, whose backward pass works from the output.
+
+    Rota Bulò, Porzi and Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training
+    of DNNs", CVPR 2018; an independent implementation. In training the input is overwritten, so
+    nothing else may need its values; the output, which the next convolution keeps anyway, is all
+    that is kept. Weights act by their absolute value, so that the layer can be inverted.
+
+    Where processes train together, statistics are of the voxels of all of them, each voxel
+    counting alike, also where processes have unequal shares; on gloo, too.
+
+    Args:
+        channels: Channels of the input (N, channels, …).
+        slope: Of the leaky ReLU below zero; above 0.
+        epsilon: Added to variances and to absolute weights.
+        momentum: Share of a batch's statistics in the running ones.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(
+        self, channels: int, slope: float = 0.01, epsilon: float = 1e-5, momentum: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.slope = slope
+        self.epsilon = epsilon
+        self.momentum = momentum
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise and activate; in training in place of the input."""
+        scale = self.weight.abs() + self.epsilon
+        if not self.training:
+            normal = functional.batch_norm(
+                x, self.running_mean, self.running_var, scale, self.bias, eps=self.epsilon
+            )
+            return functional.leaky_relu(normal, self.slope)
+        answer: tuple[Tensor, Tensor, Tensor, Tensor] = _InPlaceFunction.apply(  # type: ignore[no-untyped-call]
+            x, scale, self.bias, self.slope, self.epsilon
+        )
+        y, mean, variance, count = answer
+        with torch.no_grad():
+            unbiased = variance * (count / (count - 1).clamp_min(1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+        return y
+
+
+def _add_up(values: Tensor) -> Tensor:
+    """The sum over the processes that train together, in place."""
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.all_reduce(values)
+    return values
+
+
+class _InPlaceFunction(torch.autograd.Function):
+    """The training pass of :class:`InPlaceBatchNorm`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, scale: Tensor, bias: Tensor, slope: float, epsilon: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        axes = [axis for axis in range(x.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(x.ndim)]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        share = torch.tensor([float(x.numel() // x.shape[1])], device=x.device, dtype=wide)
+        sums = _add_up(torch.cat([x.sum(axes, dtype=wide), share]))
+        count = sums[-1:]
+        mean = sums[:-1] / count
+        x.sub_(mean.to(x.dtype).view(shape))
+        norm = torch.linalg.vector_norm(x, dim=axes, dtype=wide)
+        variance = _add_up(norm.square()) / count
+        inverse = (variance + epsilon).rsqrt()
+        x.mul_((scale * inverse).to(x.dtype).view(shape)).add_(bias.to(x.dtype).view(shape))
+        functional.leaky_relu(x, slope, inplace=True)
+        ctx.mark_dirty(x)
+        ctx.mark_non_differentiable(mean, variance, count)
+        ctx.save_for_backward(x, scale, bias, inverse, count)
+        ctx.slope = slope
+        return x, mean, variance, count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        y, scale, bias, inverse, count = ctx.saved_tensors
+        axes = [axis for axis in range(y.ndim) if axis != 1]
+        shape = [-1 if axis == 1 else 1 for axis in range(y.ndim)]
+        is_low = y < 0
+        gradient = torch.where(is_low, gradients[0] * ctx.slope, gradients[0])
+        normal = torch.where(is_low, y / ctx.slope, y)
+        normal.sub_(bias.to(y.dtype).view(shape)).div_(scale.to(y.dtype).view(shape))
+        of_bias = gradient.sum(axes, dtype=inverse.dtype)
+        of_scale = (gradient * normal).sum(axes, dtype=inverse.dtype)
+        means = _add_up(torch.stack([of_bias, of_scale])) / count
+        gradient.sub_(means[0].to(y.dtype).view(shape))
+        gradient.sub_(normal.mul_(means[1].to(y.dtype).view(shape)))
+        gradient.mul_((scale * inverse).to(y.dtype).view(shape))
+        return gradient, of_scale, of_bias, None, None
+
+
+def _after(channels: int, normalization: Normalization) -> list[nn.Module]:
+    """The normalisation and activation that follow a convolution."""
+    if normalization == "batch":
+        return [InPlaceBatchNorm(channels)]
+    return [nn.InstanceNorm3d(channels, affine=True), nn.ReLU(inplace=True)]
+
+
+def _convolution(
+    inputs: int, outputs: int, shape: tuple[int, int, int], normalization: Normalization
+) -> nn.Sequential:
     """Convolution without bias, which the normalisation would remove; normalisation; ReLU."""
     return nn.Sequential(
         nn.Conv3d(
@@ -78,20 +201,19 @@ def _convolution(inputs: int, outputs: int, shape: tuple[int, int, int]) -> nn.S
             padding=(shape[0] // 2, shape[1] // 2, shape[2] // 2),
             bias=False,
         ),
-        nn.InstanceNorm3d(outputs, affine=True),
-        nn.ReLU(inplace=True),
+        *_after(outputs, normalization),
     )
 
 
 class _Level(nn.Module):
     """A convolution, and two more around which its result is added: Lee et al. 2017, Fig. 2."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, normalization: Normalization) -> None:
         super().__init__()
-        self.first = _convolution(inputs, outputs, (3, 3, 3))
-        self.second = _convolution(outputs, outputs, (3, 3, 3))
+        self.first = _convolution(inputs, outputs, (3, 3, 3), normalization)
+        self.second = _convolution(outputs, outputs, (3, 3, 3), normalization)
         self.third = nn.Conv3d(outputs, outputs, 3, padding=1, bias=False)
-        self.leave = nn.Sequential(nn.InstanceNorm3d(outputs, affine=True), nn.ReLU(inplace=True))
+        self.leave = nn.Sequential(*_after(outputs, normalization))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)

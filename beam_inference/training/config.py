@@ -62,6 +62,9 @@ class UNetConfig(Model):
 
     widths: list[Count] = Field([16, 32, 64, 80], description="feature maps of each level")
     pooling: Shape = Field((1, 2, 2), description="factor from one level to the next, z, y, x")
+    normalization: Literal["instance", "batch"] = Field(
+        "instance", description="batch: in place, of all ranks together; half of the memory"
+    )
 
 
 class NetworkConfig(Model):

@@ -40,6 +40,7 @@ def network():
         output_channels={config.output_channels},
         widths={tuple(unet.widths)},
         pooling={tuple(unet.pooling)},
+        normalization="{unet.normalization}",
     )
 '''
     )

@@ -170,11 +170,19 @@ def test_a_training_that_is_killed_at_random_gives_the_same_bits(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_ranks_give_one_ranks_weights(folder):
+@pytest.mark.parametrize(
+    "network",
+    [
+        {"path": "networks.py:plain"},
+        {"residual_unet": {"widths": [3], "normalization": "batch"}},
+    ],
+    ids=["plain", "batch_norm"],
+)
+def test_two_ranks_give_one_ranks_weights(folder, network):
     keys = {
         "steps": 20,
         "batch_size": 4,
-        "network": {"path": "networks.py:plain"},
+        "network": network,
         "optimizer": {"kind": "sgd", "learning_rate": 0.05},
         "loss": {"kind": "dice_cross_entropy", "balance": 0.5},
         "target": {"kind": "affinities", "unlabelled": 3},
@@ -196,8 +204,10 @@ def test_two_ranks_give_one_ranks_weights(folder):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_trained_network_tells_objects_apart(folder):
-    network = {"residual_unet": {"widths": [4, 8], "pooling": [1, 2, 2]}}
+@pytest.mark.parametrize("normalization", ["instance", "batch"])
+def test_a_trained_network_tells_objects_apart(folder, normalization):
+    unet = {"widths": [4, 8], "pooling": [1, 2, 2], "normalization": normalization}
+    network = {"residual_unet": unet}
     config = values(network=network, steps=80, validation_every=40, batch_size=4)
     optimizer = {"learning_rate": 0.01}
     done = train(parse_training(config | {"optimizer": optimizer}, folder))
