@@ -99,6 +99,12 @@ def flat() -> nn.Module:
     return nn.Conv2d(1, 2, 3, padding=1)
 
 
+def stack() -> nn.Module:
+    """A 2-D network of five sections: (N, 5, Y, X) to (N, 2, Y, X)."""
+    torch.manual_seed(0)
+    return nn.Conv2d(5, 2, 3, padding=1)
+
+
 class Valid(nn.Module):
     """A network without padding: returns the patch already cropped by one voxel on each side."""
 

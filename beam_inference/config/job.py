@@ -45,10 +45,13 @@ from beam_inference.geometry.blending import BlendWindow
 from beam_inference.geometry.exact_sums import bound_above
 from beam_inference.geometry.grids import LatticeKind
 from beam_inference.geometry.plan import Strategy
-from beam_inference.geometry.zyx import VoxelSizeNm, is_same_size
+from beam_inference.geometry.zyx import VoxelSizeNm, Zyx, is_same_size
 
 MOST_DEPTH = 64
 """Most ``job.io_depth``: each takes two threads, and an input and a result in memory."""
+
+MOST_SECTIONS = 255
+"""Most ``model.sections``: each is read, and held in memory, with every patch."""
 
 OUTPUT = "output"
 """The key of the output that every job has."""
@@ -123,6 +126,13 @@ class Network(Model):
         (0, 0, 0), description="voxels by which the input exceeds its patch, per side"
     )
     dims: Literal[2, 3] = 3
+    sections: Annotated[Count, Field(le=MOST_SECTIONS)] = Field(
+        1,
+        description=(
+            "of a 2-D network, how many neighbouring sections it takes as channels: an odd number; "
+            "its output belongs to the middle one"
+        ),
+    )
     output_scale: Shape = Field(
         (1, 1, 1),
         description=(
@@ -141,6 +151,12 @@ class Network(Model):
     voxel_size_nm: VoxelSize | None = Field(
         None, description="voxel size the network was trained at, ZYX, nanometres"
     )
+
+    @property
+    def input_margin(self) -> Zyx:
+        """Voxels by which the input exceeds its patch, per side: with neighbouring sections."""
+        z, y, x = self.crop_margin
+        return (z + self.sections // 2, y, x)
 
     @property
     def stated_bound(self) -> float | None:
@@ -259,7 +275,24 @@ class Network(Model):
         self.stated_bound  # noqa: B018  # raises ValueError for one that is out of reach
         if self.dims == 2 and self.crop_margin[0]:
             raise ValueError("a 2-D network (dims: 2) has no crop_margin on z: it must be 0")
+        self._check_sections()
         return self
+
+    def _check_sections(self) -> None:
+        if self.sections == 1:
+            return
+        if self.dims != 2:
+            raise ValueError(
+                f"sections: {self.sections} makes neighbouring sections the channels of a network "
+                "that takes (N, C, Y, X), and dims is 3: write dims: 2, or remove sections"
+            )
+        if self.sections % 2 == 0:
+            raise ValueError(
+                f"sections: {self.sections} has no middle one, which the output would belong to: "
+                "write an odd number"
+            )
+        if self.path == "identity":
+            raise ValueError("identity returns what it is given, and takes no sections")
 
     def _check_heads(self) -> None:
         if self.heads is None:

@@ -300,12 +300,14 @@ def _check_runs(engine: Engine, loaded: LoadedNetwork, model: Network) -> None:
 def _request(source: _Source, model: Network, inference: Inference) -> LoadRequest:
     """What an engine is to load for a job's batches."""
     patch = zyx.ceil_div_each(
-        grown_shape(inference.patch_shape, model.crop_margin), model.output_scale
+        grown_shape(inference.patch_shape, model.input_margin), model.output_scale
     )
+    is_plane = model.dims == 2
+    channels = model.input_channels * (patch[0] if is_plane else 1)
     return LoadRequest(
         network=source.network,
         kind=source.kind,
-        batch_shape=(inference.patches_per_call, model.input_channels, *patch[3 - model.dims :]),
+        batch_shape=(inference.patches_per_call, channels, *patch[is_plane:]),
         device=source.device,
         weights=None if model.weights is None else existing_file(model.weights, "model.weights"),
         model=model,

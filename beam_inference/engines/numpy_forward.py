@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from beam_inference.config.heads import Head, channel_ranges
 from beam_inference.engines.heads import pick_heads
+from beam_inference.engines.planes import sections_as_channels
 from beam_inference.errors import DeviceOutOfMemory, ModelContractError
 
 Array = NDArray[np.float32]
@@ -30,7 +31,8 @@ def numpy_forward(
             dict of arrays.
         activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
         heads: the arrays that are joined as channels, each with an activation of its own.
-        dims: 2 or 3.
+        dims: 2 or 3. Of 2, the sections of a batch become channels: all of the first channel, then
+            all of the second.
 
     Returns:
         A function of float32 arrays (N, C, Z, Y, X) to the same. It raises DeviceOutOfMemory where
@@ -38,7 +40,7 @@ def numpy_forward(
     """
 
     def forward(batch: Array) -> Array:
-        batch = batch[:, :, 0] if dims == 2 else batch
+        batch = sections_as_channels(batch) if dims == 2 else batch
         try:
             answer = network(np.ascontiguousarray(batch))
             result = np.concatenate(pick_heads(answer, heads), 1) if heads else np.asarray(answer)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from beam_inference.config.heads import Head, channel_ranges
 from beam_inference.engines.device_errors import device_errors
+from beam_inference.engines.planes import sections_as_channels
 from beam_inference.engines.predictor import Predictor
 from beam_inference.engines.torch_device import TorchDevice
 from beam_inference.errors import ModelContractError
@@ -37,7 +38,8 @@ def torch_forward(
         precision: ``inference.precision``; in half precision the network is run by autocast.
         activation: "none", "sigmoid" or "softmax" (over channels), applied in float32.
         heads: what the channels are, if each part of them has an activation of its own.
-        dims: 2 or 3.
+        dims: 2 or 3. Of 2, the sections of a batch become channels: all of the first channel, then
+            all of the second.
         memory_format: of the network's input.
 
     Returns:
@@ -49,7 +51,7 @@ def torch_forward(
 
     def forward(batch: Tensor) -> Tensor:
         with device_errors():
-            batch = batch[:, :, 0] if dims == 2 else batch
+            batch = sections_as_channels(batch) if dims == 2 else batch
             with nullcontext() if dtype is None else torch.autocast(device_type, dtype):
                 result = network(batch.contiguous(memory_format=memory_format))
             if not isinstance(result, Tensor) or result.is_complex():

@@ -133,7 +133,8 @@ def check_contract(
             raise ModelContractError(
                 f"the network fails on an input of shape {[batch_size, *patch.shape]} (batch, "
                 f"channels, z, y, x): {reason.splitlines()[-1][:400]}. Check "
-                f"model.input_channels, model.dims and inference.patch_shape.{smaller}"
+                "model.input_channels, model.dims (of 2, also model.sections) and "
+                f"inference.patch_shape.{smaller}"
             ) from error
         predictor.device.make_room()  # only here is what the failed call held free again
         logger.warning(
@@ -353,16 +354,20 @@ def crop_to_patch(
 ) -> Any:
     """Crop predictions (N, C, Z, Y, X) to the patch, if they are grown by the crop margin.
 
+    A 2-D network that takes neighbouring sections returns one, and may be grown in y and x.
+
     Raises:
         ModelContractError: the shape is neither ``(*leading, *patch_shape)`` nor that grown by the
-            margin.
+            margin, on every axis or in y and x.
     """
     grown = grown_shape(patch_shape, crop_margin)
     shape = tuple(predictions.shape)
     if shape == (*leading, *patch_shape):
         return predictions
-    if shape == (*leading, *grown):
-        z, y, x = (slice(m, m + p) for m, p in zip(crop_margin, patch_shape, strict=True))
+    if shape in ((*leading, *grown), (*leading, patch_shape[0], *grown[1:])):
+        depth = slice(crop_margin[0], crop_margin[0] + patch_shape[0])
+        z = depth if shape[2] == grown[0] else slice(None)
+        y, x = (slice(m, m + p) for m, p in zip(crop_margin[1:], patch_shape[1:], strict=True))
         return predictions[:, :, z, y, x]
     margin = f" or {[*leading, *grown]} (grown by model.crop_margin)" if any(crop_margin) else ""
     raise ModelContractError(

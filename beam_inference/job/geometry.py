@@ -44,7 +44,7 @@ def plan_geometry(
         patch_shape=inference.patch_shape,
         patch_overlap=inference.patch_overlap,
         chunk_shape=chunk_shape,
-        crop_margin=config.model.crop_margin,
+        crop_margin=config.model.input_margin,
         strategy=strategy,
         chunk_crop_margin=inference.chunk_crop_margin or inference.patch_overlap,
         block_shape=common_write_shape(config),

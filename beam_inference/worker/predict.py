@@ -47,6 +47,7 @@ def predict(
     crop_margin: Sequence[int] = (0, 0, 0),
     output_channels: int = 1,
     dims: Literal[2, 3] = 3,
+    sections: int = 1,
     normalize: str | Mapping[str, Any] | Sequence[Mapping[str, Any]] = "none",
     denormalize: bool = False,
     activation: Literal["none", "sigmoid", "softmax"] = "none",
@@ -91,6 +92,7 @@ def predict(
         crop_margin: voxels by which the network's input exceeds its patch, per side, ZYX.
         output_channels: channels of the network's output.
         dims: 2 for a network of planes, which takes (N, C, Y, X).
+        sections: of such a network, how many neighbouring sections it takes as channels.
         normalize: from stored values to the network's input: "none", "unit", or a mapping with
             ``scale``, ``offset`` and ``clip``, or a list of steps.
         denormalize: whether that is undone on the network's values.
@@ -128,6 +130,7 @@ def predict(
             "input_channels": channels.shape[0],
             "output_channels": output_channels,
             "dims": dims,
+            "sections": sections,
             "channels": None if augment == "none" else [{}] * output_channels,
             "normalize": normalize,
             "denormalize": denormalize,
@@ -229,7 +232,7 @@ def plan_array(shape: Sequence[int], config: JobConfig) -> InferencePlan:
         patch_shape=config.inference.patch_shape,
         patch_overlap=config.inference.patch_overlap,
         chunk_shape=box.shape,
-        crop_margin=config.model.crop_margin,
+        crop_margin=config.model.input_margin,
         strategy="recompute",
         chunk_crop_margin=zero,
         block_shape=box.shape,

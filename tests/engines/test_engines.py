@@ -55,12 +55,13 @@ pytest.importorskip("onnxruntime")
         pytest.param(UNET, id="the residual U-Net"),
         pytest.param(toy("batch_norm"), id="batch norm"),
         pytest.param(toy("flat", dims=2), id="2-D"),
+        pytest.param(toy("stack", dims=2, sections=5), id="five sections"),
         pytest.param(toy("conv", activation="softmax"), id="convolution, softmax"),
     ],
 )
 def test_every_engine_gives_what_pytorch_gives(model, engine):
     patch = {"patch_shape": (1, *PATCH[1:])} if model.get("dims") == 2 else {}
-    batch = batch_of(model, depth=1 if patch else PATCH[0])
+    batch = batch_of(model, depth=model.get("sections", 1) if patch else PATCH[0])
     expected = answer(load(model, "torch", **patch), batch)
     predictor = load(model, engine, **patch)
     np.testing.assert_allclose(answer(predictor, batch), expected, rtol=0, atol=2e-5)
